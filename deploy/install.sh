@@ -28,6 +28,7 @@ diagnose() {
 }
 
 # Varve brings kinds of KubeVirt's names and runs the machines itself. Applied over KubeVirt's, they would break every machine of the cluster.
+read_owners
 foreign=$(foreign_kinds $(kubevirt_kinds))
 operators=$(kubevirt_operators)
 if [ -n "$foreign$operators" ]; then

@@ -47,9 +47,16 @@ type scripts struct {
 	kubectl, kubeconfig string
 }
 
+// newScripts is for a control plane that has Varve's kinds.
 func newScripts(t *testing.T) *scripts {
 	t.Helper()
-	cluster, err := controlplane.Start(t.Context())
+	return newScriptsIn(t, func() (*controlplane.Cluster, error) { return controlplane.Start(t.Context()) })
+}
+
+// newScriptsIn is for a control plane that start has started.
+func newScriptsIn(t *testing.T, start func() (*controlplane.Cluster, error)) *scripts {
+	t.Helper()
+	cluster, err := start()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +97,7 @@ func (s *scripts) versions() string {
 
 func TestKubeVirt_isNeitherReplacedNorRemoved(t *testing.T) {
 	t.Parallel()
-	s := newScripts(t)
-	s.mustRun("", s.kubectl, "delete", "crd", "--all") // which every control plane for tests has
+	s := newScriptsIn(t, controlplane.StartEmpty)
 	for _, kind := range []string{"kubevirts", "virtualmachines", "virtualmachineinstances"} {
 		crd, err := os.ReadFile(filepath.Join("crd", "kubevirt.io_"+kind+".yaml"))
 		if err != nil {
@@ -147,7 +153,7 @@ func TestScripts_stopWhenTheClusterCannotBeAsked(t *testing.T) {
 	t.Parallel()
 	kubectl := filepath.Join(t.TempDir(), "kubectl")
 	log := kubectl + ".log"
-	script := "#!/bin/sh\necho \"$@\" >>" + log + "\ncase $1 in get) exit 1 ;; esac\n"
+	script := "#!/bin/sh\nprintf '%s\\n' \"$*\" >>" + log + "\ncase $1 in get) exit 1 ;; esac\n"
 	if err := os.WriteFile(kubectl, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -6,8 +6,7 @@ deletion_finalizer=velero.io/dm-delete-backup
 
 # objects_of lists the objects of a kind as kind|namespace|name|phase|version|finalizers, and none if there is no such kind.
 objects_of() {
-	owner=$(owner_of "$1") || return 1
-	[ -n "$owner" ] || return 0
+	[ -n "$(owner_of "$1")" ] || return 0
 	"$kubectl" get "$1" --all-namespaces -o \
 		"jsonpath={range .items[*]}$1|{.metadata.namespace}|{.metadata.name}|{.status.phase}|{.metadata.resourceVersion}|{.metadata.finalizers}{\"\\n\"}{end}"
 }

@@ -13,14 +13,14 @@ timeout=${UNINSTALL_TIMEOUT:-120s}
 
 . deploy/uninstall-velero.sh
 
+read_owners
 foreign=$(foreign_kinds $(kubevirt_kinds))
 operators=$(kubevirt_operators)
 veleros=$(foreign_kinds $(velero_kinds))
 velero=$(velero_signs)
 [ -z "$foreign$veleros" ] || echo "uninstall: these kinds are not Varve's, and stay with all their objects:" $foreign $veleros >&2
 ours() {
-	owner=$(owner_of "$1") || exit 1
-	[ "$owner" = varve ]
+	[ "$(owner_of "$1")" = varve ]
 }
 
 delete_objects() {
@@ -49,6 +49,7 @@ if ours kubevirts.kubevirt.io; then
 	"$kubectl" delete kubevirts.kubevirt.io --all --all-namespaces --timeout="$timeout"
 fi
 stop_movers
+read_owners # That took its time, and somebody may have installed something since.
 release_objects
 for kind in $(velero_kinds); do
 	if [ -z "$velero" ] && ours "$kind"; then
@@ -59,7 +60,7 @@ echo "uninstall: components and kinds"
 # What cannot be read is an error, and not the absence of passwords.
 passwords=$("$kubectl" -n varve get secrets --no-headers -o custom-columns=NAME:.metadata.name)
 passwords=$(echo "$passwords" | grep '^repository-password-' || true)
-# Not the same deadline: nothing here has a finalizer of Varve, and a busy API server takes its time.
+# Nothing here but the namespace has anything to end: it is waited for, and not each of the others.
 "$kubectl" kustomize deploy | awk -v keep="$(echo $passwords)" '
 	function flush() { if (!stays) printf "%s", text; text = ""; stays = 0 }
 	/^---$/ { flush() }
@@ -67,8 +68,11 @@ passwords=$(echo "$passwords" | grep '^repository-password-' || true)
 	/^kind: Namespace$/ { stays = keep != "" }
 	{ text = text $0 "\n" }
 	END { flush() }
-' | "$kubectl" delete -f - --ignore-not-found --timeout=300s
-stay=
+' | "$kubectl" delete -f - --ignore-not-found --wait=false
+# Not the same deadline: nothing there has a finalizer of Varve, and a busy API server takes its time.
+[ -n "$passwords" ] || "$kubectl" wait namespace/varve --for=delete --timeout=300s
+read_owners
+stay= gone=
 for kind in $(kubevirt_kinds) $(velero_kinds); do
 	ours "$kind" || continue
 	case "$kind" in
@@ -79,8 +83,9 @@ for kind in $(kubevirt_kinds) $(velero_kinds); do
 		fi
 		;;
 	esac
-	"$kubectl" delete crd "$kind" --timeout=300s
+	gone="$gone $kind"
 done
+[ -z "$gone" ] || "$kubectl" delete crd $gone --timeout=300s
 [ -z "$stay" ] || echo "uninstall: Varve installed these kinds, but Velero uses them: they stay with all their objects:$stay" >&2
 if [ -n "$passwords" ]; then
 	echo "uninstall: the namespace varve stays: it has the passwords of repositories, without which nobody can read the backups in them:" $passwords >&2

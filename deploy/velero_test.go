@@ -93,8 +93,7 @@ func (s *scripts) installCRDs(paths []string, err error) {
 
 func TestVelero_keepsItsKindsAndObjects(t *testing.T) {
 	t.Parallel()
-	s := newScripts(t)
-	s.mustRun("", s.kubectl, "delete", "crd", "--all") // which every control plane for tests has
+	s := newScriptsIn(t, controlplane.StartEmpty)
 	s.installCRDs(controlplane.VeleroCRDs(t.Context()))
 	s.installCRDs(controlplane.SnapshotCRDs(t.Context()))
 	before := s.versions()

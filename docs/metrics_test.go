@@ -23,8 +23,10 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	_ "github.com/varvebackup/varve/internal/controller" // registers the metrics that have no objects behind them
 	controllermetric "github.com/varvebackup/varve/internal/controller/metric"
+	"github.com/varvebackup/varve/internal/datamove"
 	exportmetric "github.com/varvebackup/varve/internal/export/metric"
 	"github.com/varvebackup/varve/internal/export/server"
 	"github.com/varvebackup/varve/internal/export/tunnel"
@@ -106,14 +108,27 @@ func metricsOf(t *testing.T, component string) []described {
 func reportMachines(t *testing.T, r prometheus.Registerer) {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, velerov1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
 	}
 	tracker := gen.Tracker(gen.Meta("ns", "tracker"), "vm")
 	tracker.Status.Discarded = []backupv1.DiscardedDisk{{Volume: "disk", Reason: backupv1.FullBitmapLost}}
+	now := metav1.NewTime(time.Unix(1_800_000_000, 0))
+	at := types.NamespacedName{Namespace: "velero", Name: "default"}
 	objects := []client.Object{
+		&velerov1.BackupStorageLocation{
+			ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name},
+			Status:     velerov1.BackupStorageLocationStatus{Phase: velerov1.LocationAvailable, LastValidationTime: &now},
+		},
+		&velerov1.BackupRepository{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: datamove.RepositoryName("ns", at)},
+			Spec: velerov1.BackupRepositorySpec{
+				VolumeNamespace: "ns", BackupStorageLocation: at.Name, RepositoryConfig: map[string]string{datamove.ConfigLocationNamespace: at.Namespace},
+			},
+			Status: velerov1.BackupRepositoryStatus{LastMaintenanceTime: &now},
+		},
 		gen.VirtualMachine(gen.Meta("ns", "vm"), gen.Guest()), gen.VirtualMachineInstance(gen.Meta("ns", "vm"), gen.Guest()), tracker, gen.Backup(gen.Meta("ns", "b")),
 	}
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
@@ -126,7 +141,6 @@ func reportMachines(t *testing.T, r prometheus.Registerer) {
 	if err := s.Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	now := metav1.NewTime(time.Unix(1_800_000_000, 0))
 	s.CountEnd(gen.Backup(gen.Meta("ns", "ended"), gen.SetTracker("tracker"), func(b *backupv1.VirtualMachineBackup) {
 		b.Status = backupv1.VirtualMachineBackupStatus{
 			Phase: backupv1.BackupDone, Result: backupv1.BackupSucceeded, SourceName: "vm", StartTimestamp: &now, CompletionTimestamp: &now, FrozenMillis: ptr.To(int64(1)),
@@ -146,8 +160,10 @@ func reportNode(t *testing.T, r prometheus.Registerer) {
 	s.Mounts(1)
 	s.Copied(backupv1.Full, time.Second)
 	s.Discarded(backupv1.FullBitmapLost)
-	s.DataMovements(1, 1)
+	s.DataMovements("DataUpload", 1, 1)
 	s.DataMovementEnded("DataUpload", "Completed")
+	s.DataMovementFailed("DataUpload", "TimedOut")
+	s.DataMoved("DataUpload", handlermetric.MovedBytes{})
 	s.DataMovementStage("DataUpload", handlermetric.StageMove, time.Second)
 	s.Pulled(types.NamespacedName{Namespace: "ns", Name: "b"}, "uid", handlermetric.Pull{Machine: "vm", Serving: true, ScratchUsed: 1})
 }

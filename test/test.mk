@@ -16,6 +16,7 @@ test-times:
 .PHONY: test-unit
 test-unit: test-times ## Unit tests: no root, no cluster
 	# The tag is kopia's: a repository's key comes from its password in no time.
+	$(GO) build -tags testing $(TESTS_IN_MEMORY)
 	hack/in-memory.sh $(GO_TEST) -tags testing -parallel 4 -timeout 30m $(TESTS_IN_MEMORY)
 	$(GO_TEST) -tags testing -timeout 30m $$($(GO) list ./... | grep -vxF "$$($(GO) list $(TESTS_IN_MEMORY))")
 

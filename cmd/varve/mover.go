@@ -13,22 +13,27 @@ import (
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/moverpod"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
 // moverCommand is `varve mover`, the programs of the pods that work on repositories.
 func moverCommand(env environment) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "mover",
-		Short: "Move a volume into a repository or out of it, or maintain one",
-		Long:  "Move a volume into a repository or out of it, or maintain one, in a pod that Varve makes for it.",
+		Short: "Move a volume into a repository or out of it, or look after a repository",
+		Long:  "Move a volume into a repository or out of it, maintain one, look whether there is one, or delete restore points, in a pod that Varve makes for it.",
 		Example: `  varve mover upload
   varve mover download
-  varve mover maintain`,
+  varve mover maintain
+  varve mover look
+  varve mover delete-points`,
 	}
 	c.AddCommand(
 		moveCommand(env, "upload", datamove.Upload, "Store the pod's volume as a restore point", "Store the volume of the pod in the repository as a restore point, for a DataUpload."),
 		moveCommand(env, "download", datamove.Download, "Write a restore point to the pod's volume", "Write a restore point of the repository to the volume of the pod, for a DataDownload."),
 		maintainCommand(),
+		lookCommand(env),
+		deletePointsCommand(env),
 	)
 	return c
 }
@@ -67,7 +72,7 @@ func (s *server) runMover(c *cobra.Command, env environment, kind datamove.Kind)
 	if err := level.UnmarshalText([]byte(s.level)); err != nil {
 		return fmt.Errorf("--log-level: %w", err)
 	}
-	secrets := &moverpod.Secrets{}
+	secrets := &repositoryaccess.Secrets{}
 	lines := slog.NewTextHandler(secrets.Writer(c.ErrOrStderr()), &slog.HandlerOptions{Level: level})
 	log.SetLogger(logr.FromSlogHandler(lines))
 	klog.SetLogger(logr.FromSlogHandler(lines))

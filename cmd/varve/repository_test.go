@@ -27,6 +27,7 @@ import (
 // Scripts about repositories have their configuration in $WORK, no password, and these commands:
 //
 //	point VAR NAME TIME DISK=BYTES|DISK+OFFSET,LENGTH...   makes a restore point, with the password in the file $WORK/password
+//	tree VAR NAME TIME DIRECTORY                           makes a restore point of the files in a directory
 //	unheard args...                                        runs varve with a standard error that nobody reads any more
 //	either args...                                         runs varve until it has ended with both exit codes, 0 and 1
 //	nameless NAME                                          makes a restore point without an ID, as only another program does
@@ -36,7 +37,7 @@ import (
 // $VAR_SHORT its beginning.
 func TestRepository(t *testing.T) {
 	t.Parallel()
-	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "damage": damage, "nameless": nameless, "unheard": unheard, "either": either}
+	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "tree": tree, "damage": damage, "nameless": nameless, "unheard": unheard, "either": either}
 	for name, f := range commands {
 		all[name] = f
 	}
@@ -80,6 +81,26 @@ func point(ts *testscript.TestScript, neg bool, args []string) {
 		fresh := slices.DeleteFunc(packs(ts, kind), func(path string) bool { return slices.Contains(before, path) })
 		ts.Setenv(args[0]+variable, strings.Join(fresh, "\n"))
 	}
+	ts.Setenv(args[0], p.ID)
+	ts.Setenv(args[0]+"_SHORT", p.ID[:12])
+}
+
+func tree(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 4 {
+		ts.Fatalf("usage: tree VAR NAME TIME DIRECTORY")
+	}
+	at, err := time.Parse(time.RFC3339, args[2])
+	ts.Check(err)
+	ctx := context.Background()
+	password, err := os.ReadFile(ts.MkAbs("password"))
+	ts.Check(err)
+	r, err := repository.Open(ctx, ts.MkAbs("config/varve/repository.config"), strings.TrimSpace(string(password)))
+	ts.Check(err)
+	p, err := r.BackupFiles(ctx, repository.FilesRequest{
+		Source: repository.Source{Host: "host1", User: "varve", Path: "/" + args[1]}, Root: ts.MkAbs(args[3]), Identity: "the claim", Time: at,
+	})
+	ts.Check(err)
+	ts.Check(r.Close(ctx))
 	ts.Setenv(args[0], p.ID)
 	ts.Setenv(args[0]+"_SHORT", p.ID[:12])
 }

@@ -28,6 +28,7 @@ var wrongValues = map[string][]string{
 var anyText = []string{
 	"host", "user", "parent", "disk", "name", "repo-config", "password-file", "s3-region", "s3-ca-file", "s3-credentials-file",
 	"cache-dir", "socket", "listen", "tls-cert", "tls-key", "tls-client-ca", "tls-ca", "overlay",
+	"location", "namespace", "kubeconfig", "context",
 }
 
 // rightUsage has arguments with which each command would begin to work.

@@ -28,14 +28,18 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/admission"
 	"github.com/varvebackup/varve/internal/controller/backuprepository"
 	"github.com/varvebackup/varve/internal/controller/backupstoragelocation"
 	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
 	"github.com/varvebackup/varve/internal/controller/disruption"
+	"github.com/varvebackup/varve/internal/controller/endpointaccess"
 	"github.com/varvebackup/varve/internal/controller/exportproxy"
 	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/controller/metric"
+	"github.com/varvebackup/varve/internal/controller/pointdeletion"
+	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/controller/tunnelkey"
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
@@ -52,7 +56,7 @@ type Options struct {
 	Config *rest.Config
 	// Namespace is Varve's own namespace. It holds the KubeVirt object, the lease and the webhook's certificate.
 	Namespace string
-	// LauncherImage is what launcher pods are made of, and VarveImage attachment pods, export pods and maintenance pods.
+	// LauncherImage is what launcher pods are made of, and VarveImage attachment pods, export pods and the pods that work in repositories.
 	LauncherImage, VarveImage string
 	// ImagePullPolicy applies to both images. Empty: Kubernetes' default.
 	ImagePullPolicy corev1.PullPolicy
@@ -83,7 +87,7 @@ type Options struct {
 // Scheme returns a scheme with every kind that the controllers read and write.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme} {
 		if err := add(s); err != nil {
 			return nil, err
 		}
@@ -147,6 +151,7 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 		&policyv1.PodDisruptionBudget{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: disruption.App})},
 	}
 	maps.Copy(cached, backuprepository.CachedObjects(o.Namespace))
+	maps.Copy(cached, pointdeletion.CachedObjects())
 	return ctrl.Options{
 		Scheme:                  scheme,
 		Logger:                  o.Logger,
@@ -211,11 +216,19 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return tunnelkey.Setup(mgr, tunnelkey.Options{Configuration: configuration, ControllerSuffix: o.Backup.ControllerSuffix})
 		}},
 		{"backupstoragelocation", func() error {
-			return backupstoragelocation.Setup(mgr, backupstoragelocation.Options{Namespace: o.Namespace, Clock: o.Clock})
+			return backupstoragelocation.Setup(mgr, backupstoragelocation.Options{Namespace: o.Namespace, Image: storagepod.Image(image), Clock: o.Clock})
 		}},
 		{"backuprepository", func() error {
 			return backuprepository.Setup(mgr, backuprepository.Options{
 				Namespace: o.Namespace, Image: backuprepository.Image(image), Namespaces: o.LocationNamespaces, PasswordPerNamespace: o.PasswordPerNamespace, Clock: o.Clock,
+			})
+		}},
+		{"endpointaccess", func() error {
+			return endpointaccess.Setup(mgr, endpointaccess.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix})
+		}},
+		{"pointdeletion", func() error {
+			return pointdeletion.Setup(mgr, pointdeletion.Options{
+				Namespace: o.Namespace, Image: backuprepository.Image(image), Namespaces: o.LocationNamespaces, Clock: o.Clock,
 			})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},

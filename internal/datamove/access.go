@@ -16,7 +16,7 @@ const AccessKey = "repository.json"
 // AccessDirectory is where a mover pod has the Secret of its repository.
 const AccessDirectory = "/run/varve/repository"
 
-// StorageDirectory is where a mover pod has the claim or the NFS export of a location that is a directory.
+// StorageDirectory is where a pod has the claim or the NFS export of a location that is a directory.
 const StorageDirectory = "/run/varve/storage"
 
 // CacheDirectory is where a mover pod has an emptyDir, for the cache of its repository and the journal of a restore to a device. A pod

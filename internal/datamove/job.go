@@ -29,6 +29,18 @@ const (
 	VolumeDevice    = "/dev/varve-volume"
 )
 
+// TunnelDirectory is where the mover pod of an upload from a tunnel has the Secret for it, with these keys: the token by which it and the
+// launcher know each other, and the certificate of its server with its key, in PEM.
+const (
+	TunnelDirectory      = "/run/varve/tunnel"
+	TunnelTokenKey       = "token"
+	TunnelCertificateKey = "tls.crt"
+	TunnelPrivateKey     = "tls.key"
+)
+
+// TunnelPort is where the mover pod of an upload from a tunnel expects the launcher.
+const TunnelPort = 9090
+
 // ImageFile is the file of a Filesystem volume that is the disk of a virtual machine. A volume with nothing else in its root
 // directory, but for lost+found, is stored as a disk.
 const ImageFile = "disk.img"
@@ -42,19 +54,38 @@ type Job struct {
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
 	UID       types.UID `json:"uid"`
-	// VolumeMode says whether the volume is at VolumeDirectory or at VolumeDevice. It is empty for an upload from a tunnel.
+	// VolumeMode says whether the volume is at VolumeDirectory or at VolumeDevice. It is empty for an upload from a tunnel or
+	// from endpoints.
 	VolumeMode corev1.PersistentVolumeMode `json:"volumeMode,omitempty"`
 	// SourceNamespace and SourceClaim name the history that an upload belongs to, and SourceUID, the claim's UID, distinguishes its
 	// volume from every other one of these names; "" if the claim is gone.
 	SourceNamespace string    `json:"sourceNamespace,omitempty"`
 	SourceClaim     string    `json:"sourceClaim,omitempty"`
 	SourceUID       types.UID `json:"sourceUID,omitempty"`
+	// Tunnel is where the disk comes from if it is that of a running machine; nil for a volume.
+	Tunnel *TunnelSource `json:"tunnel,omitempty"`
+	// Endpoint is where the disk comes from if it is in a pull backup of somebody else's; nil for all others.
+	Endpoint *EndpointSource `json:"endpoint,omitempty"`
 	// Labels are those of an upload's restore point.
 	Labels map[string]string `json:"labels,omitempty"`
 	// SnapshotID is what a download writes to the volume.
 	SnapshotID string `json:"snapshotID,omitempty"`
 	// Parallel is how many parts of the volume are moved at once; 0: as many as the mover finds good.
 	Parallel int `json:"parallel,omitempty"`
+}
+
+// TunnelSource is a disk in the pull backup of a running machine. The pod is the far end of the launcher's tunnel.
+type TunnelSource struct {
+	// BackupUID is the VirtualMachineBackup's.
+	BackupUID types.UID `json:"backupUID"`
+	// Volume is the disk's name in the backup.
+	Volume string `json:"volume"`
+	// Checkpoint is the one that the backup makes, or "".
+	Checkpoint string `json:"checkpoint,omitempty"`
+	// BaseCheckpoint is the one that the disk's changes are counted from, and BaseUID the UID of the backup that made it. They count only
+	// if the launcher offers the disk's changes.
+	BaseCheckpoint string    `json:"baseCheckpoint,omitempty"`
+	BaseUID        types.UID `json:"baseUID,omitempty"`
 }
 
 // Encode returns the job as JobVariable has it. Equal jobs have equal encodings.
@@ -91,10 +122,22 @@ func (j Job) validate() error {
 		return errors.New("an upload without a source")
 	case j.Kind == Download && j.SnapshotID == "":
 		return errors.New("a download without a snapshotID")
+	case j.Tunnel != nil && (j.Kind != Upload || j.VolumeMode != "" || j.Tunnel.BackupUID == "" || j.Tunnel.Volume == ""):
+		return errors.New("a tunnel without a backup or a volume, or beside another source")
 	case j.Kind != Upload && j.Kind != Download:
 		return fmt.Errorf("unknown kind %q", j.Kind)
 	}
-	return nil
+	return j.validateEndpoint()
+}
+
+func (j Job) validateEndpoint() error {
+	switch {
+	case j.Endpoint == nil:
+		return nil
+	case j.Kind != Upload || j.VolumeMode != "" || j.Tunnel != nil:
+		return errors.New("endpoints beside another source")
+	}
+	return j.Endpoint.validate()
 }
 
 // VolumePath returns where the pod has its volume.

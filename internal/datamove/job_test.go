@@ -15,6 +15,22 @@ func uploadJob() Job {
 	}
 }
 
+func tunnelJob() Job {
+	j := uploadJob()
+	j.VolumeMode, j.Tunnel = "", &TunnelSource{BackupUID: "b1", Volume: "root", Checkpoint: "daily-2", BaseCheckpoint: "daily-1", BaseUID: "b0"}
+	return j
+}
+
+func endpointJob() Job {
+	j := uploadJob()
+	j.VolumeMode = ""
+	j.Endpoint = &EndpointSource{
+		Map: "https://x.app.svc/exports/root/map", Data: "https://x.app.svc/exports/root/data", KubeVirt: true, Volume: "root", BackupUID: "b1", Bytes: 512,
+		Checkpoint: "daily-2", CheckpointUID: "t1", BaseCheckpoint: "daily-1", BaseUID: "t1",
+	}
+	return j
+}
+
 func downloadJob() Job {
 	return Job{
 		Version: JobVersion, Kind: Download, Namespace: "velero", Name: "r1-x", UID: "8debd2ab-3755-4700-9509-044e0dca1dc7", VolumeMode: corev1.PersistentVolumeFilesystem,
@@ -24,7 +40,7 @@ func downloadJob() Job {
 
 func TestJob_survivesItsEncoding(t *testing.T) {
 	t.Parallel()
-	for _, j := range []Job{uploadJob(), downloadJob()} {
+	for _, j := range []Job{uploadJob(), downloadJob(), tunnelJob(), endpointJob()} {
 		got, err := DecodeJob(j.Encode())
 		if err != nil || !cmp.Equal(got, j) {
 			t.Errorf("%v: %s", err, cmp.Diff(got, j))
@@ -42,12 +58,22 @@ func TestDecodeJob_refuses(t *testing.T) {
 	t.Parallel()
 	edited := func(j Job, edit func(*Job)) string { edit(&j); return j.Encode() }
 	for name, c := range map[string]struct{ text, says string }{
-		"nothing":                       {"", "EOF"},
-		"a later version":               {strings.Replace(uploadJob().Encode(), `"version":1`, `"version":2`, 1), "version 2, want 1"},
-		"an unknown field":              {strings.Replace(uploadJob().Encode(), `"kind"`, `"surprise":1,"kind"`, 1), "surprise"},
-		"no object":                     {edited(uploadJob(), func(j *Job) { j.UID = "" }), "no object"},
-		"another kind":                  {edited(uploadJob(), func(j *Job) { j.Kind = "DataMove" }), "DataMove"},
-		"an upload without a source":    {edited(uploadJob(), func(j *Job) { j.SourceClaim = "" }), "without a source"},
+		"nothing":                    {"", "EOF"},
+		"a later version":            {strings.Replace(uploadJob().Encode(), `"version":1`, `"version":2`, 1), "version 2, want 1"},
+		"an unknown field":           {strings.Replace(uploadJob().Encode(), `"kind"`, `"surprise":1,"kind"`, 1), "surprise"},
+		"no object":                  {edited(uploadJob(), func(j *Job) { j.UID = "" }), "no object"},
+		"another kind":               {edited(uploadJob(), func(j *Job) { j.Kind = "DataMove" }), "DataMove"},
+		"an upload without a source": {edited(uploadJob(), func(j *Job) { j.SourceClaim = "" }), "without a source"},
+		"a tunnel beside a volume":   {edited(tunnelJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeBlock }), "beside another source"},
+		"a tunnel without a backup":  {edited(tunnelJob(), func(j *Job) { j.Tunnel.BackupUID = "" }), "without a backup"},
+		"a download from a tunnel":   {edited(downloadJob(), func(j *Job) { j.VolumeMode, j.Tunnel = "", tunnelJob().Tunnel }), "beside another source"},
+		"endpoints beside a tunnel":  {edited(endpointJob(), func(j *Job) { j.Tunnel = tunnelJob().Tunnel }), "beside another source"},
+		"endpoints beside a volume":  {edited(endpointJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeBlock }), "beside another source"},
+		"endpoints without a URL":    {edited(endpointJob(), func(j *Job) { j.Endpoint = &EndpointSource{Map: "https://x/", Volume: "v", BackupUID: "b"} }), "without a URL"},
+		"endpoints without a backup": {edited(endpointJob(), func(j *Job) { j.Endpoint = &EndpointSource{Map: "m", Data: "d", Volume: "v"} }), "without a volume or a backup"},
+		"a checkpoint of nobody's": {edited(endpointJob(), func(j *Job) {
+			j.Endpoint = &EndpointSource{Map: "m", Data: "d", Volume: "v", BackupUID: "b", BaseCheckpoint: "c"}
+		}), "not unique"},
 		"a download without a snapshot": {edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }), "without a snapshotID"},
 	} {
 		if _, err := DecodeJob(c.text); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), JobVariable) {
@@ -59,6 +85,8 @@ func TestDecodeJob_refuses(t *testing.T) {
 func FuzzDecodeJob(f *testing.F) {
 	f.Add(uploadJob().Encode())
 	f.Add(downloadJob().Encode())
+	f.Add(tunnelJob().Encode())
+	f.Add(endpointJob().Encode())
 	f.Fuzz(func(t *testing.T, text string) {
 		j, err := DecodeJob(text)
 		if err != nil {

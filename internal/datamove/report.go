@@ -31,9 +31,12 @@ type Report struct {
 	Pod types.UID `json:"pod"`
 	// SnapshotID is an upload's SnapshotID, if it Succeeded.
 	SnapshotID string `json:"snapshotID,omitempty"`
-	// TotalBytes is the volume's size, IncrementalBytes how many of them were new or changed, StoredBytes how many went to the
-	// repository after deduplication and compression.
+	// Repository is the unique ID of the repository that an upload's restore point is in.
+	Repository string `json:"repository,omitempty"`
+	// TotalBytes is the volume's size, ReadBytes how many of them an upload read, IncrementalBytes how many were new or changed, StoredBytes
+	// how many went to the repository after deduplication and compression.
 	TotalBytes       int64 `json:"totalBytes,omitempty"`
+	ReadBytes        int64 `json:"readBytes,omitempty"`
 	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
 	StoredBytes      int64 `json:"storedBytes,omitempty"`
 	// FullReason says why an upload that could have been incremental was not.
@@ -47,6 +50,18 @@ func (r Report) Encode() string {
 		panic(err) // strings and numbers
 	}
 	return string(text)
+}
+
+// CountedPod returns the UID of the pod whose report counts, by what AnnotationDriver has; "" if the handler knows of none yet. It is the
+// one field of that annotation that is not the handler's alone.
+func CountedPod(driver string) types.UID {
+	var counted struct {
+		Pod types.UID `json:"pod"`
+	}
+	if json.Unmarshal([]byte(driver), &counted) != nil {
+		return ""
+	}
+	return counted.Pod
 }
 
 // DecodeReport reads AnnotationReport. Fields that it does not know are ignored: the pod may be newer.

@@ -3,12 +3,7 @@ package datamove
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"strings"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/varvebackup/varve/internal/layout"
 )
@@ -19,9 +14,6 @@ const (
 	AnnotationUniqueID = layout.Prefix + "repository-unique-id"
 	// AnnotationPasswordSecret is on a BackupRepository: the name of the Secret that has its password.
 	AnnotationPasswordSecret = layout.Prefix + "repository-password-secret"
-	// AnnotationStorageVolume is on a repository's Secret if its Access is a Directory: the volume that a pod must have at
-	// StorageDirectory, as EncodeVolume writes it.
-	AnnotationStorageVolume = layout.Prefix + "storage-volume"
 	// LabelMaintenance is on the Jobs that maintain repositories, and on their pods.
 	LabelMaintenance = layout.Prefix + "repository-maintenance"
 )
@@ -57,27 +49,4 @@ func shortenName(name string) string {
 		name = name[:40]
 	}
 	return strings.Trim(strings.ToLower(name), "-.")
-}
-
-// EncodeVolume returns a volume as AnnotationStorageVolume has it.
-func EncodeVolume(v corev1.VolumeSource) string {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // strings and numbers
-	}
-	return string(text)
-}
-
-// DecodeVolume reads AnnotationStorageVolume. It takes a claim or an NFS export and nothing else: a volume of another kind could be a
-// directory of the node.
-func DecodeVolume(text string) (corev1.VolumeSource, error) {
-	var v corev1.VolumeSource
-	if err := json.Unmarshal([]byte(text), &v); err != nil {
-		return corev1.VolumeSource{}, fmt.Errorf("decode %s: %w", AnnotationStorageVolume, err)
-	}
-	only := corev1.VolumeSource{PersistentVolumeClaim: v.PersistentVolumeClaim, NFS: v.NFS}
-	if EncodeVolume(only) != EncodeVolume(v) || (v.PersistentVolumeClaim != nil) == (v.NFS != nil) {
-		return corev1.VolumeSource{}, errors.New("decode " + AnnotationStorageVolume + ": neither a claim nor an NFS export")
-	}
-	return v, nil
 }

@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -35,29 +34,5 @@ func TestRepositoryNames_areLabelsAndDiffer(t *testing.T) {
 				seen[name] = location.String()
 			}
 		}
-	}
-}
-
-// What a pod gets mounted comes from an annotation: it must never be a directory of the node.
-func TestDecodeVolume_takesClaimsAndExportsAlone(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		v  corev1.VolumeSource
-		ok bool
-	}{
-		"claim":      {corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}, true},
-		"export":     {corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/p"}}, true},
-		"nothing":    {corev1.VolumeSource{}, false},
-		"both":       {corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{}, PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}}, false},
-		"a host's":   {corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}, false},
-		"both kinds": {corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{}, HostPath: &corev1.HostPathVolumeSource{Path: "/"}}, false},
-	} {
-		got, err := DecodeVolume(EncodeVolume(c.v))
-		if (err == nil) != c.ok || c.ok && EncodeVolume(got) != EncodeVolume(c.v) {
-			t.Errorf("%s: %v, %v", name, got, err)
-		}
-	}
-	if _, err := DecodeVolume("x"); err == nil {
-		t.Error("it takes anything")
 	}
 }

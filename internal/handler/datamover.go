@@ -37,8 +37,12 @@ func addDataMover(mgr ctrl.Manager, o Options, recorder events.EventRecorder, me
 	}
 	err := datamover.Setup(mgr, &datamover.Mover{
 		NodeName: o.NodeName, Namespace: o.Namespace, Image: o.VarveImage, Live: mgr.GetAPIReader(), Writer: mgr.GetClient(),
-		Uploads:   map[string]datamover.Exposer[*velerov2.DataUpload]{velerov2.SnapshotCSI: &exposer.CSI{Access: access}},
+		Uploads: map[string]datamover.Exposer[*velerov2.DataUpload]{
+			velerov2.SnapshotCSI:           &exposer.CSI{Access: access},
+			velerov2.SnapshotMachineBackup: &exposer.MachineBackups{Endpoints: &exposer.Endpoints{Access: access}},
+		},
 		Downloads: &exposer.Restore{Access: access},
+		Deleter:   datamover.ControllerDeletes{},
 		Settings:  current, Events: recorder, Measures: measures, Clock: o.Clock, Log: log,
 	})
 	if err != nil {

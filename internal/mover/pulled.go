@@ -30,16 +30,16 @@ type PulledBackup struct {
 // AddTo completes a request: its ID, its sources, and the parent. That is the restore point that recorded the base of the
 // incremental volumes. Without one, they are read as a whole, and the restore point says why.
 func (b *PulledBackup) AddTo(ctx context.Context, r *repository.Repository, client *endpoint.Client, q *BackupRequest) error {
-	points, err := r.List(ctx, &q.History)
-	if err != nil && !errors.Is(err, errclass.Corrupt) {
+	points, err := listReadable(ctx, r, q.History)
+	if err != nil {
 		return err
 	}
 	q.ID, q.Parent = b.restorePointID(), repository.ParentAuto
-	base := checkpointOf(b.BaseUID, b.BaseCheckpoint)
+	base := QualifyCheckpoint(b.BaseUID, b.BaseCheckpoint)
 	for _, v := range b.Volumes {
 		identity := "pull:" + b.Machine + "/" + v.Name
 		s := Source{
-			Name: v.Name, Identity: identity, Checkpoint: checkpointOf(b.UID, b.Checkpoint),
+			Name: v.Name, Identity: identity, Checkpoint: QualifyCheckpoint(b.UID, b.Checkpoint),
 			Open: func(ctx context.Context) (disk.Source, error) { return client.OpenDisk(ctx, v, identity) },
 		}
 		if v.Incremental {
@@ -63,13 +63,32 @@ func (b *PulledBackup) restorePointID() string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// checkpointOf returns a checkpoint's name with the backup that made it, which makes it unique among clusters; "" without
+// QualifyCheckpoint returns a checkpoint's name with the backup that made it, which makes it unique among clusters; "" without
 // a checkpoint.
-func checkpointOf(backupUID, name string) string {
+func QualifyCheckpoint(backupUID, name string) string {
 	if backupUID == "" || name == "" {
 		return ""
 	}
 	return name + "@" + backupUID
+}
+
+// PointWithCheckpoint returns the ID of a restore point of a history that has the checkpoint for a disk, or "". All that have it hold the
+// same bytes.
+func PointWithCheckpoint(ctx context.Context, r *repository.Repository, history repository.Source, diskName, checkpoint string) (string, error) {
+	points, err := listReadable(ctx, r, history)
+	if err != nil {
+		return "", err
+	}
+	return pointWith(points, diskName, checkpoint), nil
+}
+
+// listReadable returns the restore points of a history, without those that are damaged.
+func listReadable(ctx context.Context, r *repository.Repository, history repository.Source) ([]*repository.RestorePoint, error) {
+	points, err := r.List(ctx, &history)
+	if errors.Is(err, errclass.Corrupt) {
+		err = nil
+	}
+	return points, err
 }
 
 // pointWith returns the latest restore point that has the checkpoint for a disk, or "".

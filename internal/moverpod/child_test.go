@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
 // childVariable makes the test program a mover. It has a childRun.
@@ -30,6 +32,27 @@ type childRun struct {
 	Files   Files
 	// Flush and Progress are those of limits.
 	Flush, Progress time.Duration
+	// ListenAt is where it expects a launcher; "": nowhere.
+	ListenAt string
+	// DialAt is where the endpoints are; "": where their URLs say.
+	DialAt string
+}
+
+// listenAt returns an Options.Listen.
+func listenAt(address string) func(context.Context) (net.Listener, error) {
+	return func(ctx context.Context) (net.Listener, error) {
+		return new(net.ListenConfig).Listen(ctx, "tcp", address)
+	}
+}
+
+// dialAt returns an Options.DialEndpoint.
+func dialAt(address string) func(context.Context, string, string) (net.Conn, error) { //nolint:unused // runChild calls it
+	if address == "" {
+		return nil
+	}
+	return func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
 }
 
 // runChild is the process. It returns the exit code.
@@ -41,10 +64,11 @@ func runChild(text string) int { //nolint:unused // TestMain of the other tags c
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	secrets := &Secrets{}
+	secrets := &repositoryaccess.Secrets{}
 	err := Run(ctx, Options{
 		Job: c.Job, PodName: c.PodName, PodUID: c.PodUID, Config: &rest.Config{Host: c.API}, Files: c.Files, Secrets: secrets,
 		Log: slog.New(slog.NewTextHandler(secrets.Writer(os.Stderr), nil)), limits: limits{flush: c.Flush, progress: c.Progress},
+		Listen: listenAt(c.ListenAt), DialEndpoint: dialAt(c.DialAt),
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
@@ -63,7 +87,7 @@ type child struct {
 // startChild starts the pod's process. It dies with the test.
 func (p *pod) startChild(t *testing.T) *child {
 	t.Helper()
-	text, err := json.Marshal(childRun{Job: p.Job, PodName: p.PodName, PodUID: p.PodUID, API: p.api.URL, Files: p.Files, Flush: p.limits.flush, Progress: p.limits.progress})
+	text, err := json.Marshal(childRun{Job: p.Job, PodName: p.PodName, PodUID: p.PodUID, API: p.api.URL, Files: p.Files, Flush: p.limits.flush, Progress: p.limits.progress, ListenAt: p.listenAt, DialAt: p.dialAt})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,13 +3,10 @@ package moverpod
 import (
 	"errors"
 	"io/fs"
-	"net/http"
-	"slices"
-
-	"github.com/minio/minio-go/v7"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
 // lastingError is a failure that would come again. Every other error may pass.
@@ -39,7 +36,7 @@ func judge(err error) error {
 		return err
 	case errors.Is(err, repository.ErrPassword):
 		return lasting(err, "if the repository's password was changed, put it into the Secret of the repository")
-	case storageFull(err):
+	case repositoryaccess.IsStorageFull(err):
 		return lasting(err, "make space in the storage of the backup location")
 	case class == errclass.Denied: //nolint:errorlint // Of returns one of the classes
 		return lasting(err, "correct the credentials of the backup location, or what they allow")
@@ -59,17 +56,4 @@ func judgeAbsence(err error, advice string) error {
 		return lasting(err, advice)
 	}
 	return judge(err)
-}
-
-// fullCodes are the codes with which S3 servers refuse an object because of space or a quota.
-var fullCodes = []string{"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "NoSpaceLeftOnDevice", "InsufficientCapacity"}
-
-// storageFull says whether an error means that the repository's storage takes no more data. A full target of a restore says what to do
-// itself, and has the class Exhausted.
-func storageFull(err error) bool {
-	var answer minio.ErrorResponse
-	if errors.As(err, &answer) {
-		return answer.StatusCode == http.StatusInsufficientStorage || slices.Contains(fullCodes, answer.Code)
-	}
-	return errclass.IsFull(err) && !errors.Is(err, errclass.Exhausted)
 }

@@ -38,7 +38,7 @@ func (r *run) uploadFiles(ctx context.Context, repo *repository.Repository, id s
 		"socketsLeftOut", f.Sockets, "why all was read", f.FullReason)
 	return datamove.Report{
 		SnapshotID: datamove.SnapshotID{Form: datamove.Files, Point: id, Namespace: r.Job.SourceNamespace}.String(),
-		TotalBytes: f.Bytes, IncrementalBytes: f.Stats.ReadBytes, StoredBytes: stored.Load(), FullReason: reportedFullReason(f.FullReason),
+		TotalBytes: f.Bytes, ReadBytes: f.Stats.ReadBytes, IncrementalBytes: f.Stats.ReadBytes, StoredBytes: stored.Load(), FullReason: reportedFullReason(f.FullReason),
 	}, nil
 }
 

@@ -66,7 +66,7 @@ func TestMove_files(t *testing.T) {
 	if id, err := datamove.ParseSnapshotID(report.SnapshotID); err != nil || id.Form != datamove.Files || id.Namespace != "app" {
 		t.Errorf("%v, %v", id, err)
 	}
-	if want := int64(4*mib + 1); report.TotalBytes != want || report.IncrementalBytes != want || report.StoredBytes < 4*mib || up.api.lastBytesDone() != want {
+	if want := int64(4*mib + 1); report.TotalBytes != want || report.IncrementalBytes != want || report.ReadBytes != want || report.StoredBytes < 4*mib || up.api.lastBytesDone() != want {
 		t.Errorf("%+v, and %d bytes done", report, up.api.lastBytesDone())
 	}
 	// The same upload is the same restore point; another one reads what has changed.

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 )
@@ -16,6 +18,7 @@ import (
 // changes. It is safe for concurrent use.
 type follower struct {
 	objects *objectClient
+	pod     types.UID // this one
 	log     *slog.Logger
 	retry   time.Duration
 
@@ -28,8 +31,8 @@ type follower struct {
 	failure  error // of the latest request; nil if it has succeeded
 }
 
-func newFollower(objects *objectClient, log *slog.Logger, retry time.Duration) *follower {
-	return &follower{objects: objects, log: log, retry: retry, started: make(chan struct{}), canceled: make(chan struct{}), over: make(chan struct{})}
+func newFollower(objects *objectClient, pod types.UID, log *slog.Logger, retry time.Duration) *follower {
+	return &follower{objects: objects, pod: pod, log: log, retry: retry, started: make(chan struct{}), canceled: make(chan struct{}), over: make(chan struct{})}
 }
 
 // run follows the object until ctx ends or the object does.
@@ -71,13 +74,13 @@ func (f *follower) note(o object) {
 	if o.cancel {
 		closeOnce(f.canceled)
 	}
-	if why := whyOver(o); why != "" {
+	if why := whyOver(o, f.pod); why != "" {
 		f.endLocked(why)
 	}
 }
 
-// whyOver says why nothing is left to do for an object, or returns "".
-func whyOver(o object) string {
+// whyOver says why nothing is left for a pod to do for an object, or returns "". The report of a pod that was given up counts for nothing.
+func whyOver(o object, pod types.UID) string {
 	if o.phase.Ended() {
 		return fmt.Sprintf("it has ended as %s", o.phase)
 	}
@@ -87,6 +90,9 @@ func whyOver(o object) string {
 	report, err := datamove.DecodeReport(o.report)
 	if err != nil {
 		return "it has a report that cannot be read"
+	}
+	if report.Pod != pod && report.Pod != o.counted {
+		return ""
 	}
 	return fmt.Sprintf("pod %s has reported %s", report.Pod, report.Outcome)
 }

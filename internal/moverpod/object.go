@@ -28,8 +28,10 @@ type object struct {
 	version string
 	phase   velerov2.Phase
 	// cancel: spec.cancel is set, or the object is being deleted.
-	cancel   bool
-	report   string
+	cancel bool
+	report string
+	// counted is the pod whose report counts; "": none yet.
+	counted  types.UID
 	progress velerov2.Progress
 }
 
@@ -100,6 +102,7 @@ func (c *objectClient) view(o runtime.Object) (object, error) {
 		return out, errGone
 	}
 	out.version, out.report = metadata.ResourceVersion, metadata.Annotations[datamove.AnnotationReport]
+	out.counted = datamove.CountedPod(metadata.Annotations[datamove.AnnotationDriver])
 	out.cancel = out.cancel || metadata.DeletionTimestamp != nil || out.phase == velerov2.PhaseCanceling
 	return out, nil
 }

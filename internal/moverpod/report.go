@@ -55,7 +55,7 @@ func (r *run) reportContext(ctx context.Context) (context.Context, context.Cance
 func (r *run) tryReport(ctx context.Context, report datamove.Report) error {
 	o, err := r.objects.read(ctx)
 	if err == nil {
-		if why := whyOver(o); why != "" {
+		if why := whyOver(o, r.PodUID); why != "" {
 			r.Log.Info("there is nothing to report to", "outcome", report.Outcome, "why", why)
 			return nil
 		}

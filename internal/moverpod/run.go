@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
 // Options are what a run needs.
@@ -25,9 +27,13 @@ type Options struct {
 	// Config is how to reach the API server.
 	Config *rest.Config
 	Files  Files
+	// Listen opens the port for the launcher of a job with a tunnel; nil: datamove.TunnelPort of all addresses.
+	Listen func(context.Context) (net.Listener, error)
+	// DialEndpoint connects to host:port of the endpoints of a pull backup; nil: as net.Dialer does.
+	DialEndpoint func(ctx context.Context, network, address string) (net.Conn, error)
 	// Log writes through Secrets, which learns the repository's secrets when they are read.
 	Log     *slog.Logger
-	Secrets *Secrets
+	Secrets *repositoryaccess.Secrets
 
 	limits limits // for tests; zero: the defaults
 }
@@ -42,6 +48,10 @@ type Files struct {
 	Volume string
 	// Termination gets the last error, if it exists.
 	Termination string
+	// TunnelToken, TunnelCertificate and TunnelKey are those of datamove.TunnelDirectory.
+	TunnelToken, TunnelCertificate, TunnelKey string
+	// EndpointToken, EndpointAuthorities and EndpointEnded are those of datamove.EndpointDirectory.
+	EndpointToken, EndpointAuthorities, EndpointEnded string
 }
 
 // PodFiles returns the paths in the pod of a job.
@@ -49,6 +59,10 @@ func PodFiles(job datamove.Job) Files {
 	return Files{
 		Access: filepath.Join(datamove.AccessDirectory, datamove.AccessKey), Cache: datamove.CacheDirectory, Volume: job.VolumePath(),
 		Termination: "/dev/termination-log",
+		TunnelToken: filepath.Join(datamove.TunnelDirectory, datamove.TunnelTokenKey), TunnelCertificate: filepath.Join(datamove.TunnelDirectory, datamove.TunnelCertificateKey),
+		TunnelKey:     filepath.Join(datamove.TunnelDirectory, datamove.TunnelPrivateKey),
+		EndpointToken: filepath.Join(datamove.EndpointDirectory, datamove.EndpointTokenKey), EndpointAuthorities: filepath.Join(datamove.EndpointDirectory, datamove.EndpointAuthoritiesKey),
+		EndpointEnded: filepath.Join(datamove.EndpointDirectory, datamove.EndpointEndedKey),
 	}
 }
 
@@ -67,6 +81,12 @@ type limits struct {
 	retry time.Duration
 	// flush is how much work of an upload a death may cost.
 	flush time.Duration
+	// launcher is how long the launcher of a tunnel may be silent. Then the process ends, and is started again for as long as the handler
+	// thinks that the backup lives.
+	launcher time.Duration
+	// endpoint is how long the endpoints of a pull backup may bring nothing, and endpointStall how long one connection may. An export pod
+	// that is lost is replaced in that time.
+	endpoint, endpointStall time.Duration
 }
 
 func (l limits) withDefaults() limits {
@@ -74,7 +94,8 @@ func (l limits) withDefaults() limits {
 		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second),
 		interrupted: cmp.Or(l.interrupted, 24*time.Second), report: cmp.Or(l.report, 30*time.Minute),
 		progress: cmp.Or(l.progress, time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
-		flush: cmp.Or(l.flush, time.Minute),
+		flush: cmp.Or(l.flush, time.Minute), launcher: cmp.Or(l.launcher, 2*time.Minute),
+		endpoint: cmp.Or(l.endpoint, 10*time.Minute), endpointStall: cmp.Or(l.endpointStall, time.Minute),
 	}
 }
 
@@ -85,6 +106,8 @@ type run struct {
 	objects  *objectClient
 	follower *follower
 	progress *progress
+	// far is set for a job with a tunnel.
+	far *farEnd
 }
 
 // Run does the pod's work. It returns nil if it has reported, or has nothing to do, and otherwise an error that may pass: the process
@@ -109,7 +132,7 @@ func startRun(ctx context.Context, o Options) error {
 		return err
 	}
 	defer objects.close()
-	r := &run{Options: o, objects: objects, follower: newFollower(objects, o.Log, o.limits.retry)}
+	r := &run{Options: o, objects: objects, follower: newFollower(objects, o.PodUID, o.Log, o.limits.retry)}
 	r.progress = newProgress(objects, r.follower, o.Log, o.limits)
 	o.Log.Info("mover started", "kind", o.Job.Kind, "object", o.Job.Namespace+"/"+o.Job.Name, "uid", o.Job.UID, "pod", o.PodName)
 
@@ -117,6 +140,16 @@ func startRun(ctx context.Context, o Options) error {
 	followed := make(chan struct{})
 	go func() { defer close(followed); r.follower.run(following) }()
 	defer func() { stop(); <-followed }()
+	if o.Job.Tunnel != nil {
+		if r.far, err = r.startFarEnd(ctx); err != nil {
+			return err
+		}
+		defer func() {
+			if err := r.far.close(); err != nil {
+				r.Log.Warn("the end of the tunnel has failed", "error", err)
+			}
+		}()
+	}
 	return r.moveData(ctx)
 }
 
@@ -228,7 +261,7 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 
 // move does the work of the object's kind.
 func (r *run) move(ctx context.Context) (datamove.Report, error) {
-	if r.Job.VolumeMode == "" {
+	if r.Job.VolumeMode == "" && r.Job.Tunnel == nil && r.Job.Endpoint == nil {
 		return datamove.Report{}, lasting(errors.New("the job has no volume"), "the handlers and the mover must be of the same version of Varve")
 	}
 	repo, err := r.openRepository(ctx)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -90,7 +91,7 @@ func (s *site) leavesAlone(t *testing.T, metadata func(map[string]any) map[strin
 		"canceled":  func(a *fakeAPI) { a.setPhase(velerov2.PhaseCanceled) },
 		"reported": func(a *fakeAPI) {
 			a.change(func(o map[string]any) {
-				metadata(o)["annotations"] = map[string]any{datamove.AnnotationReport: datamove.Report{Outcome: datamove.Succeeded, Pod: "pod-0"}.Encode()}
+				metadata(o)["annotations"] = reportBy("pod-0", "pod-0", datamove.Succeeded)
 			})
 		},
 	} {
@@ -292,17 +293,52 @@ func TestReport_survivesConflicts(t *testing.T) {
 
 	// The pod was given up, and its successor has reported.
 	p = s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
-	other := datamove.Report{Outcome: datamove.Canceled, Pod: "pod-2"}
+	other := reportBy("pod-2", "pod-2", datamove.Canceled)
 	changes(p, func() {
 		p.api.change(func(o map[string]any) {
-			o["metadata"].(map[string]any)["annotations"] = map[string]any{datamove.AnnotationReport: other.Encode()}
+			o["metadata"].(map[string]any)["annotations"] = other
 		})
 	})
 	if err := Run(t.Context(), p.Options); err != nil {
 		t.Fatal(err)
 	}
-	if report, _ := p.api.report(t); report != other {
+	if report, _ := p.api.report(t); report.Encode() != other[datamove.AnnotationReport] {
 		t.Errorf("%+v", report)
+	}
+}
+
+// reportBy returns the annotations of an object with the report of a pod, on which the handler counts on another one, or the same.
+func reportBy(pod, counted types.UID, outcome datamove.Outcome) map[string]any {
+	return map[string]any{
+		datamove.AnnotationReport: datamove.Report{Outcome: outcome, Pod: pod}.Encode(), datamove.AnnotationDriver: `{"version":1,"pod":"` + string(counted) + `"}`,
+	}
+}
+
+// A pod that was given up, on a node that was cut off, has reported after all. Its successor does the work, and its report counts.
+func TestReport_ofAPodThatWasGivenUpStopsNobody(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	for _, counted := range []types.UID{"", "pod-1"} { // The handler may not know of the successor yet.
+		for _, when := range []string{"before", "while it works"} {
+			p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+			report := func() {
+				p.api.change(func(o map[string]any) {
+					o["metadata"].(map[string]any)["annotations"] = reportBy("pod-0", counted, datamove.Succeeded)
+				})
+			}
+			if when == "before" {
+				report()
+			} else {
+				p.api.setRefuse(func(r *http.Request) int {
+					if isPatch(r) && report != nil {
+						report()
+						report = nil
+					}
+					return 0
+				})
+			}
+			p.run(t, datamove.Succeeded)
+		}
 	}
 }
 

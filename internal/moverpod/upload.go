@@ -19,14 +19,27 @@ func (r *run) upload(ctx context.Context, repo *repository.Repository) (datamove
 	if err != nil {
 		return datamove.Report{}, lasting(err, "")
 	}
+	if r.Job.Tunnel != nil {
+		return r.uploadMachineDisk(ctx, repo, id)
+	}
+	if r.Job.Endpoint != nil {
+		return r.uploadEndpoint(ctx, repo, id)
+	}
 	path, err := r.sourceDisk()
 	if err != nil {
 		return datamove.Report{}, err
 	}
+	store := r.uploadDisk
 	if path == "" {
-		return r.uploadFiles(ctx, repo, id)
+		store = func(ctx context.Context, repo *repository.Repository, id, _ string) (datamove.Report, error) {
+			return r.uploadFiles(ctx, repo, id)
+		}
 	}
-	return r.uploadDisk(ctx, repo, id, path)
+	report, err := store(ctx, repo, id, path)
+	if err == nil {
+		report.Repository = repo.ID()
+	}
+	return report, err
 }
 
 // history returns the history of the volume.
@@ -44,10 +57,17 @@ func (r *run) labels() map[string]string {
 // uploadDisk makes a restore point of the disk at path. The disk is raw, whatever its first bytes say: a guest writes them.
 func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, path string) (datamove.Report, error) {
 	r.Log.Info("storing a disk", "path", path, "restorePoint", id)
+	source := mover.Source{Name: datamove.DiskName, Location: path, Options: disk.SourceOptions{Format: disk.Raw}, Identity: string(r.Job.SourceUID)}
+	return r.storeDisk(ctx, repo, id, source, "", judgeUpload)
+}
+
+// storeDisk makes a restore point of a source. parent is the restore point that its changes are counted from; "": the history's latest.
+func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id string, source mover.Source, parent string, judge func(error) error) (datamove.Report, error) {
 	var stored atomic.Int64
 	point, err := mover.Backup(ctx, repo, mover.BackupRequest{
 		ID: id, History: r.history(repo), Labels: r.labels(), Workers: r.Job.Parallel,
-		Sources:     []mover.Source{{Name: datamove.DiskName, Location: path, Options: disk.SourceOptions{Format: disk.Raw}, Identity: string(r.Job.SourceUID)}},
+		Sources:     []mover.Source{source},
+		Parent:      parent,
 		FlushEvery:  r.limits.flush,
 		CancelGrace: r.workGrace(),
 		Warn:        r.warn,
@@ -61,7 +81,7 @@ func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, p
 		},
 	})
 	if err != nil {
-		return datamove.Report{}, judgeUpload(err)
+		return datamove.Report{}, judge(err)
 	}
 	d, err := point.Disk(datamove.DiskName)
 	if err != nil {
@@ -71,7 +91,7 @@ func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, p
 	r.Log.Info("stored", "restorePoint", id, "bytes", d.Bytes, "changed", d.Stats.ChangedBytes, "read", d.Stats.ReadBytes, "why all was read", d.FullReason)
 	return datamove.Report{
 		SnapshotID: datamove.SnapshotID{Form: datamove.Disk, Point: id, Namespace: r.Job.SourceNamespace}.String(),
-		TotalBytes: d.Bytes, IncrementalBytes: d.Stats.ChangedBytes, StoredBytes: stored.Load(), FullReason: reportedFullReason(d.FullReason),
+		TotalBytes: d.Bytes, ReadBytes: d.Stats.ReadBytes, IncrementalBytes: d.Stats.ChangedBytes, StoredBytes: stored.Load(), FullReason: reportedFullReason(d.FullReason),
 	}, nil
 }
 

@@ -19,7 +19,7 @@ func TestMove_diskFromDeviceToFileAndBack(t *testing.T) {
 	device := filepath.Join(dir, "device")
 	content := writeSparse(t, device, 24*mib+512, map[int64][]byte{0: noise(mib, 1), 8 * mib: noise(3*mib+77, 2), 24 * mib: noise(512, 3)})
 	report := s.upload(t, corev1.PersistentVolumeBlock, device)
-	if report.TotalBytes != int64(len(content)) || report.IncrementalBytes < 4*mib || report.IncrementalBytes > 6*mib || report.StoredBytes < 4*mib || report.FullReason != "" {
+	if report.TotalBytes != int64(len(content)) || report.IncrementalBytes < 4*mib || report.IncrementalBytes > 6*mib || report.ReadBytes < report.IncrementalBytes || report.ReadBytes > report.TotalBytes || report.StoredBytes < 4*mib || report.FullReason != "" || report.Repository != s.access.UniqueID {
 		t.Errorf("%+v", report)
 	}
 

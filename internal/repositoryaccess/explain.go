@@ -4,11 +4,12 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
 	"slices"
-	"strings"
+	"syscall"
 
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/minio/minio-go/v7"
@@ -39,46 +40,69 @@ var fullCodes = []string{"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucke
 
 // Explain says what is wrong and what to do, without the secrets of the access.
 func Explain(err error, a datamove.Access, w Words) string {
-	var answer minio.ErrorResponse
-	var skew *SkewError
-	hasAnswer := errors.As(err, &answer)
-	detail := ": " + err.Error()
-	var text string
-	switch {
-	case errors.As(err, &skew):
-		text = w.Place + ": " + skew.Error()
-	case hasAnswer && answer.Code == "RequestTimeTooSkewed":
-		text = w.Place + ": the clock of the storage and that of the controller are too far apart: set the one that is wrong" + detail
-	case errors.Is(err, repository.ErrPassword):
-		text = "the password does not open the repository in " + w.Place + ": put the right one into " + w.Password
-	case errors.Is(err, storage.ErrReplaced):
-		text = "another repository has taken the place of this one in " + w.Place + ": bring this one back, or delete the BackupRepository to use the other one"
-	case errors.Is(err, ErrGone):
-		text = "the repository is not in " + w.Place + " any more: bring it back, or delete the BackupRepository to have an empty one made"
-	case errors.Is(err, ErrNothingToRead):
-		text = "there is no repository in " + w.Place + ", and none is made because the location is read-only"
-	case errors.Is(err, repository.ErrNoBucket):
-		text = w.Place + ": there is no such bucket: make it, or correct spec.objectStorage.bucket"
-	case storageFull(err):
-		text = w.Place + " takes no more data: make room, or raise its quota" + detail
-	case hasAnswer && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized), errors.Is(err, errclass.Denied), errors.Is(err, blob.ErrInvalidCredentials):
-		text = w.Place + " refuses the keys in " + w.Keys + ", or does not allow them enough" + detail
-	case certificateRefused(err):
-		text = w.Place + ": the server's certificate is not trusted: put its authority's into objectStorage.caCert or caCertRef" + detail
-	case errors.Is(err, errclass.Transient), errors.Is(err, context.DeadlineExceeded), isNetwork(err):
-		text = w.Place + " does not answer; it is tried again" + detail
-	default:
-		text = w.Place + detail
+	text := explainRepository(err, w)
+	if text == "" {
+		text = explainStorage(err, a, w) + ": " + err.Error()
 	}
-	return redact(text, a)
+	secrets := &Secrets{}
+	secrets.Hide(a.Secrets()...)
+	if a.S3 != nil {
+		secrets.Hide(a.S3.AccessKey)
+	}
+	return secrets.Redact(text)
 }
 
-func storageFull(err error) bool {
+// explainRepository knows what is wrong with a repository, or with the place as a whole; "": neither.
+func explainRepository(err error, w Words) string {
+	var skew *SkewError
+	switch {
+	case errors.As(err, &skew):
+		return w.Place + ": " + skew.Error()
+	case errors.Is(err, repository.ErrPassword):
+		return "the password does not open the repository in " + w.Place + ": put the right one into " + w.Password
+	case errors.Is(err, storage.ErrReplaced):
+		return "another repository has taken the place of this one in " + w.Place + ": bring this one back, or delete the BackupRepository to use the other one"
+	case errors.Is(err, ErrGone):
+		return "the repository is not in " + w.Place + " any more: bring it back, or delete the BackupRepository to have an empty one made"
+	case errors.Is(err, ErrNothingToRead):
+		return "there is no repository in " + w.Place + ", and none is made because the location is read-only"
+	case errors.Is(err, repository.ErrNoBucket):
+		return w.Place + ": there is no such bucket: make it, or correct spec.objectStorage.bucket"
+	}
+	return ""
+}
+
+// explainStorage says what the storage's own error, which follows, comes from.
+func explainStorage(err error, a datamove.Access, w Words) string {
+	var answer minio.ErrorResponse
+	hasAnswer := errors.As(err, &answer)
+	switch {
+	case hasAnswer && answer.Code == "RequestTimeTooSkewed":
+		return w.Place + ": the clock of the storage and that of the controller are too far apart: set the one that is wrong"
+	case IsStorageFull(err), errors.Is(err, errclass.Exhausted):
+		return w.Place + " takes no more data: make room, or raise its quota"
+	case a.S3 == nil && errors.Is(err, fs.ErrPermission):
+		return w.Place + ": permission denied: Varve's pods use it as user 0, without privileges: let that user, or the one that the NFS server makes of it, write there"
+	case a.S3 == nil && errors.Is(err, syscall.EROFS):
+		return w.Place + " is read-only: set spec.accessMode to ReadOnly, or make it writable"
+	case hasAnswer && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized), errors.Is(err, errclass.Denied), errors.Is(err, blob.ErrInvalidCredentials):
+		return w.Place + " refuses the keys in " + w.Keys + ", or does not allow them enough"
+	case certificateRefused(err):
+		return w.Place + ": the server's certificate is not trusted: put its authority's into objectStorage.caCert or caCertRef"
+	case errors.Is(err, errclass.Transient), errors.Is(err, context.DeadlineExceeded), isNetwork(err):
+		return w.Place + " does not answer; it is tried again"
+	}
+	return w.Place
+}
+
+// IsStorageFull says whether an error means that the storage of a repository takes no more data. A full target of a restore is another
+// thing, and has the class Exhausted.
+func IsStorageFull(err error) bool {
 	var answer minio.ErrorResponse
 	if errors.As(err, &answer) {
 		return answer.StatusCode == http.StatusInsufficientStorage || slices.Contains(fullCodes, answer.Code)
 	}
-	return errclass.IsFull(err) || errors.Is(err, errclass.Exhausted)
+	return errclass.IsFull(err) && !errors.Is(err, errclass.Exhausted)
 }
 
 func certificateRefused(err error) bool {
@@ -91,21 +115,4 @@ func certificateRefused(err error) bool {
 func isNetwork(err error) bool {
 	var request *url.Error
 	return errors.As(err, &request) || errors.Is(err, os.ErrDeadlineExceeded)
-}
-
-// redact replaces the secrets of an access in a text: errors of libraries may hold what they were given.
-func redact(text string, a datamove.Access) string {
-	secrets := []string{a.Password}
-	if a.S3 != nil {
-		secrets = append(secrets, a.S3.AccessKey, a.S3.SecretKey, a.S3.SessionToken)
-	}
-	for _, s := range secrets {
-		if s == "" {
-			continue
-		}
-		for _, form := range []string{s, url.QueryEscape(s), url.PathEscape(s)} {
-			text = strings.ReplaceAll(text, form, "[hidden]")
-		}
-	}
-	return text
 }

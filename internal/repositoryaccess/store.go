@@ -108,11 +108,7 @@ func (s *Store) Find(ctx context.Context, root datamove.Access, known []string) 
 		return "", fmt.Errorf("list what is there: %w", err)
 	}
 	for _, name := range directories {
-		below := root
-		bucket := *root.S3
-		bucket.Prefix += name + "/"
-		below.S3 = &bucket
-		if exists, err := s.Exists(ctx, below); err != nil || exists {
+		if exists, err := s.Exists(ctx, below(root, name)); err != nil || exists {
 			return name, err
 		}
 	}

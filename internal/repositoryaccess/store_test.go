@@ -204,3 +204,55 @@ func TestExplain_saysWhatToDoAndNoSecret(t *testing.T) {
 		}
 	}
 }
+
+func TestExplain_directory(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[error]string{
+		&os.PathError{Op: "mkdir", Path: "/x", Err: syscall.EACCES}:                                      "as user 0",
+		fmt.Errorf("open: %w", &os.PathError{Op: "open", Path: "/x", Err: syscall.EROFS}):                "accessMode to ReadOnly",
+		fmt.Errorf("%w: %w", errclass.Denied, &os.PathError{Op: "open", Path: "/x", Err: syscall.EPERM}): "as user 0",
+	} {
+		if got := Explain(err, at("/x"), Words{Place: "claim shelf"}); !strings.Contains(got, want) || !strings.HasPrefix(got, "claim shelf") {
+			t.Errorf("%v: %s", err, got)
+		}
+	}
+}
+
+// What a pod is told has no password, and its answer fits into a termination message, whatever went wrong.
+func TestLook_passesThroughAPod(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	look := &Look{
+		Task: PrepareRepository, Root: at(dir), Access: at(filepath.Join(dir, "shop")), Lock: location.Lock{}, Known: []string{"bank"}, SharedPassword: true,
+		Words: Words{Place: "claim shelf", Password: "key password of Secret varve/p"},
+	}
+	text := look.Encode()
+	if strings.Contains(text, testPassword) {
+		t.Error(text)
+	}
+	decoded, err := DecodeLook(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoded.Access.Password = testPassword
+	seen, err := DecodeSeen(string(decoded.Run(t.Context(), NewStore(time.Now, nil)).Encode()))
+	if err != nil || seen.Failure != "" || seen.UniqueID == "" {
+		t.Fatalf("%+v %v", seen, err)
+	}
+	decoded.Access.Password = "other"
+	if seen := decoded.Run(t.Context(), NewStore(time.Now, nil)); !strings.Contains(seen.Failure, "the password does not open") {
+		t.Errorf("%+v", seen)
+	}
+	long := Seen{Failure: strings.Repeat("\"ö", 3000), UniqueID: seen.UniqueID}
+	if again, err := DecodeSeen(string(long.Encode())); len(long.Encode()) > 4096 || err != nil || again.UniqueID != seen.UniqueID || !strings.HasPrefix(long.Failure, strings.TrimSuffix(again.Failure, "…")) {
+		t.Errorf("%d bytes, %v, %q", len(long.Encode()), err, again.Failure)
+	}
+	for _, text := range []string{"", "x", `{"unknown":1}`} {
+		if _, err := DecodeLook(text); err == nil {
+			t.Errorf("a look %q", text)
+		}
+		if _, err := DecodeSeen(text); err == nil {
+			t.Errorf("an answer %q", text)
+		}
+	}
+}

@@ -158,16 +158,23 @@ func TestHandler_makesMoverPodsAlone(t *testing.T) {
 		named, plain = "a handler makes no other pods than those of data movers", "a mover pod has one container and the account varve-mover"
 		bounded      = "a mover pod has no privileges but those that files of any owner need"
 		mounts       = "a mover pod mounts claims"
+		environment  = "a mover pod gets nothing of Secrets and ConfigMaps in its environment"
 	)
 	volume := func(s corev1.VolumeSource) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: s}} }
+	}
+	projected := func(sources ...corev1.VolumeProjection) func(*corev1.Pod) {
+		return volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: sources}})
 	}
 	for name, c := range map[string]struct {
 		edit func(*corev1.Pod)
 		says string
 	}{
 		"a mover's":            {func(*corev1.Pod) {}, ""},
+		"a shared storage":     {func(p *corev1.Pod) { p.Labels[datamove.LabelStorage] = "x" }, ""},
 		"its repository":       {volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "repo-app"}}), ""},
+		"its own secret":       {volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "du-1"}}), ""},
+		"another pod's secret": {volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "du-2"}}), mounts},
 		"another name":         {func(p *corev1.Pod) { p.Name = "du-other" }, named},
 		"no label":             {func(p *corev1.Pod) { p.Labels = nil }, named},
 		"another account":      {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "varve-controller" }, plain},
@@ -183,7 +190,26 @@ func TestHandler_makesMoverPodsAlone(t *testing.T) {
 		}, bounded},
 		"a writable root":  {func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.ReadOnlyRootFilesystem = nil }, bounded},
 		"the node's files": {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), mounts},
-		"another secret":   {volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "varve-webhook"}}), mounts},
+		"its token":        {projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}), ""},
+		"a secret, projected": {projected(corev1.VolumeProjection{
+			Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "varve-webhook"}},
+		}), mounts},
+		"a secret, projected beside its token": {projected(
+			corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}},
+			corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "varve-webhook"}}},
+		), mounts},
+		"a secret as a variable": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A", ValueFrom: &corev1.EnvVarSource{
+				SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "varve-webhook"}, Key: "tls.key"},
+			}}}
+		}, environment},
+		"a secret's keys as variables": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "varve-webhook"}}}}
+		}, environment},
+		"its own name as a variable": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A", Value: "b"}, {Name: "B", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}
+		}, ""},
+		"another secret": {volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "varve-webhook"}}), mounts},
 	} {
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "du-1", Labels: map[string]string{datamove.LabelObject: "1"}},
@@ -202,5 +228,28 @@ func TestHandler_makesMoverPodsAlone(t *testing.T) {
 			continue
 		}
 		refused(t, err, c.says)
+	}
+}
+
+// Kubernetes makes the pods of maintenance Jobs, with the labels that network policies and the scheduler go by; but nowhere else.
+func TestJobs_getTheirPods(t *testing.T) {
+	t.Parallel()
+	elsewhere := cluster.Namespace(t)
+	for _, name := range []string{"system:serviceaccount:kube-system:job-controller", "system:kube-controller-manager"} {
+		kubernetes := controlplane.User{Name: name}
+		for _, namespace := range []string{controlplane.SystemNamespace, elsewhere} {
+			pod := &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "maintain-", Labels: map[string]string{
+					datamove.LabelRepository: "repo-app", datamove.LabelMaintenance: "true", datamove.LabelStorage: "x",
+				}},
+				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "maintain", Image: "varve"}}},
+			}
+			err := cluster.Client(t, kubernetes).Create(t.Context(), pod, client.DryRunAll)
+			if namespace == controlplane.SystemNamespace {
+				admitted(t, err)
+				continue
+			}
+			refused(t, err, "only Varve sets the labels")
+		}
 	}
 }

@@ -5,6 +5,7 @@ package admission
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -99,7 +100,7 @@ func changes(spec map[string]any) []string {
 	var each func(value map[string]any, path ...string)
 	each = func(value map[string]any, path ...string) {
 		for name, v := range value {
-			at := append(path[:len(path):len(path)], name)
+			at := slices.Concat(path, []string{name})
 			add(nil, at...)
 			switch v := v.(type) {
 			case map[string]any:

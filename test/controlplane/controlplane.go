@@ -107,6 +107,35 @@ func Start(ctx context.Context) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	c, err := start(root, filepath.Join(root, "deploy", "crd"))
+	if err != nil {
+		return nil, err
+	}
+	if err := c.install(ctx, root); err != nil {
+		return nil, errors.Join(err, c.Stop())
+	}
+	return c, nil
+}
+
+// StartEmpty starts a control plane that has nothing of Varve. A test that deletes the kinds of one that Start has just made may wait for
+// minutes: the API server retries at growing intervals until the kinds' objects are gone. Stop ends it.
+func StartEmpty() (*Cluster, error) {
+	root, err := checkout.Root()
+	if err != nil {
+		return nil, err
+	}
+	c, err := start(root)
+	if err != nil {
+		return nil, err
+	}
+	if c.admin, err = client.New(c.ConfigFor(Admin), client.Options{Scheme: c.Scheme}); err != nil {
+		return nil, errors.Join(err, c.Stop())
+	}
+	return c, nil
+}
+
+// start starts a control plane with the kinds in some directories.
+func start(root string, kinds ...string) (*Cluster, error) {
 	assets, err := assetsDirectory(root)
 	if err != nil {
 		return nil, err
@@ -117,7 +146,7 @@ func Start(ctx context.Context) (*Cluster, error) {
 	}
 	environment := &envtest.Environment{
 		BinaryAssetsDirectory:    assets,
-		CRDDirectoryPaths:        []string{filepath.Join(root, "deploy", "crd")},
+		CRDDirectoryPaths:        kinds,
 		ErrorIfCRDPathMissing:    true,
 		Scheme:                   scheme,
 		ControlPlaneStartTimeout: 2 * time.Minute,
@@ -129,11 +158,7 @@ func Start(ctx context.Context) (*Cluster, error) {
 	}
 	// Tests share one client configuration and run in parallel, so client-side throttling would only slow them down.
 	cfg.QPS, cfg.Burst = -1, -1
-	c := &Cluster{Config: cfg, Scheme: scheme, environment: environment}
-	if err := c.install(ctx, root); err != nil {
-		return nil, errors.Join(err, environment.Stop())
-	}
-	return c, nil
+	return &Cluster{Config: cfg, Scheme: scheme, environment: environment}, nil
 }
 
 // Stop ends the control plane and removes its data.

@@ -14,9 +14,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/s3"
 	"github.com/varvebackup/varve/test/velero"
@@ -68,6 +72,52 @@ func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 		s.nothingOfMovesIsLeft()
 	})
 	s.step("second cluster", func(s *scene) { s.restoreInSecondCluster(v, "first", before) })
+	s.step("delete", func(s *scene) {
+		if n := s.countRestorePoints(v.Namespace); n != 3 {
+			s.t.Errorf("%d restore points, want 3", n)
+		}
+		v.DeleteBackup(s.t, "first", 2*time.Minute)
+		s.must(wait.For(ctx, 2*time.Minute, "the DataUploads to be gone", func(ctx context.Context) (bool, string, error) {
+			var list velerov2.DataUploadList
+			err := s.List(ctx, &list, client.InNamespace(v.Namespace))
+			var seen []string
+			for _, u := range list.Items {
+				seen = append(seen, u.Name+": "+u.Status.Message)
+			}
+			return len(seen) == 0, strings.Join(seen, ", "), err
+		}))
+		if n := s.countRestorePoints(v.Namespace); n != 0 {
+			s.t.Errorf("%d restore points are left", n)
+		}
+		s.nothingOfMovesIsLeft()
+	})
+}
+
+// countRestorePoints counts what is in the repository of the scene's namespace, with the access that Varve's own pods have.
+func (s *scene) countRestorePoints(veleroNamespace string) int {
+	s.t.Helper()
+	ctx := s.t.Context()
+	storage.Register()
+	var repositories velerov1.BackupRepositoryList
+	s.must(s.List(ctx, &repositories, client.InNamespace(layout.Namespace)))
+	for i := range repositories.Items {
+		r := &repositories.Items[i]
+		if r.Spec.VolumeNamespace != s.Namespace || r.Spec.RepositoryConfig[datamove.ConfigLocationNamespace] != veleroNamespace {
+			continue
+		}
+		var secret corev1.Secret
+		s.must(s.Get(ctx, client.ObjectKeyFromObject(r), &secret))
+		access, err := datamove.DecodeAccess(secret.Data[datamove.AccessKey])
+		s.must(err)
+		opened, err := repositoryaccess.NewStore(time.Now, nil).Open(ctx, access, repository.ConnectOptions{ReadOnly: true})
+		s.must(err)
+		points, err := opened.List(ctx, nil)
+		s.must(err)
+		s.must(opened.Close(ctx))
+		return len(points)
+	}
+	s.t.Fatalf("no repository of namespace %s", s.Namespace)
+	return 0
 }
 
 // fillVolumes writes files of every kind, and a device with data, zeroes and what nobody wrote.

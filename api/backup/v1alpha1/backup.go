@@ -1,10 +1,12 @@
 package v1alpha1
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -417,6 +419,23 @@ type ScratchSpace struct {
 	UsedBytes int64 `json:"usedBytes"`
 	// freeBytes is how much more the claim can hold, in bytes. When nothing is left, the backup fails; the guest never waits.
 	FreeBytes int64 `json:"freeBytes"`
+}
+
+// Readable says that the endpoints of a backup in pull mode answer, in either dialect of the API.
+func (b *VirtualMachineBackup) Readable() bool {
+	return b.DeletionTimestamp == nil &&
+		(meta.IsStatusConditionTrue(b.Status.Conditions, ConditionReady) || meta.IsStatusConditionTrue(b.Status.Conditions, ConditionExportReady))
+}
+
+// Ended says whether a backup has ended, in either dialect of the API, and why, as far as it tells. KubeVirt 1.8 has free text in
+// reasons.
+func (b *VirtualMachineBackup) Ended() (why string, ended bool) {
+	for _, kind := range []string{ConditionFailed, ConditionDone, ConditionComplete} {
+		if c := meta.FindStatusCondition(b.Status.Conditions, kind); c != nil && c.Status == metav1.ConditionTrue {
+			return cmp.Or(c.Message, c.Reason), true
+		}
+	}
+	return "", false
 }
 
 // Progress says how far a copy has come.

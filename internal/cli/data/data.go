@@ -39,10 +39,11 @@ func newKindCommand(s *resource.Session, k kind, create *cobra.Command) *cobra.C
 }
 
 func newListCommand(s *resource.Session, k kind) *cobra.Command {
+	measured := &rates{}
 	return s.ListCommand(resource.Listing{
 		Short: "List " + k.noun + "s with their progress",
-		Long: `List ` + k.noun + `s, oldest first: the volume, the phase, how much was moved, and how long the rest
-takes at the rate until now.
+		Long: `List ` + k.noun + `s, oldest first: the volume, the phase, and how much was moved. With --watch, also how
+fast that is and how long the rest takes at this rate.
 
 -o wide adds the data mover, the ID of what is stored, and what the ` + k.noun + ` waits for or why it
 failed.`,
@@ -53,7 +54,7 @@ failed.`,
   varve data ` + k.noun + ` list -n velero -o wide`,
 		Noun: k.noun + "s", NewList: k.newList, Sort: sortByAge,
 		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
-			return k.newTable(s, list, wide)
+			return k.newTable(s, measured, list, wide)
 		},
 	})
 }

@@ -92,7 +92,6 @@ func writeMovement(p *output.Page, m *movement, pods []corev1.Pod) {
 		"Message", m.message,
 		"Cancel asked", map[bool]string{true: "yes"}[m.canceled],
 		"Moved", m.amount(),
-		"Left", m.remaining(p.Now),
 		"New or changed", incremental,
 		"Snapshot ID", m.snapshotID,
 		"Node", m.node,

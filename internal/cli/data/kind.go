@@ -65,16 +65,17 @@ func (k kind) untilEnded(s *resource.Session, c *cluster.Client, object client.O
 	}
 }
 
-// newTable makes a table of uploads or downloads. wide asks for every column.
-func (k kind) newTable(s *resource.Session, list client.ObjectList, wide bool) (*output.Table, error) {
-	t := &output.Table{Header: []string{"NAME", "VOLUME", "PHASE", "DONE", "LEFT", "TOOK", "LOCATION", "NODE", "AGE"}}
+// newTable makes a table of uploads or downloads, with the rates since an earlier table of theirs. wide asks for every column.
+func (k kind) newTable(s *resource.Session, measured *rates, list client.ObjectList, wide bool) (*output.Table, error) {
+	t := &output.Table{Header: []string{"NAME", "VOLUME", "PHASE", "DONE", "RATE", "LEFT", "TOOK", "LOCATION", "NODE", "AGE"}}
 	if wide {
 		t.Header = append(t.Header, "DATA MOVER", "SNAPSHOT ID", "MESSAGE")
 	}
 	now := s.Now()
 	err := meta.EachListItem(list, func(item runtime.Object) error {
 		m := newMovement(item)
-		row := []string{m.object.GetName(), m.volume, string(m.phase), m.amount(), m.remaining(now), m.took(now), m.location, m.node, human.Age(now, m.object.GetCreationTimestamp().Time)}
+		rate, left := measured.measure(now, m)
+		row := []string{m.object.GetName(), m.volume, string(m.phase), m.amount(), rate, left, m.took(now), m.location, m.node, human.Age(now, m.object.GetCreationTimestamp().Time)}
 		if wide {
 			row = append(row, m.dataMover(), m.snapshotID, m.message)
 		}

@@ -6,6 +6,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -72,17 +73,25 @@ func (m *movement) amount() string {
 	return human.Bytes(m.progress.BytesDone) + " of " + human.Bytes(m.progress.TotalBytes)
 }
 
-// remaining returns how long the rest takes at the average rate since the start; "" if nothing can be said.
-func (m *movement) remaining(now time.Time) string {
-	p := m.progress
-	if m.phase != velerov2.PhaseInProgress || m.started == nil || p.BytesDone <= 0 || p.TotalBytes <= p.BytesDone {
-		return ""
+// rates measures the movements that one command shows.
+type rates struct{ meters progress.Meters[types.UID] }
+
+// measure returns how fast a movement is, and how long the rest takes at that rate. Both are "" until it was seen twice: what was done before
+// tells nothing about the rest, because what is known to be zero is done at once.
+func (r *rates) measure(now time.Time, m *movement) (rate, left string) {
+	uid := m.object.GetUID()
+	if m.phase != velerov2.PhaseInProgress {
+		r.meters.Forget(uid)
+		return "", ""
 	}
-	passed := now.Sub(m.started.Time)
-	if passed <= 0 {
-		return ""
+	report := r.meters.Measure(now, uid, m.report())
+	if report.BytesPerSecond > 0 {
+		rate = human.Bytes(report.BytesPerSecond) + "/s"
 	}
-	return human.Span(time.Duration(float64(passed) * float64(p.TotalBytes-p.BytesDone) / float64(p.BytesDone)))
+	if report.RemainingSeconds > 0 {
+		left = human.Span(time.Duration(report.RemainingSeconds) * time.Second)
+	}
+	return rate, left
 }
 
 // report returns the progress for a bar.

@@ -98,6 +98,7 @@ var diskFullReasons = map[repository.FullReason]string{
 	repository.FullOtherIdentity: "another disk of the same name",
 	repository.FullOtherContent:  "what did not change is not as in the parent: another disk, or not all changes were recorded",
 	repository.FullParentDamaged: "the parent is damaged",
+	repository.FullParentLater:   "the parent has later content",
 }
 
 func diskType(d *repository.Disk) string {

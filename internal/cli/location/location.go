@@ -31,7 +31,7 @@ serves the locations in its own namespace and in Velero's.`,
 		`  varve location create default s3://s3.example.com/backups -n varve
   varve location check default -n varve`,
 		[]string{"locations", "bsl", "backupstoragelocation", "backupstoragelocations"},
-		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newCheckCommand(s), newDeleteCommand(s))
+		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newCheckCommand(s), newPasswordCommand(s), newDeleteCommand(s))
 }
 
 func newLocationList() client.ObjectList { return &velerov1.BackupStorageLocationList{} }

@@ -21,20 +21,20 @@ type meter struct {
 	mu    sync.Mutex
 	phase string
 	// begin is when the phase was first seen, at is when bytes was measured.
-	begin, at time.Time
-	bytes     int64
+	begin, at    time.Time
+	bytes, total int64
 	// sum is the mean before correction: it is too small by the weight of the time before begin.
 	sum float64
 }
 
 // addReport takes the numbers of a report. What was done before the first report of a phase does not count: it took
-// another time.
+// another time. Neither does what was done when the total became known: that may be zeroes, which took none.
 func (m *meter) addReport(now time.Time, r Report) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	phase := r.Name + "\x00" + r.Phase
-	if m.begin.IsZero() || phase != m.phase || r.ProcessedBytes < m.bytes {
-		m.phase, m.begin, m.at, m.bytes, m.sum = phase, now, now, r.ProcessedBytes, 0
+	if m.begin.IsZero() || phase != m.phase || r.ProcessedBytes < m.bytes || m.total == 0 && r.TotalBytes > 0 {
+		m.phase, m.begin, m.at, m.bytes, m.total, m.sum = phase, now, now, r.ProcessedBytes, r.TotalBytes, 0
 		return
 	}
 	passed := now.Sub(m.at)
@@ -79,3 +79,22 @@ func (m *meter) withRate(now time.Time, r Report) Report {
 	}
 	return r
 }
+
+// Meters measure several things at once, each under a key of its own. The zero value is ready to use. It is not safe for concurrent use.
+type Meters[K comparable] struct{ each map[K]*meter }
+
+// Measure takes a report of one thing, and returns it with the rate and the remaining time between its reports: with none for the first
+// report of a phase.
+func (m *Meters[K]) Measure(now time.Time, key K, r Report) Report {
+	if m.each == nil {
+		m.each = map[K]*meter{}
+	}
+	if m.each[key] == nil {
+		m.each[key] = &meter{}
+	}
+	m.each[key].addReport(now, r)
+	return m.each[key].withRate(now, r)
+}
+
+// Forget forgets a thing that has ended.
+func (m *Meters[K]) Forget(key K) { delete(m.each, key) }

@@ -44,6 +44,9 @@ type place struct {
 
 // newPlace returns what a LOCATION and its flags say.
 func newPlace(s *repoaccess.Session, location string, f *repoaccess.S3Flags, n *connection) (*place, error) {
+	if err := s.RequireConnection(); err != nil {
+		return nil, err
+	}
 	at, err := repoaccess.ParseLocation(s.Session, location, f)
 	if err != nil {
 		return nil, err

@@ -42,7 +42,7 @@ func (s *Session) ReadPassword(ctx context.Context, create bool) (string, error)
 
 // AsksPassword reports whether the user would have to type the password.
 func (s *Session) AsksPassword() bool {
-	return s.passwordFile == "" && s.Getenv("VARVE_PASSWORD") == ""
+	return !s.inCluster.isUsed() && s.passwordFile == "" && s.Getenv("VARVE_PASSWORD") == ""
 }
 
 func (s *Session) readPasswordFile(path string) (string, error) {

@@ -24,11 +24,12 @@ type Session struct {
 	*session.Session
 
 	config, passwordFile string
+	inCluster            clusterLocation
 }
 
 // NewSession returns a session without values of the flags.
 func NewSession(s *session.Session) *Session {
-	return &Session{Session: s}
+	return &Session{Session: s, inCluster: newClusterLocation()}
 }
 
 // GroupCommand makes a command that only holds others, all of which work on a repository.
@@ -36,12 +37,18 @@ func (s *Session) GroupCommand(use, short, long, example string, children ...*co
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example}
 	c.AddCommand(children...)
 	s.AddFlags(c.PersistentFlags())
+	s.inCluster.addFlags(c.PersistentFlags())
 	return c
 }
 
 // AddFlags adds the flags that select the repository.
 func (s *Session) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.config, "repo-config", "", "the file that connecting wrote (default $VARVE_REPO_CONFIG, or varve/repository.config in the user's directory of configurations)")
+	s.AddPasswordFlag(f)
+}
+
+// AddPasswordFlag adds the flag that says where the password is.
+func (s *Session) AddPasswordFlag(f *pflag.FlagSet) {
 	f.StringVar(&s.passwordFile, "password-file", "", "a file with the repository's password (default $VARVE_PASSWORD, or a prompt on a terminal)")
 }
 
@@ -63,22 +70,48 @@ func (s *Session) ConfigPath() (string, error) {
 
 // WithRepository opens the repository, calls f, and closes it. It gives errors their exit codes and hints.
 func (s *Session) WithRepository(ctx context.Context, f func(*repository.Repository) error) error {
+	if s.inCluster.isUsed() {
+		if s.config != "" || s.passwordFile != "" {
+			return failure.Usage("--location excludes --repo-config and --password-file: the password is in the cluster")
+		}
+		r, err := s.inCluster.open(ctx, s)
+		if err != nil {
+			return err
+		}
+		return Explain(failure.Interrupted(ctx, s.use(ctx, r, f), "", ""))
+	}
 	return s.WithPassword(ctx, func(config, password string) error {
 		r, err := repository.Open(ctx, config, password)
 		if err != nil {
 			return explainOpen(err)
 		}
-		if err := r.WithoutCache(); err != nil {
-			s.Warn(fmt.Errorf("continuing without the cache, which is slower: %w", err))
-		}
-		err = f(r)
-		// An interrupted command must close what it opened, too.
-		return errors.Join(err, r.Close(context.WithoutCancel(ctx)))
+		return s.use(ctx, r, f)
 	})
+}
+
+// use calls f with a repository, and closes it.
+func (s *Session) use(ctx context.Context, r *repository.Repository, f func(*repository.Repository) error) error {
+	if err := r.WithoutCache(); err != nil {
+		s.Warn(fmt.Errorf("continuing without the cache, which is slower: %w", err))
+	}
+	err := f(r)
+	// An interrupted command must close what it opened, too.
+	return errors.Join(err, r.Close(context.WithoutCancel(ctx)))
+}
+
+// RequireConnection refuses --location, for commands that need a connection of this machine's.
+func (s *Session) RequireConnection() error {
+	if s.inCluster.isUsed() {
+		return failure.Usage("this command takes no --location: connect with `varve repo connect`; `varve location password export` writes the password")
+	}
+	return s.inCluster.checkUnused()
 }
 
 // WithPassword calls f with the file that connecting wrote and the repository's password.
 func (s *Session) WithPassword(ctx context.Context, f func(config, password string) error) error {
+	if err := s.RequireConnection(); err != nil {
+		return err
+	}
 	config, err := s.ConfigPath()
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	testclock "k8s.io/utils/clock/testing"
@@ -25,7 +26,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/controller/storagepod/storagepodtest"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
@@ -61,6 +64,8 @@ func TestControlPlane(t *testing.T) {
 		"maintenance":                          maintained,
 		"a password for each namespace":        passwordForEach,
 		"the controller's own rights":          ownRights,
+		"a claim":                              inAClaim,
+		"a claim, read-only":                   inAReadOnlyClaim,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -508,16 +513,16 @@ func maintained(w *world) {
 	if err := w.admin.Get(w.Context(), key, &batchv1.Job{}); !apierrors.IsNotFound(err) {
 		w.Errorf("maintenance runs before it is due: %v", err)
 	}
-	w.later(defaultFrequency, repo)
+	w.later(defaultFrequency+time.Minute, repo) // the repository is younger than the clock
 	end(batchv1.JobFailed, "maintenance: it broke")
 	runs := repo.Status.RecentMaintenance
 	if len(runs) != 1 || runs[0].Result != velerov1.MaintenanceFailed || runs[0].Message != "maintenance: it broke" || repo.Status.LastMaintenanceTime != nil {
 		w.Errorf("%+v", repo.Status)
 	}
 	w.later(firstMaintenanceRetry, repo)
-	end(batchv1.JobComplete, "")
+	end(batchv1.JobComplete, "restore points of deleted backups are kept")
 	runs = repo.Status.RecentMaintenance
-	if len(runs) != 2 || runs[1].Result != velerov1.MaintenanceSucceeded || repo.Status.LastMaintenanceTime == nil || repo.Status.Phase != isReady {
+	if len(runs) != 2 || runs[1].Result != velerov1.MaintenanceSucceeded || runs[1].Message != "restore points of deleted backups are kept" || repo.Status.LastMaintenanceTime == nil || repo.Status.Phase != isReady {
 		w.Errorf("%+v", repo.Status)
 	}
 }
@@ -559,7 +564,7 @@ func ownRights(w *world) {
 	repo := w.repository("shop")
 	w.becomes(repo, isReady, "")
 	w.access(repo, nil)
-	w.later(defaultFrequency, repo)
+	w.later(defaultFrequency+time.Minute, repo) // the repository is younger than the clock
 	key := types.NamespacedName{Namespace: w.ns, Name: datamove.MaintenanceJob(repo.Name)}
 	controlplane.Eventually(w.T, func() error { return w.admin.Get(w.Context(), key, &batchv1.Job{}) })
 	if err := w.admin.Delete(w.Context(), &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: w.velero, Name: "default"}}); err != nil {
@@ -573,4 +578,99 @@ func ownRights(w *world) {
 	})
 }
 
-var _ Stores = &directories{}
+var _ repositoryaccess.Storages = &directories{}
+
+// shelf makes the location a claim in Varve's namespace, whose files are in the test's directory.
+func (w *world) shelf(edit func(*velerov1.BackupStorageLocation)) {
+	w.Helper()
+	l := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: w.velero, Name: "default"}}
+	controlplane.Update(w.T, w.admin, l, false, func(l *velerov1.BackupStorageLocation) {
+		l.Spec.Provider, l.Spec.Credential, l.Spec.ObjectStorage.Bucket, l.Spec.ObjectStorage.Prefix = location.ProviderClaim, nil, "shelf", "backups"
+		if edit != nil {
+			edit(l)
+		}
+	})
+}
+
+func (w *world) claim(mode corev1.PersistentVolumeAccessMode) {
+	w.Helper()
+	w.create(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "shelf"}, Spec: corev1.PersistentVolumeClaimSpec{
+		AccessModes: []corev1.PersistentVolumeAccessMode{mode}, Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+	}})
+}
+
+// A repository in a claim is made and looked at by pods, and maintained by pods that mount the claim.
+func inAClaim(w *world) {
+	w.shelf(nil)
+	kubelet := storagepodtest.Start(w.T, w.admin, w.ns, w.dir)
+	w.start(controlplane.Controller)
+	repo := w.repository("shop")
+	w.becomes(repo, isNotReady, "spec.objectStorage.bucket: there is no claim varve/shelf")
+	w.claim(corev1.ReadWriteOnce)
+	w.later(lookEvery, repo)
+	w.becomes(repo, isReady, "only one node can use it at a time")
+	a := w.access(repo, nil)
+	if a.S3 != nil || a.Directory != datamove.StorageDirectory+"/backups/plugins/varve/shop" || a.UniqueID != repo.Annotations[datamove.AnnotationUniqueID] {
+		w.Errorf("the directory is %s, the ID %s", a.Directory, a.UniqueID)
+	}
+	storage, err := datamove.DecodeStorage(repo.Annotations[datamove.AnnotationStorage])
+	if err != nil || !storage.OneNode || storage.Volume.PersistentVolumeClaim.ClaimName != "shelf" {
+		w.Errorf("%+v %v", storage, err)
+	}
+	if _, err := os.Stat(filepath.Join(w.dir, "backups", "plugins", "varve", "shop", "kopia.repository.f")); err != nil {
+		w.Error(err)
+	}
+	for _, p := range kubelet.Pods() {
+		if text, err := yaml.Marshal(p); err != nil || strings.Contains(string(text), a.Password) {
+			w.Errorf("the password is in the pod, %v", err)
+		}
+	}
+	w.later(defaultFrequency+time.Minute, repo) // the repository is younger than the clock
+	key, job := types.NamespacedName{Namespace: w.ns, Name: datamove.MaintenanceJob(repo.Name)}, &batchv1.Job{}
+	controlplane.Eventually(w.T, func() error { return w.admin.Get(w.Context(), key, job) })
+	template := job.Spec.Template
+	if *template.Spec.SecurityContext.RunAsUser != 0 || template.Labels[datamove.LabelStorage] != storage.Label() || template.Spec.Affinity.PodAffinity == nil ||
+		template.Spec.Containers[0].VolumeMounts[2].MountPath != datamove.StorageDirectory {
+		w.Errorf("%+v", template)
+	}
+	// A claim that is gone is said, and what mover pods have stays.
+	if err := w.admin.Delete(w.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "shelf"}}); err != nil {
+		w.Fatal(err)
+	}
+	w.later(lookEvery, repo)
+	w.becomes(repo, isNotReady, "shelf")
+	w.access(repo, nil)
+}
+
+// From a claim that is read-only, repositories are read; none is made and none is maintained.
+func inAReadOnlyClaim(w *world) {
+	theirs := repository.Location{Directory: filepath.Join(w.dir, "backups", datamove.RepositoryPrefix("", "shop"))}
+	if err := repository.Create(w.Context(), theirs, "theirs", repository.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	w.create(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: datamove.LocationPasswordSecret(w.at())}, StringData: map[string]string{datamove.PasswordKey: "theirs"},
+	})
+	w.shelf(func(l *velerov1.BackupStorageLocation) { l.Spec.AccessMode = velerov1.AccessReadOnly })
+	w.claim(corev1.ReadOnlyMany)
+	kubelet := storagepodtest.Start(w.T, w.admin, w.ns, w.dir)
+	w.start(controlplane.Controller)
+	shop, bank := w.repository("shop"), w.repository("bank")
+	w.becomes(shop, isReady, "")
+	w.becomes(bank, isNotReady, "read-only")
+	if a := w.access(shop, nil); !a.ReadOnly {
+		w.Error("movers may write")
+	}
+	for _, p := range kubelet.Pods() {
+		for _, m := range p.Spec.Containers[0].VolumeMounts {
+			if m.MountPath == datamove.StorageDirectory && !m.ReadOnly {
+				w.Error("the claim is mounted writable")
+			}
+		}
+	}
+	w.later(2*defaultFrequency, shop)
+	w.becomes(shop, isReady, "")
+	if err := w.admin.Get(w.Context(), types.NamespacedName{Namespace: w.ns, Name: datamove.MaintenanceJob(shop.Name)}, &batchv1.Job{}); !apierrors.IsNotFound(err) {
+		w.Errorf("maintenance runs on a read-only location: %v", err)
+	}
+}

@@ -2,11 +2,13 @@ package backuprepository
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
 const (
@@ -14,6 +16,8 @@ const (
 	lookEvery = 45 * time.Second
 	// checkEvery is the pause between two looks at a repository that is Ready.
 	checkEvery = 5 * time.Minute
+	// checkDirectoryEvery is the same for one in a claim or an NFS export, which takes a pod.
+	checkDirectoryEvery = time.Hour
 	// firstRetry is the pause after a failure. It doubles up to lastRetry.
 	firstRetry, lastRetry = 10 * time.Second, 2 * time.Minute
 )
@@ -30,7 +34,7 @@ type decision struct {
 	// CreatePassword names a Secret that is to get a new password; "": none.
 	CreatePassword string
 	// Task is the errand to run with Access; "": none.
-	Task   task
+	Task   repositoryaccess.Task
 	Access datamove.Access
 	// WriteAccess writes Access to the repository's Secret.
 	WriteAccess bool
@@ -71,8 +75,6 @@ func decide(in *input) decision {
 		return notReady("locations of namespace "+where.Namespace+" are not served: add it to the settings", lookEvery)
 	case in.Refusal != "":
 		return notReady("location "+where.String()+": "+in.Refusal, lookEvery)
-	case in.Place.S3 == nil:
-		return notReady("location "+where.String()+": spec.provider: repositories in directories are not served yet", lookEvery)
 	}
 	d := decideRepository(in)
 	d.Maintenance = decideMaintenance(in, d.Phase == velerov1.RepositoryReady)
@@ -118,6 +120,14 @@ func existsWithoutPassword(in *input) bool {
 	return in.Repo.Annotations[datamove.AnnotationUniqueID] == "" && in.Last != nil && in.Last.Exists
 }
 
+// checkEvery is the pause between two looks at what is there.
+func (in *input) checkEvery() time.Duration {
+	if in.Place.S3 == nil {
+		return checkDirectoryEvery
+	}
+	return checkEvery
+}
+
 // decideWithoutPassword makes a password, if no repository can be there that has one.
 func decideWithoutPassword(in *input, name string) decision {
 	ask := ": put it into the key " + datamove.PasswordKey + " of Secret " + in.Namespace + "/" + name
@@ -129,26 +139,26 @@ func decideWithoutPassword(in *input, name string) decision {
 		return notReady("repository "+in.PasswordUsed+" of the location exists, and its password is not here"+ask, lookEvery)
 	}
 	a := in.Place.Access(in.Repo.Spec.VolumeNamespace)
-	look := fingerprint(a, in.Place.Lock)
+	look := fingerprint(in, a)
 	d := unchanged(in)
 	switch last := in.Last; {
 	case in.Running:
 		return d
-	case last == nil || last.Task != lookAround || last.Fingerprint != look:
-		d.Task, d.Access = lookAround, a
+	case last == nil || last.Task != repositoryaccess.LookAround || last.Fingerprint != look:
+		d.Task, d.Access = repositoryaccess.LookAround, a
 		return d
 	case last.Failure != "":
-		return retry(in, lookAround, a)
+		return retry(in, repositoryaccess.LookAround, a)
 	case last.Exists || shared && last.Found != "":
 		d := notReady("a repository is in "+in.Place.String()+" already (of namespace "+foundName(in)+"), and its password is not here"+ask, lookEvery)
-		if in.Now.Sub(last.At) >= checkEvery {
-			d.Task, d.Access = lookAround, a
+		if in.Now.Sub(last.At) >= in.checkEvery() {
+			d.Task, d.Access = repositoryaccess.LookAround, a
 		}
 		return d
 	case in.Place.ReadOnly:
 		return notReady("there is no repository in "+in.Place.String()+", and none is made because the location is read-only", lookEvery)
-	case in.Now.Sub(last.At) >= checkEvery:
-		d.Task, d.Access = lookAround, a // what was seen is old
+	case in.Now.Sub(last.At) >= in.checkEvery():
+		d.Task, d.Access = repositoryaccess.LookAround, a // what was seen is old
 		return d
 	}
 	d.CreatePassword, d.After = name, time.Second
@@ -167,34 +177,66 @@ func decideWithPassword(in *input, secret, password string) decision {
 	a := in.Place.Access(in.Repo.Spec.VolumeNamespace)
 	a.Password, a.UniqueID = password, in.Repo.Annotations[datamove.AnnotationUniqueID]
 	d := unchanged(in)
+	if leadsElsewhere(in, a) || mountsElsewhere(in) {
+		d = notReady("the location is "+in.Place.String()+" now: looking whether the repository is there", lookEvery)
+	}
 	d.Access = a
 	last := in.Last
-	if last != nil && (last.Task == lookAround || last.Fingerprint != fingerprint(a, in.Place.Lock) || last.Failure == "" && a.UniqueID != "" && last.UniqueID != a.UniqueID) {
+	if last != nil && (last.Task == repositoryaccess.LookAround || last.Fingerprint != fingerprint(in, a) || last.Failure == "" && a.UniqueID != "" && last.UniqueID != a.UniqueID) {
 		last = nil // it was about something else
 	}
 	switch {
 	case in.Running && (last == nil || last.Failure != ""):
 		return d
 	case last == nil:
-		d.Task = prepareIt
+		d.Task = repositoryaccess.PrepareRepository
 		return d
 	case last.Failure != "":
-		return retry(in, prepareIt, a)
+		return retry(in, repositoryaccess.PrepareRepository, a)
 	}
 	a.UniqueID = last.UniqueID
-	d = decision{
-		Phase: velerov1.RepositoryReady, Message: strings.Join(in.Place.Ignored, "; "), UniqueID: last.UniqueID, PasswordSecret: secret, Access: a,
-		WriteAccess: !hasAccess(in, a), // what was not tried is not handed to movers
-		After:       min(lookEvery, max(time.Second, checkEvery-in.Now.Sub(last.At))),
+	remarks := slices.Clone(in.Place.Ignored)
+	if remark := in.Storage.Remark(); remark != "" {
+		remarks = append(remarks, remark)
 	}
-	if !in.Running && in.Now.Sub(last.At) >= checkEvery {
-		d.Task = checkIt
+	d = decision{
+		Phase: velerov1.RepositoryReady, Message: strings.Join(remarks, "; "), UniqueID: last.UniqueID, PasswordSecret: secret, Access: a,
+		WriteAccess: !hasAccess(in, a), // what was not tried is not handed to movers
+		After:       min(lookEvery, max(time.Second, in.checkEvery()-in.Now.Sub(last.At))),
+	}
+	if leadsElsewhere(in, a) {
+		d.Phase, d.Message, d.After = velerov1.RepositoryNotReady, "the location is "+in.Place.String()+" now: movers do not know it yet", time.Second
+	}
+	if !in.Running && in.Now.Sub(last.At) >= in.checkEvery() {
+		d.Task = repositoryaccess.CheckRepository
 	}
 	return d
 }
 
+// leadsElsewhere says that the repository's Secret leads movers to another place than a: the location was pointed to it since. What they
+// store there is not in the location.
+func leadsElsewhere(in *input, a datamove.Access) bool {
+	if in.Access == nil {
+		return false
+	}
+	have, err := datamove.DecodeAccess(in.Access.Data[datamove.AccessKey])
+	if err != nil {
+		return false // movers cannot read it either
+	}
+	if have.S3 == nil || a.S3 == nil {
+		return have.Directory != a.Directory || (have.S3 == nil) != (a.S3 == nil)
+	}
+	return have.S3.Endpoint != a.S3.Endpoint || have.S3.Bucket != a.S3.Bucket || have.S3.Prefix != a.S3.Prefix
+}
+
+// mountsElsewhere says whether movers would mount another claim or NFS export than the location's.
+func mountsElsewhere(in *input) bool {
+	have, err := datamove.StorageOf(in.Repo)
+	return err == nil && have != nil && in.Place.S3 == nil && have.Label() != in.Storage.Label()
+}
+
 // retry shows the last failure, and tries again when it is time.
-func retry(in *input, what task, a datamove.Access) decision {
+func retry(in *input, what repositoryaccess.Task, a datamove.Access) decision {
 	pause := firstRetry
 	for range min(in.Last.Failures-1, 10) {
 		pause = min(2*pause, lastRetry)

@@ -12,6 +12,7 @@ import (
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
 var (
@@ -34,12 +35,12 @@ func newInput() *input {
 	}
 }
 
-func (in *input) attempted(what task, edit func(*attempt)) *input {
+func (in *input) attempted(what repositoryaccess.Task, edit func(*attempt)) *input {
 	a := in.Place.Access("shop")
-	if what != lookAround {
+	if what != repositoryaccess.LookAround {
 		a.Password = in.Passwords[passwordSecretInUse(in)]
 	}
-	in.Last = &attempt{UID: in.Repo.UID, Fingerprint: fingerprint(a, in.Place.Lock), Task: what, At: in.Now}
+	in.Last = &attempt{UID: in.Repo.UID, Fingerprint: fingerprint(in, a), Task: what, At: in.Now}
 	if edit != nil {
 		edit(in.Last)
 	}
@@ -57,6 +58,26 @@ func (in *input) noted(id string) *input {
 	return in
 }
 
+// withAccess has movers have what leads to the place.
+func (in *input) withAccess() *input {
+	a := in.Place.Access("shop")
+	a.Password, a.UniqueID = "pw", in.Repo.Annotations[datamove.AnnotationUniqueID]
+	in.Access = &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{datamove.LabelRepository: in.Repo.Name}}, Data: map[string][]byte{datamove.AccessKey: a.Encode()},
+	}
+	return in
+}
+
+// inClaim makes the place a claim. Movers mount the one that it was before, if it was one.
+func (in *input) inClaim(name string) *input {
+	if in.Place.Volume != nil {
+		in.Repo.Annotations[datamove.AnnotationStorage] = in.Storage.Encode()
+	}
+	volume := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}
+	in.Place, in.Storage = location.Place{Volume: &volume}, datamove.Storage{Volume: volume}
+	return in
+}
+
 func (in *input) edit(f func(*input)) *input {
 	f(in)
 	return in
@@ -71,7 +92,7 @@ func TestDecide(t *testing.T) {
 	type want struct {
 		phase  velerov1.BackupRepositoryPhase
 		says   string
-		task   task
+		task   repositoryaccess.Task
 		create string
 		writes bool
 	}
@@ -84,34 +105,58 @@ func TestDecide(t *testing.T) {
 		"no location's namespace":        {newInput().edit(func(in *input) { in.Repo.Spec.RepositoryConfig = nil }), want{phase: notReady, says: "backupStorageLocationNamespace"}},
 		"a namespace that is not served": {newInput().edit(func(in *input) { in.Served = false }), want{phase: notReady, says: "not served"}},
 		"a refusal":                      {newInput().edit(func(in *input) { in.Refusal = "spec.x: no" }), want{phase: notReady, says: "location velero/default: spec.x: no"}},
-		"nothing is known":               {newInput(), want{phase: isNew, task: lookAround}},
+		"nothing is known":               {newInput(), want{phase: isNew, task: repositoryaccess.LookAround}},
 		"a look runs":                    {newInput().edit(func(in *input) { in.Running = true }), want{phase: isNew}},
-		"nothing is there":               {newInput().attempted(lookAround, nil), want{phase: isNew, create: shared}},
-		"a password for each":            {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).attempted(lookAround, nil), want{phase: isNew, create: own}},
-		"what was seen is old":           {newInput().attempted(lookAround, func(a *attempt) { a.At = testNow.Add(-time.Hour) }), want{phase: isNew, task: lookAround}},
-		"the look failed":                {newInput().attempted(lookAround, failed), want{phase: notReady, says: "it is broken"}},
-		"the look failed long ago":       {newInput().attempted(lookAround, func(a *attempt) { failed(a); a.At = testNow.Add(-time.Hour) }), want{phase: notReady, task: lookAround}},
-		"it exists without password":     {newInput().attempted(lookAround, found), want{phase: notReady, says: "key password of Secret varve/" + shared}},
-		"another's exists without the shared password": {newInput().attempted(lookAround, func(a *attempt) { a.Found = "other" }), want{phase: notReady, says: "of namespace other"}},
-		"another's exists, and each has its own":       {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).attempted(lookAround, func(a *attempt) { a.Found = "other" }), want{phase: isNew, create: own}},
-		"another was made with the shared password":    {newInput().edit(func(in *input) { in.PasswordUsed = "repo-other" }).attempted(lookAround, nil), want{phase: notReady, says: "repo-other"}},
-		"it is noted, and its password is lost":        {newInput().noted("aa").attempted(lookAround, nil), want{phase: notReady, says: "its password is not here"}},
-		"read-only, and nothing there":                 {newInput().edit(func(in *input) { in.Place.ReadOnly = true }).attempted(lookAround, nil), want{phase: notReady, says: "read-only"}},
+		"nothing is there":               {newInput().attempted(repositoryaccess.LookAround, nil), want{phase: isNew, create: shared}},
+		"a password for each":            {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).attempted(repositoryaccess.LookAround, nil), want{phase: isNew, create: own}},
+		"what was seen is old":           {newInput().attempted(repositoryaccess.LookAround, func(a *attempt) { a.At = testNow.Add(-time.Hour) }), want{phase: isNew, task: repositoryaccess.LookAround}},
+		"the look failed":                {newInput().attempted(repositoryaccess.LookAround, failed), want{phase: notReady, says: "it is broken"}},
+		"the look failed long ago":       {newInput().attempted(repositoryaccess.LookAround, func(a *attempt) { failed(a); a.At = testNow.Add(-time.Hour) }), want{phase: notReady, task: repositoryaccess.LookAround}},
+		"it exists without password":     {newInput().attempted(repositoryaccess.LookAround, found), want{phase: notReady, says: "key password of Secret varve/" + shared}},
+		"another's exists without the shared password": {newInput().attempted(repositoryaccess.LookAround, func(a *attempt) { a.Found = "other" }), want{phase: notReady, says: "of namespace other"}},
+		"another's exists, and each has its own":       {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).attempted(repositoryaccess.LookAround, func(a *attempt) { a.Found = "other" }), want{phase: isNew, create: own}},
+		"another was made with the shared password":    {newInput().edit(func(in *input) { in.PasswordUsed = "repo-other" }).attempted(repositoryaccess.LookAround, nil), want{phase: notReady, says: "repo-other"}},
+		"it is noted, and its password is lost":        {newInput().noted("aa").attempted(repositoryaccess.LookAround, nil), want{phase: notReady, says: "its password is not here"}},
+		"read-only, and nothing there":                 {newInput().edit(func(in *input) { in.Place.ReadOnly = true }).attempted(repositoryaccess.LookAround, nil), want{phase: notReady, says: "read-only"}},
 		"a Secret without a password":                  {newInput().edit(func(in *input) { in.Passwords[shared] = "" }), want{phase: notReady, says: "has no key password"}},
-		"the password is there":                        {newInput().withPassword().attempted(lookAround, nil), want{phase: isNew, task: prepareIt}},
+		"the password is there":                        {newInput().withPassword().attempted(repositoryaccess.LookAround, nil), want{phase: isNew, task: repositoryaccess.PrepareRepository}},
 		"it is being made":                             {newInput().withPassword().edit(func(in *input) { in.Running = true }), want{phase: isNew}},
-		"it is made":                                   {newInput().withPassword().attempted(prepareIt, found), want{phase: ready, writes: true}},
-		"it is checked":                                {newInput().withPassword().noted("aa").attempted(checkIt, found), want{phase: ready, writes: true}},
-		"it is due for a check":                        {newInput().withPassword().noted("aa").attempted(checkIt, func(a *attempt) { found(a); a.At = testNow.Add(-checkEvery) }), want{phase: ready, task: checkIt, writes: true}},
-		"after a restart":                              {newInput().withPassword().noted("aa").edit(func(in *input) { in.Repo.Status.Phase = ready }), want{phase: ready, task: prepareIt}},
-		"it cannot be opened":                          {newInput().withPassword().attempted(prepareIt, failed), want{phase: notReady, says: "it is broken"}},
-		"it could not be opened":                       {newInput().withPassword().attempted(prepareIt, func(a *attempt) { failed(a); a.At = testNow.Add(-firstRetry) }), want{phase: notReady, task: prepareIt}},
-		"another one was opened":                       {newInput().withPassword().noted("bb").attempted(prepareIt, found), want{phase: isNew, task: prepareIt}},
-		"its keys were rotated": {newInput().withPassword().noted("aa").attempted(checkIt, found).edit(func(in *input) {
+		"it is made":                                   {newInput().withPassword().attempted(repositoryaccess.PrepareRepository, found), want{phase: ready, writes: true}},
+		"it is checked":                                {newInput().withPassword().noted("aa").attempted(repositoryaccess.CheckRepository, found), want{phase: ready, writes: true}},
+		"it is due for a check":                        {newInput().withPassword().noted("aa").attempted(repositoryaccess.CheckRepository, func(a *attempt) { found(a); a.At = testNow.Add(-checkEvery) }), want{phase: ready, task: repositoryaccess.CheckRepository, writes: true}},
+		"after a restart":                              {newInput().withPassword().noted("aa").edit(func(in *input) { in.Repo.Status.Phase = ready }), want{phase: ready, task: repositoryaccess.PrepareRepository}},
+		"it cannot be opened":                          {newInput().withPassword().attempted(repositoryaccess.PrepareRepository, failed), want{phase: notReady, says: "it is broken"}},
+		"it could not be opened":                       {newInput().withPassword().attempted(repositoryaccess.PrepareRepository, func(a *attempt) { failed(a); a.At = testNow.Add(-firstRetry) }), want{phase: notReady, task: repositoryaccess.PrepareRepository}},
+		"another one was opened":                       {newInput().withPassword().noted("bb").attempted(repositoryaccess.PrepareRepository, found), want{phase: isNew, task: repositoryaccess.PrepareRepository}},
+		"its keys were rotated": {newInput().withPassword().noted("aa").attempted(repositoryaccess.CheckRepository, found).edit(func(in *input) {
 			in.Repo.Status.Phase, in.Place.S3.SecretKey = ready, "new"
-		}), want{phase: ready, task: prepareIt}},
-		"the other kind of password, of a repository that is there": {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).withPassword().attempted(lookAround, found), want{phase: isNew, task: prepareIt}},
-		"the other kind of password, and nothing there":             {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).withPassword().attempted(lookAround, nil), want{phase: isNew, create: own}},
+		}), want{phase: ready, task: repositoryaccess.PrepareRepository}},
+		"its location is another bucket": {newInput().withPassword().noted("aa").withAccess().attempted(repositoryaccess.CheckRepository, found).edit(func(in *input) {
+			in.Repo.Status.Phase, in.Place.S3 = ready, &datamove.S3Access{Endpoint: "m", Bucket: "other"}
+		}), want{phase: notReady, says: "looking", task: repositoryaccess.PrepareRepository}},
+		"its location is another bucket, which is looked at": {newInput().withPassword().noted("aa").withAccess().edit(func(in *input) {
+			in.Repo.Status.Phase, in.Running, in.Place.S3 = ready, true, &datamove.S3Access{Endpoint: "m", Bucket: "other"}
+		}), want{phase: notReady, says: "looking"}},
+		"it is found in the other bucket": {newInput().withPassword().noted("aa").withAccess().edit(func(in *input) {
+			in.Place.S3 = &datamove.S3Access{Endpoint: "m", Bucket: "other"}
+		}).attempted(repositoryaccess.PrepareRepository, found), want{phase: notReady, writes: true}},
+		"movers have the access to the other bucket": {newInput().withPassword().noted("aa").edit(func(in *input) {
+			in.Place.S3 = &datamove.S3Access{Endpoint: "m", Bucket: "other"}
+		}).withAccess().attempted(repositoryaccess.PrepareRepository, found), want{phase: ready}},
+		"its location is another claim": {
+			newInput().noted("aa").withPassword().inClaim("old").inClaim("new").edit(func(in *input) { in.Repo.Status.Phase = ready }),
+			want{phase: notReady, says: "looking", task: repositoryaccess.PrepareRepository},
+		},
+		"it is found in the other claim": {
+			newInput().noted("aa").withPassword().inClaim("old").inClaim("new").attempted(repositoryaccess.PrepareRepository, found),
+			want{phase: ready, writes: true},
+		},
+		"its location is the same claim": {
+			newInput().noted("aa").withPassword().inClaim("old").inClaim("old").edit(func(in *input) { in.Repo.Status.Phase = ready }),
+			want{phase: ready, task: repositoryaccess.PrepareRepository},
+		},
+		"the other kind of password, of a repository that is there": {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).withPassword().attempted(repositoryaccess.LookAround, found), want{phase: isNew, task: repositoryaccess.PrepareRepository}},
+		"the other kind of password, and nothing there":             {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).withPassword().attempted(repositoryaccess.LookAround, nil), want{phase: isNew, create: own}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -120,7 +165,7 @@ func TestDecide(t *testing.T) {
 			if got != c.want || !strings.Contains(d.Message, c.want.says) {
 				t.Errorf("%+v %q, want %+v", got, d.Message, c.want)
 			}
-			if d.Phase == ready && d.Task != prepareIt && (d.Access.UniqueID != "aa" || d.Access.Password != "pw") {
+			if d.Phase == ready && d.Task != repositoryaccess.PrepareRepository && (d.Access.UniqueID != "aa" || d.Access.Password != "pw") {
 				t.Error("the access is not complete")
 			}
 			if strings.Contains(d.Message, "pw") && !strings.Contains(d.Message, "password") {
@@ -143,11 +188,11 @@ func TestDecide(t *testing.T) {
 func TestRetry_backsOff(t *testing.T) {
 	t.Parallel()
 	for failures, want := range map[int]time.Duration{1: firstRetry, 2: 2 * firstRetry, 4: 8 * firstRetry, 50: lastRetry} {
-		in := newInput().withPassword().attempted(prepareIt, func(a *attempt) { a.Failure, a.Failures = "x", failures })
+		in := newInput().withPassword().attempted(repositoryaccess.PrepareRepository, func(a *attempt) { a.Failure, a.Failures = "x", failures })
 		in.Now = in.Now.Add(want - time.Second)
 		early := decide(in)
 		in.Now = in.Now.Add(time.Second)
-		if late := decide(in); early.Task != "" || late.Task != prepareIt {
+		if late := decide(in); early.Task != "" || late.Task != repositoryaccess.PrepareRepository {
 			t.Errorf("%d failures: %q, a second later %q", failures, early.Task, late.Task)
 		}
 	}
@@ -160,7 +205,7 @@ func TestMaintenance(t *testing.T) {
 		return velerov1.BackupRepositoryMaintenanceStatus{Result: result, StartTimestamp: at(ago + time.Minute), CompleteTimestamp: at(ago)}
 	}
 	job := func(in *input, condition batchv1.JobConditionType) {
-		in.Job = maintenanceJob(in.Repo, Image{Name: "varve"})
+		in.Job = newMaintenanceJob(t, in.Repo)
 		in.Job.Status.StartTime = at(10 * time.Minute)
 		if condition != "" {
 			in.Job.Status.Conditions = []batchv1.JobCondition{{Type: condition, Status: corev1.ConditionTrue, Reason: "R", Message: "m", LastTransitionTime: *at(time.Minute)}}
@@ -236,11 +281,20 @@ func TestRecord_keepsTheLatest(t *testing.T) {
 	}
 }
 
+func newMaintenanceJob(t *testing.T, repo *velerov1.BackupRepository) *batchv1.Job {
+	t.Helper()
+	job, err := maintenanceJob(repo, Image{Name: "varve:1", PullPolicy: corev1.PullNever})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return job
+}
+
 // Whoever takes over a maintenance pod gets one repository, and nothing of the cluster.
 func TestMaintenanceJob_hasNothingButItsRepository(t *testing.T) {
 	t.Parallel()
 	in := newInput()
-	pod := maintenanceJob(in.Repo, Image{Name: "varve:1", PullPolicy: corev1.PullNever}).Spec.Template.Spec
+	pod := newMaintenanceJob(t, in.Repo).Spec.Template.Spec
 	c := pod.Containers[0]
 	if *pod.AutomountServiceAccountToken || !*pod.SecurityContext.RunAsNonRoot || !*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation ||
 		len(c.SecurityContext.Capabilities.Add) > 0 || c.SecurityContext.Capabilities.Drop[0] != "ALL" || c.Resources.Limits.Memory().IsZero() || c.Image != "varve:1" || c.ImagePullPolicy != corev1.PullNever {

@@ -32,6 +32,8 @@ type input struct {
 	Location *velerov1.BackupStorageLocation
 	Refusal  string
 	Place    location.Place
+	// Storage is what pods mount of a place that is a directory.
+	Storage datamove.Storage
 	// PasswordPerNamespace is the setting.
 	PasswordPerNamespace bool
 	// Passwords has the passwords that are there by the names of their Secrets; an empty one is in a Secret without a password.
@@ -105,6 +107,10 @@ func (r *reconciler) readSecrets(ctx context.Context, in *input) error {
 	var err error
 	if in.Place, err = location.Parse(in.Location, secrets); err != nil {
 		in.Refusal = err.Error()
+	} else if in.Place.S3 == nil {
+		if in.Storage, in.Refusal, err = r.Looker.Find(ctx, *in.Place.Volume); err != nil {
+			return err
+		}
 	}
 	for _, name := range passwordSecrets(in) {
 		s, err := r.secret(ctx, r.Namespace, name)
@@ -153,9 +159,9 @@ func (r *reconciler) readOthers(ctx context.Context, in *input) error {
 	return nil
 }
 
-// fingerprint stands for an access and a lock, and shows neither.
-func fingerprint(a datamove.Access, lock location.Lock) string {
+// fingerprint stands for an access in the place of an input, and shows nothing of it.
+func fingerprint(in *input, a datamove.Access) string {
 	a.UniqueID = ""
-	sum := sha256.Sum256(fmt.Appendf(a.Encode(), "%s %s", lock.Mode, lock.Period))
+	sum := sha256.Sum256(fmt.Appendf(a.Encode(), "%s %s %s", in.Place.Lock.Mode, in.Place.Lock.Period, in.Storage.Encode()))
 	return hex.EncodeToString(sum[:])
 }

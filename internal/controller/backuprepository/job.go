@@ -3,6 +3,8 @@ package backuprepository
 import (
 	"context"
 	"fmt"
+	"maps"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -20,34 +22,40 @@ import (
 const (
 	// maintenanceContainer is the container of a maintenance pod.
 	maintenanceContainer = "maintain"
-	// maintenanceSeconds is how long a run may take. The repository's own lock ends an hour after a run that was killed.
-	maintenanceSeconds = 6 * 60 * 60
-	// maintenanceUser is the user and the group of maintenance pods.
+	// maintenanceLimit is how long a run may take. The repository's own lock ends an hour after a run that was killed.
+	maintenanceLimit = 6 * time.Hour
+	// maintenanceUser is the user and the group of the pods.
 	maintenanceUser = 65532
 )
 
-// readJob reads the maintenance Job, and what its pod said if it failed.
+// readJob reads the maintenance Job, and what its pod said at its end.
 func (r *reconciler) readJob(ctx context.Context, in *input) (err error) {
 	key := types.NamespacedName{Namespace: r.Namespace, Name: datamove.MaintenanceJob(in.Repo.Name)}
 	if in.Job, err = reconcile.Find(ctx, r.cached, key, &batchv1.Job{}); err != nil || in.Job == nil {
 		return err
 	}
-	if run := runOf(in); run == nil || run.Result != velerov1.MaintenanceFailed {
+	if runOf(in) == nil {
 		return nil
 	}
+	in.JobMessage, err = LastWords(ctx, r.live, in.Job)
+	return err
+}
+
+// LastWords returns what the pod of a Job said at its end; "" if nothing is known of it. live reads from the API server: caches have no pods
+// of Jobs.
+func LastWords(ctx context.Context, live client.Reader, job *batchv1.Job) (message string, err error) {
 	pods := &corev1.PodList{}
-	// The cache has no pods of Jobs.
-	if err := r.live.List(ctx, pods, client.InNamespace(r.Namespace), client.MatchingLabels{batchv1.JobNameLabel: in.Job.Name}); err != nil {
-		return fmt.Errorf("list the pods of job %s/%s: %w", in.Job.Namespace, in.Job.Name, err)
+	if err := live.List(ctx, pods, client.InNamespace(job.Namespace), client.MatchingLabels{batchv1.JobNameLabel: job.Name}); err != nil {
+		return "", fmt.Errorf("list the pods of job %s/%s: %w", job.Namespace, job.Name, err)
 	}
 	for i := range pods.Items {
 		for _, c := range pods.Items[i].Status.ContainerStatuses {
-			if c.State.Terminated != nil && c.State.Terminated.Message != "" && ownedByJob(&pods.Items[i], in.Job) {
-				in.JobMessage = c.State.Terminated.Message
+			if c.State.Terminated != nil && c.State.Terminated.Message != "" && ownedByJob(&pods.Items[i], job) {
+				message = c.State.Terminated.Message
 			}
 		}
 	}
-	return nil
+	return message, nil
 }
 
 func ownedByJob(pod *corev1.Pod, job *batchv1.Job) bool {
@@ -63,16 +71,39 @@ func childMeta(repo *velerov1.BackupRepository, name string) metav1.ObjectMeta {
 	}
 }
 
-// maintenanceJob returns the Job that maintains a repository. Its pod has no account, no privileges, and of Secrets the repository's alone.
-func maintenanceJob(repo *velerov1.BackupRepository, image Image) *batchv1.Job {
-	labels := map[string]string{datamove.LabelRepository: repo.Name, datamove.LabelMaintenance: "true"}
-	meta := childMeta(repo, datamove.MaintenanceJob(repo.Name))
+// Work is what a Job does for a repository.
+type Work struct {
+	// Name is the Job's, and Label is on the Job and its pod, with the value "true".
+	Name, Label string
+	// Container is the container's name, and Command follows `varve mover`.
+	Container, Command string
+	Env                []corev1.EnvVar
+	// Limit is how long it may take.
+	Limit time.Duration
+}
+
+// maintenanceJob returns the Job that maintains a repository.
+func maintenanceJob(repo *velerov1.BackupRepository, image Image) (*batchv1.Job, error) {
+	return NewJob(repo, image, Work{
+		Name: datamove.MaintenanceJob(repo.Name), Label: datamove.LabelMaintenance, Container: maintenanceContainer, Command: "maintain", Limit: maintenanceLimit,
+	})
+}
+
+// NewJob returns a Job that works in a repository. Its pod has no account, no privileges, and of Secrets the repository's alone.
+// It mounts the storage of a location that is a directory.
+func NewJob(repo *velerov1.BackupRepository, image Image, work Work) (*batchv1.Job, error) {
+	storage, err := datamove.StorageOf(repo)
+	if err != nil {
+		return nil, err
+	}
+	labels := map[string]string{datamove.LabelRepository: repo.Name, work.Label: "true"}
+	meta := childMeta(repo, work.Name)
 	meta.Labels = labels
-	return &batchv1.Job{
+	job := &batchv1.Job{
 		ObjectMeta: meta,
 		Spec: batchv1.JobSpec{
 			BackoffLimit:          ptr.To[int32](0), // a run that failed is recorded, and tried again later
-			ActiveDeadlineSeconds: ptr.To[int64](maintenanceSeconds),
+			ActiveDeadlineSeconds: ptr.To(int64(work.Limit / time.Second)),
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
@@ -89,19 +120,28 @@ func maintenanceJob(repo *velerov1.BackupRepository, image Image) *batchv1.Job {
 						}}},
 						{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(resource.MustParse("4Gi"))}}},
 					},
-					Containers: []corev1.Container{maintenanceOf(image)},
+					Containers: []corev1.Container{containerOf(image, work)},
 				},
 			},
 		},
 	}
+	if storage != nil {
+		t := &job.Spec.Template
+		// The files of the repository belong to the user of mover pods, who has to be able to read files of volumes.
+		t.Spec.SecurityContext.RunAsNonRoot, t.Spec.SecurityContext.FSGroup = nil, nil
+		t.Spec.SecurityContext.RunAsUser, t.Spec.SecurityContext.RunAsGroup = ptr.To[int64](0), ptr.To[int64](0)
+		t.Labels = maps.Clone(t.Labels)
+		storage.Mount(&t.ObjectMeta, &t.Spec)
+	}
+	return job, nil
 }
 
-func maintenanceOf(image Image) corev1.Container {
+func containerOf(image Image, work Work) corev1.Container {
 	return corev1.Container{
-		Name: maintenanceContainer, Image: image.Name, ImagePullPolicy: image.PullPolicy,
-		Command: []string{"/usr/bin/varve", "mover", "maintain"},
+		Name: work.Container, Image: image.Name, ImagePullPolicy: image.PullPolicy,
+		Command: []string{"/usr/bin/varve", "mover", work.Command},
 		// Go's collector works harder before the kernel ends the pod.
-		Env: []corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "900MiB"}},
+		Env: append([]corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "900MiB"}}, work.Env...),
 		Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("128Mi")},
 			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")},

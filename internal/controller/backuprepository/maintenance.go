@@ -91,7 +91,7 @@ func runOf(in *input) *velerov1.BackupRepositoryMaintenanceStatus {
 		run := &velerov1.BackupRepositoryMaintenanceStatus{StartTimestamp: start.DeepCopy(), CompleteTimestamp: c.LastTransitionTime.DeepCopy()}
 		switch c.Type { //nolint:exhaustive // the others are on the way to one of these
 		case batchv1.JobComplete:
-			run.Result = velerov1.MaintenanceSucceeded
+			run.Result, run.Message = velerov1.MaintenanceSucceeded, in.JobMessage // what it has left undone
 			return run
 		case batchv1.JobFailed:
 			run.Result, run.Message = velerov1.MaintenanceFailed, in.JobMessage

@@ -5,18 +5,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-)
 
-// task is what an errand does.
-type task string
-
-const (
-	// lookAround looks whether a password may be made.
-	lookAround task = "look"
-	// prepareIt makes the repository, or opens it with its password.
-	prepareIt task = "prepare"
-	// checkIt looks whether the repository is still there.
-	checkIt task = "check"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
 // attempt is how an errand ended.
@@ -24,16 +14,11 @@ type attempt struct {
 	// UID is the BackupRepository's, and Fingerprint stands for what the errand was given.
 	UID         types.UID
 	Fingerprint string
-	Task        task
+	Task        repositoryaccess.Task
 	// At is its end.
 	At time.Time
-	// Failure is what went wrong, in words for users; "" if nothing did.
-	Failure string
-	// UniqueID is the repository's, after prepareIt and checkIt.
-	UniqueID string
-	// Exists says whether the repository is there, and Found names a directory of the location with a repository; "" if there is none.
-	Exists bool
-	Found  string
+	// Seen is what it has seen.
+	repositoryaccess.Seen
 	// Failures is how many attempts have failed in a row.
 	Failures int
 }

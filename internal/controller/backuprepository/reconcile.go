@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
+	"errors"
 	"fmt"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -16,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
@@ -54,7 +56,7 @@ func (r *reconciler) apply(ctx context.Context, in *input, d decision) error {
 	if d.Discard {
 		return r.discard(ctx, in)
 	}
-	if err := r.writeRepository(ctx, in.Repo, d); err != nil {
+	if err := r.writeRepository(ctx, in, d); err != nil {
 		return err
 	}
 	if d.CreatePassword != "" {
@@ -74,13 +76,20 @@ func (r *reconciler) apply(ctx context.Context, in *input, d decision) error {
 }
 
 // writeRepository writes status and notes, which are one update: the kind has no status subresource.
-func (r *reconciler) writeRepository(ctx context.Context, repo *velerov1.BackupRepository, d decision) error {
+func (r *reconciler) writeRepository(ctx context.Context, in *input, d decision) error {
+	repo := in.Repo
 	changed := repo.DeepCopy()
 	changed.Status.Phase, changed.Status.Message = d.Phase, d.Message
 	record(&changed.Status, d.Maintenance.Record)
 	for name, value := range map[string]string{datamove.AnnotationUniqueID: d.UniqueID, datamove.AnnotationPasswordSecret: d.PasswordSecret} {
 		if value != "" {
 			metav1.SetMetaDataAnnotation(&changed.ObjectMeta, name, value)
+		}
+	}
+	if d.Phase == velerov1.RepositoryReady {
+		delete(changed.Annotations, datamove.AnnotationStorage)
+		if in.Place.S3 == nil {
+			metav1.SetMetaDataAnnotation(&changed.ObjectMeta, datamove.AnnotationStorage, in.Storage.Encode())
 		}
 	}
 	if equality.Semantic.DeepEqual(repo, changed) {
@@ -140,63 +149,36 @@ func (r *reconciler) writeAccess(ctx context.Context, in *input, a datamove.Acce
 
 // send starts an errand.
 func (r *reconciler) send(in *input, d decision) {
-	words := repositoryaccess.Words{
-		Place: in.Place.String(), Keys: "the Secret of location " + locationOf(in.Repo).String(),
-		Password: "key " + datamove.PasswordKey + " of Secret " + in.Namespace + "/" + passwordSecretInUse(in),
-	}
-	a := d.Access
-	start := attempt{UID: in.Repo.UID, Fingerprint: fingerprint(a, in.Place.Lock), Task: d.Task, UniqueID: a.UniqueID}
-	r.errands.Run(client.ObjectKeyFromObject(in.Repo), locationOf(in.Repo).String(), func(ctx context.Context) attempt {
-		done := start
-		if err := r.perform(ctx, &done, in, a); err != nil {
-			done.Failure = repositoryaccess.Explain(err, a, words)
+	look := newLook(in, d)
+	start := attempt{UID: in.Repo.UID, Fingerprint: fingerprint(in, d.Access), Task: d.Task}
+	deadline, run := limits.Deadline, func(ctx context.Context) repositoryaccess.Seen { return look.Run(ctx, r.Stores) }
+	if in.Place.S3 == nil {
+		request := &storagepod.Request{Owner: in.Repo, Kind: repositoryKind, Storage: in.Storage, Look: look}
+		if d.Access.Password != "" {
+			request.PasswordSecret = passwordSecretInUse(in)
 		}
+		deadline, run = storagepod.Deadline, func(ctx context.Context) repositoryaccess.Seen { return r.Looker.Look(ctx, request) }
+	}
+	r.errands.RunFor(deadline, client.ObjectKeyFromObject(in.Repo), locationOf(in.Repo).String(), func(ctx context.Context) attempt {
+		done := start
+		done.Seen = run(ctx)
 		done.At = r.Clock.Now()
 		return done
 	})
 }
 
-// perform is an errand.
-func (r *reconciler) perform(ctx context.Context, done *attempt, in *input, a datamove.Access) (err error) {
-	switch done.Task {
-	case lookAround:
-		if done.Exists, err = r.Stores.Exists(ctx, a); err == nil {
-			done.Found, err = r.Stores.Find(ctx, in.Place.Root(), in.OthersPasswords)
-		}
-	case prepareIt:
-		done.Exists = true // or is made now
-		if err = r.Stores.Try(ctx, in.Place.Root(), true); err == nil {
-			err = r.tryPassword(ctx, in, a)
-		}
-		if err == nil {
-			done.UniqueID, err = r.Stores.Prepare(ctx, a, in.Place.Lock)
-		}
-	case checkIt:
-		done.Exists, err = true, r.Stores.Check(ctx, a)
-	}
-	return err
-}
+var repositoryKind = metav1.TypeMeta{APIVersion: velerov1.GroupVersion.String(), Kind: "BackupRepository"}
 
-// tryPassword fails if a repository is about to be made with a password that its location's other repositories do not have: somebody has
-// put a wrong one into the Secret.
-func (r *reconciler) tryPassword(ctx context.Context, in *input, a datamove.Access) error {
-	if a.UniqueID != "" || passwordSecretInUse(in) != datamove.LocationPasswordSecret(locationOf(in.Repo)) {
-		return nil
+func newLook(in *input, d decision) *repositoryaccess.Look {
+	secret := passwordSecretInUse(in)
+	return &repositoryaccess.Look{
+		Task: d.Task, Root: in.Place.Root(), Access: d.Access, Lock: in.Place.Lock, Known: in.OthersPasswords,
+		SharedPassword: secret == datamove.LocationPasswordSecret(locationOf(in.Repo)),
+		Words: repositoryaccess.Words{
+			Place: in.Place.String(), Keys: "the Secret of location " + locationOf(in.Repo).String(),
+			Password: "key " + datamove.PasswordKey + " of Secret " + in.Namespace + "/" + secret,
+		},
 	}
-	exists, err := r.Stores.Exists(ctx, a)
-	if err != nil || exists {
-		return err
-	}
-	found, err := r.Stores.Find(ctx, in.Place.Root(), in.OthersPasswords)
-	if err != nil || found == "" {
-		return err
-	}
-	other := in.Place.Access(found)
-	other.Password = a.Password
-	if _, err := r.Stores.Prepare(ctx, other, in.Place.Lock); err != nil {
-		return fmt.Errorf("try the password on the repository of namespace %s: %w", found, err)
-	}
-	return nil
 }
 
 // passwordSecretInUse returns the name of the Secret whose password is used.
@@ -216,12 +198,28 @@ func (r *reconciler) maintain(ctx context.Context, in *input, m maintenance) err
 	case m.Delete:
 		return r.deleteJob(ctx, in.Job)
 	case m.Create:
-		job := maintenanceJob(in.Repo, r.Image)
+		// A cache that is behind has no Job any more, and not yet what it did.
+		found, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(in.Repo), &velerov1.BackupRepository{})
+		if err != nil {
+			return err
+		}
+		if found == nil || recordedLater(found, in.Repo) {
+			return apierrors.NewConflict(velerov1.GroupVersion.WithResource("backuprepositories").GroupResource(), in.Repo.Name, errors.New("it has changed"))
+		}
+		job, err := maintenanceJob(in.Repo, r.Image)
+		if err != nil {
+			return err
+		}
 		if err := r.cached.Create(ctx, job); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create job %s/%s: %w", job.Namespace, job.Name, err)
 		}
 	}
 	return nil
+}
+
+// recordedLater says whether a repository has another record of maintenance than it had.
+func recordedLater(now, before *velerov1.BackupRepository) bool {
+	return now.UID != before.UID || !equality.Semantic.DeepEqual(now.Status.RecentMaintenance, before.Status.RecentMaintenance)
 }
 
 func (r *reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {

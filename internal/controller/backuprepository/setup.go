@@ -16,13 +16,13 @@ import (
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/controller/errand"
+	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/datamove"
-	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
-// Image is what maintenance pods are made of.
+// Image is what maintenance pods, and the pods that look into storages, are made of.
 type Image struct {
 	// Name is the image of the static varve binary.
 	Name string
@@ -30,13 +30,10 @@ type Image struct {
 	PullPolicy corev1.PullPolicy
 }
 
-// Stores is what the controller does in storages: see repositoryaccess.Store.
-type Stores interface {
-	Try(ctx context.Context, root datamove.Access, write bool) error
-	Exists(ctx context.Context, a datamove.Access) (bool, error)
-	Find(ctx context.Context, root datamove.Access, known []string) (string, error)
-	Prepare(ctx context.Context, a datamove.Access, lock location.Lock) (uniqueID string, err error)
-	Check(ctx context.Context, a datamove.Access) error
+// Looker looks into storages that only pods can mount: see storagepod.Looker.
+type Looker interface {
+	Find(ctx context.Context, volume corev1.VolumeSource) (s datamove.Storage, refusal string, err error)
+	Look(ctx context.Context, r *storagepod.Request) repositoryaccess.Seen
 }
 
 // Options are what Setup needs besides the manager. Namespace and Image have no default.
@@ -50,8 +47,10 @@ type Options struct {
 	// PasswordPerNamespace says whether each namespace's repository has a password of its own. Default: the repositories of a location
 	// share one.
 	PasswordPerNamespace func(context.Context) (bool, error)
-	// Stores does the work in storages. Default: a repositoryaccess.Store.
-	Stores Stores
+	// Stores does the work in buckets. Default: a repositoryaccess.Store.
+	Stores repositoryaccess.Storages
+	// Looker does the work in claims and NFS exports. Default: a storagepod.Looker.
+	Looker Looker
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 }
@@ -76,6 +75,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	}
 	if o.Stores == nil {
 		o.Stores = repositoryaccess.NewStore(o.Clock.Now, nil)
+	}
+	if o.Looker == nil {
+		o.Looker = &storagepod.Looker{Namespace: o.Namespace, Image: storagepod.Image(o.Image), Client: mgr.GetClient(), Live: mgr.GetAPIReader()}
 	}
 	if o.PasswordPerNamespace == nil {
 		o.PasswordPerNamespace = func(context.Context) (bool, error) { return false, nil }

@@ -6,18 +6,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/controller/storagepod"
+	"github.com/varvebackup/varve/internal/controller/storagepod/storagepodtest"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -100,6 +106,22 @@ func TestControlPlane(t *testing.T) {
 		})
 	}
 	becomes(velerov1.LocationUnavailable, "spec.credential: there is no Secret varve/keys")
+	// Who asks is answered at once, though the answer is the same, and only once.
+	for _, asked := range []string{"1", "2"} {
+		before := ours.Status.LastValidationTime.DeepCopy()
+		controlplane.Update(t, admin, ours, false, func(l *velerov1.BackupStorageLocation) {
+			metav1.SetMetaDataAnnotation(&l.ObjectMeta, location.AnnotationCheck, asked)
+		})
+		controlplane.Eventually(t, func() error {
+			if err := admin.Get(t.Context(), client.ObjectKeyFromObject(ours), ours); err != nil {
+				return err
+			}
+			if !before.Before(ours.Status.LastValidationTime) {
+				return errors.New("nobody answers")
+			}
+			return nil
+		})
+	}
 	keys := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "keys"},
 		StringData: map[string]string{"cloud": "[default]\naws_access_key_id=AKIDTESTONLY\naws_secret_access_key=" + secretKey},
@@ -125,4 +147,69 @@ func TestControlPlane(t *testing.T) {
 	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(theirs), theirs); err != nil || theirs.Status.LastValidationTime != nil || theirs.Status.Message != "" {
 		t.Errorf("Velero's location got a status: %+v %v", theirs.Status, err)
 	}
+}
+
+// A claim is tried by a pod, with the controller's own rights.
+func TestControlPlane_claim(t *testing.T) {
+	t.Parallel()
+	if err := cluster.InstallRoles(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	admin, dir, clock := cluster.Client(t, controlplane.Admin), t.TempDir(), testclock.NewFakePassiveClock(time.Now())
+	storagepodtest.Start(t, admin, controlplane.SystemNamespace, dir)
+	l := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "shelf"}}
+	l.Spec.Provider, l.Spec.ObjectStorage = location.ProviderClaim, &velerov1.ObjectStorageLocation{Bucket: "shelf", Prefix: "deep/down"}
+	if err := admin.Create(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	user := controlplane.Controller
+	user.Restricted = true
+	mgr := cluster.Manager(t, user)
+	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, Image: storagepod.Image{Name: "varve:test"}, Clock: clock}); err != nil {
+		t.Fatal(err)
+	}
+	controlplane.StartManager(t, mgr)
+	becomes := func(phase velerov1.BackupStorageLocationPhase, says string) {
+		t.Helper()
+		controlplane.Eventually(t, func() error {
+			if err := admin.Get(t.Context(), client.ObjectKeyFromObject(l), l); err != nil {
+				return err
+			}
+			if l.Status.Phase != phase || !strings.Contains(l.Status.Message, says) {
+				return fmt.Errorf("%s %q, want %s %q", l.Status.Phase, l.Status.Message, phase, says)
+			}
+			return nil
+		})
+	}
+	later := func(d time.Duration) {
+		t.Helper()
+		clock.SetTime(clock.Now().Add(d))
+		controlplane.Update(t, admin, l, false, func(l *velerov1.BackupStorageLocation) {
+			metav1.SetMetaDataAnnotation(&l.ObjectMeta, "test", clock.Now().String())
+		})
+	}
+	becomes(velerov1.LocationUnavailable, "spec.objectStorage.bucket: there is no claim varve/shelf")
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "shelf"}, Spec: corev1.PersistentVolumeClaimSpec{
+		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+	}}
+	if err := admin.Create(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	later(defaultFrequency)
+	becomes(velerov1.LocationAvailable, "only one node can use it at a time")
+	root := filepath.Join(dir, "deep", "down", "plugins", "varve")
+	if err := os.RemoveAll(root); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(root, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	later(directoryFrequency)
+	becomes(velerov1.LocationUnavailable, "claim shelf/deep/down: ")
+	if err := os.Remove(root); err != nil {
+		t.Fatal(err)
+	}
+	later(directoryFrequency)
+	becomes(velerov1.LocationAvailable, "only one node")
 }

@@ -6,12 +6,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
 )
 
 const (
 	// defaultFrequency is how often a location is tried unless it says otherwise, as with Velero.
 	defaultFrequency = time.Minute
+	// directoryFrequency is that of a claim or an NFS export, which takes a pod.
+	directoryFrequency = 10 * time.Minute
 	// writeEvery is how often it is tried by writing.
 	writeEvery = time.Hour
 )
@@ -36,6 +39,8 @@ type input struct {
 	Refusal     string
 	Place       location.Place
 	Fingerprint string
+	// Storage is what pods mount of a place that is a directory.
+	Storage datamove.Storage
 	// Last is how it was tried last; nil if it was not, or if something else was. Running says that it is being tried.
 	Last    *attempt
 	Running bool
@@ -45,6 +50,8 @@ type input struct {
 type decision struct {
 	// Status is what the location's status becomes.
 	Status velerov1.BackupStorageLocationStatus
+	// Answered: the refusal in Status is the answer to a request to try the location.
+	Answered bool
 	// Try tries the location, with Write by writing too.
 	Try, Write bool
 	// After is when to look again; 0: when something changes.
@@ -55,21 +62,23 @@ type decision struct {
 func decide(in *input) decision {
 	d := decision{Status: in.Location.Status}
 	every := defaultFrequency
+	if in.Place.S3 == nil {
+		every = directoryFrequency
+	}
 	if f := in.Location.Spec.ValidationFrequency; f != nil {
 		every = f.Duration
 	}
+	asked := in.Location.Annotations[location.AnnotationCheck]
+	unanswered := asked != "" && (in.Last == nil || in.Last.Check != asked)
 	if in.Refusal != "" {
 		// Secrets may change, and nothing tells of that.
-		refuse(&d.Status, in.Refusal, in.Now)
+		refuse(&d.Status, in.Refusal, in.Now, unanswered)
+		d.Answered = unanswered
 		d.After = defaultFrequency
 		return d
 	}
-	if in.Place.S3 == nil {
-		refuse(&d.Status, "spec.provider: directories are not served yet", in.Now)
-		return d
-	}
 	if in.Last != nil {
-		phase, message := velerov1.LocationAvailable, ""
+		phase, message := velerov1.LocationAvailable, in.Storage.Remark()
 		if in.Last.Failure != "" {
 			phase, message = velerov1.LocationUnavailable, in.Last.Failure
 		}
@@ -79,8 +88,7 @@ func decide(in *input) decision {
 	if in.Running {
 		return d
 	}
-	asked := in.Location.Annotations[location.AnnotationCheck]
-	if asked != "" && (in.Last == nil || in.Last.Check != asked) {
+	if unanswered {
 		d.Try, d.Write = true, true
 		return d
 	}
@@ -99,11 +107,16 @@ func decide(in *input) decision {
 	return d
 }
 
-// refuse shows a refusal. One that is shown already keeps its time.
-func refuse(s *velerov1.BackupStorageLocationStatus, message string, now time.Time) {
-	if s.Phase == velerov1.LocationUnavailable && s.Message == message && s.LastValidationTime != nil {
-		return
+// refuse shows a refusal. One that is shown already keeps its time, unless somebody has asked: who asks waits for a later time.
+func refuse(s *velerov1.BackupStorageLocationStatus, message string, now time.Time, asked bool) {
+	at := metav1.NewTime(now.Truncate(time.Second))
+	if last := s.LastValidationTime; last != nil {
+		if s.Phase == velerov1.LocationUnavailable && s.Message == message && !asked {
+			return
+		}
+		if !last.Before(&at) {
+			at = metav1.NewTime(last.Add(time.Second))
+		}
 	}
-	s.Phase, s.Message = velerov1.LocationUnavailable, message
-	s.LastValidationTime = &metav1.Time{Time: now.Truncate(time.Second)}
+	s.Phase, s.Message, s.LastValidationTime = velerov1.LocationUnavailable, message, &at
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
@@ -20,6 +21,8 @@ func TestDecide(t *testing.T) {
 		return &attempt{At: now.Add(-ago), WroteAt: now.Add(-wrote), Failure: failure}
 	}
 	available := velerov1.BackupStorageLocationStatus{Phase: velerov1.LocationAvailable, LastValidationTime: &metav1.Time{Time: now.Add(-time.Hour)}}
+	refused := velerov1.BackupStorageLocationStatus{Phase: velerov1.LocationUnavailable, Message: "spec.x: no", LastValidationTime: &metav1.Time{Time: now}}
+	shelf := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "shelf"}}
 	for name, c := range map[string]struct {
 		in         input
 		every      *metav1.Duration
@@ -34,6 +37,17 @@ func TestDecide(t *testing.T) {
 		"a new location":          {in: input{Place: bucket}, try: true, write: true},
 		"it is being tried":       {in: input{Place: bucket, Running: true}},
 		"a refusal":               {in: input{Refusal: "spec.x: no"}, phase: velerov1.LocationUnavailable, says: "spec.x: no", after: defaultFrequency, at: now},
+		"a refusal that is shown": {in: input{Refusal: "spec.x: no"}, status: refused, phase: velerov1.LocationUnavailable, says: "spec.x: no", after: defaultFrequency, at: now},
+		"a refusal, and a check is asked for": {
+			in: input{Refusal: "spec.x: no"}, status: refused, check: "1", phase: velerov1.LocationUnavailable, says: "spec.x: no", after: defaultFrequency, at: now.Add(time.Second),
+		},
+		"a refusal, and the check is answered": {
+			in: input{Refusal: "spec.x: no", Last: &attempt{Check: "1"}}, status: refused, check: "1", phase: velerov1.LocationUnavailable, says: "spec.x: no", after: defaultFrequency, at: now,
+		},
+		"a claim that was tried": {
+			in: input{Last: tried(time.Minute, time.Minute, ""), Storage: datamove.Storage{Volume: shelf, OneNode: true}}, phase: velerov1.LocationAvailable,
+			says: datamove.Storage{Volume: shelf, OneNode: true}.Remark(), after: directoryFrequency - time.Minute, at: now.Add(-time.Minute),
+		},
 		"it answered":             {in: input{Place: bucket, Last: tried(10*time.Second, 10*time.Second, "")}, phase: velerov1.LocationAvailable, after: 50 * time.Second, at: now.Add(-10 * time.Second)},
 		"it did not":              {in: input{Place: bucket, Last: tried(10*time.Second, time.Hour, "x")}, status: available, phase: velerov1.LocationUnavailable, says: "x", after: 50 * time.Second, at: now.Add(-10 * time.Second)},
 		"it is due":               {in: input{Place: bucket, Last: tried(time.Minute, time.Minute, "")}, phase: velerov1.LocationAvailable, try: true, at: now.Add(-time.Minute)},

@@ -5,7 +5,7 @@
 // the BackupRepositories in it.
 //
 // A location is listed each time. Something is written and deleted there when it is tried for the first time, after a change, after a failure
-// and once an hour: a bucket with versions keeps each of these objects for good. No pass waits for a storage.
+// and once an hour: a bucket with versions keeps each of these objects for good. A claim and an NFS export are tried by a pod (package storagepod). No pass waits for a storage.
 package backupstoragelocation
 
 // +kubebuilder:rbac:groups=velero.io,resources=backupstoragelocations,verbs=get;list;watch

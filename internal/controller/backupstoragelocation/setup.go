@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -18,6 +19,7 @@ import (
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/controller/errand"
+	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -29,18 +31,30 @@ type Trier interface {
 	Try(ctx context.Context, root datamove.Access, write bool) error
 }
 
-// Options are what Setup needs besides the manager. Namespace has no default.
+// Looker tries a location that only pods can mount: see storagepod.Looker.
+type Looker interface {
+	Find(ctx context.Context, volume corev1.VolumeSource) (s datamove.Storage, refusal string, err error)
+	Look(ctx context.Context, r *storagepod.Request) repositoryaccess.Seen
+}
+
+// Options are what Setup needs besides the manager. Namespace and Image have no default.
 type Options struct {
 	// Namespace is Varve's own: whose locations are tried.
 	Namespace string
-	// Trier tries them. Default: a repositoryaccess.Store.
+	// Image is what the pods are made of that try claims and NFS exports.
+	Image storagepod.Image
+	// Trier tries buckets. Default: a repositoryaccess.Store.
 	Trier Trier
+	// Looker tries claims and NFS exports. Default: a storagepod.Looker.
+	Looker Looker
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 }
 
 // limits bound how locations are tried.
 var limits = errand.Limits{InAll: 8, PerGroup: 1, Deadline: 30 * time.Second}
+
+var locationKind = metav1.TypeMeta{APIVersion: velerov1.GroupVersion.String(), Kind: "BackupStorageLocation"}
 
 type reconciler struct {
 	Options
@@ -60,6 +74,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	}
 	if o.Trier == nil {
 		o.Trier = repositoryaccess.NewStore(o.Clock.Now, nil)
+	}
+	if o.Looker == nil {
+		o.Looker = &storagepod.Looker{Namespace: o.Namespace, Image: o.Image, Client: mgr.GetClient(), Live: mgr.GetAPIReader()}
 	}
 	r := &reconciler{
 		Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(), errands: errand.NewRunner[attempt](limits), last: map[types.NamespacedName]attempt{},
@@ -100,6 +117,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.writeStatus(ctx, l, d.Status); err != nil {
 		return reconcile.RetryConflict(ctrl.Result{}, err)
 	}
+	if d.Answered {
+		r.remember(req.NamespacedName, &attempt{Check: l.Annotations[location.AnnotationCheck], At: in.Now})
+	}
 	if d.Try {
 		r.send(in, d.Write)
 	}
@@ -139,16 +159,32 @@ func (r *reconciler) gather(ctx context.Context, l *velerov1.BackupStorageLocati
 	var err error
 	if in.Place, err = location.Parse(l, secrets); err != nil {
 		in.Refusal = err.Error()
-		return in, nil
+		in.Last = r.recall(key, "")
+		return in, nil //nolint:nilerr // it is the location's refusal
 	}
-	sum := sha256.Sum256(append(in.Place.Root().Encode(), l.UID...))
+	if in.Place.S3 == nil {
+		if in.Storage, in.Refusal, err = r.Looker.Find(ctx, *in.Place.Volume); err != nil {
+			return nil, err
+		}
+		if in.Refusal != "" {
+			in.Last = r.recall(key, "")
+			return in, nil
+		}
+	}
+	sum := sha256.Sum256(append(in.Place.Root().Encode(), in.Storage.Encode()+string(l.UID)...))
 	in.Fingerprint = hex.EncodeToString(sum[:])
+	in.Last = r.recall(key, in.Fingerprint)
+	return in, nil
+}
+
+// recall returns the last attempt, if it was at what fingerprint stands for. That of a refusal is "".
+func (r *reconciler) recall(key types.NamespacedName, fingerprint string) *attempt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if last, ok := r.last[key]; ok && last.Fingerprint == in.Fingerprint {
-		in.Last = &last
+	if last, ok := r.last[key]; ok && last.Fingerprint == fingerprint {
+		return &last
 	}
-	return in, nil
+	return nil
 }
 
 // writeStatus writes the status if it differs. The kind has no status subresource.
@@ -177,6 +213,16 @@ func (r *reconciler) send(in *input, write bool) {
 	root, key := in.Place.Root(), client.ObjectKeyFromObject(in.Location)
 	words := repositoryaccess.Words{Place: in.Place.String(), Keys: "the Secret of the location"}
 	done := attempt{Fingerprint: in.Fingerprint, Check: in.Location.Annotations[location.AnnotationCheck], Wrote: write && !root.ReadOnly}
+	if in.Place.S3 == nil {
+		look := &repositoryaccess.Look{Task: repositoryaccess.TryLocation, Root: root, Write: write, Words: words}
+		request := &storagepod.Request{Owner: in.Location, Kind: locationKind, Storage: in.Storage, Look: look}
+		r.errands.RunFor(storagepod.Deadline, key, key.String(), func(ctx context.Context) attempt {
+			done.Failure = r.Looker.Look(ctx, request).Failure
+			done.At = r.Clock.Now()
+			return done
+		})
+		return
+	}
 	r.errands.Run(key, key.String(), func(ctx context.Context) attempt {
 		if err := r.Trier.Try(ctx, root, write); err != nil {
 			done.Failure = repositoryaccess.Explain(err, root, words)

@@ -23,7 +23,7 @@ import (
 type Limits struct {
 	// InAll and PerGroup are how many run at a time. The others wait.
 	InAll, PerGroup int
-	// Deadline is how long one may take from its beginning.
+	// Deadline is how long one may take from its beginning, unless RunFor says otherwise.
 	Deadline time.Duration
 }
 
@@ -76,6 +76,11 @@ func (r *Runner[R]) Source() source.Source {
 
 // Run starts do, unless an errand for the key runs or waits already. A result that nobody took is forgotten.
 func (r *Runner[R]) Run(key types.NamespacedName, groupName string, do func(context.Context) R) {
+	r.RunFor(r.limits.Deadline, key, groupName, do)
+}
+
+// RunFor is Run with another deadline.
+func (r *Runner[R]) RunFor(deadline time.Duration, key types.NamespacedName, groupName string, do func(context.Context) R) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stopped || r.running[key] {
@@ -90,13 +95,13 @@ func (r *Runner[R]) Run(key types.NamespacedName, groupName string, do func(cont
 	r.running[key] = true
 	delete(r.results, key)
 	r.errands.Go(func() {
-		result, ok := r.perform(g, do)
+		result, ok := r.perform(g, deadline, do)
 		r.finish(key, groupName, result, ok)
 	})
 }
 
 // perform waits for the places that an errand needs, and runs it. It returns false if the manager ends before.
-func (r *Runner[R]) perform(g *group, do func(context.Context) R) (result R, ok bool) {
+func (r *Runner[R]) perform(g *group, deadline time.Duration, do func(context.Context) R) (result R, ok bool) {
 	<-r.started
 	for _, slots := range []chan struct{}{g.slots, r.slots} {
 		select {
@@ -106,7 +111,7 @@ func (r *Runner[R]) perform(g *group, do func(context.Context) R) (result R, ok 
 			return result, false
 		}
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, r.limits.Deadline)
+	ctx, cancel := context.WithTimeout(r.ctx, deadline)
 	defer cancel()
 	result = do(ctx)
 	return result, r.ctx.Err() == nil

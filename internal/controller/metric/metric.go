@@ -1,5 +1,5 @@
-// Package metric holds the controller's Prometheus metrics about machines and their backups. docs/metrics.md lists
-// them.
+// Package metric holds the controller's Prometheus metrics about machines and their backups, and about the data mover's
+// locations and repositories. docs/metrics.md lists them.
 //
 // Gauges are computed from the objects on each scrape, so that none can drift. What they say about backups that have
 // ended, which are in no cache, is read from the API server once when the process gets the lease, and kept as one
@@ -32,7 +32,7 @@ const readTimeout = 5 * time.Second
 // Set is one controller's metrics: a Collector to register, and a Runnable for the manager. Its methods are safe for
 // concurrent use.
 type Set struct {
-	// cached reads machines, instances, trackers and the backups that have not ended.
+	// cached reads machines, instances, trackers, the backups that have not ended, locations and repositories.
 	cached client.Reader
 	// live reads the backups that have ended.
 	live client.Reader
@@ -119,9 +119,9 @@ var machineLabels = []string{"namespace", "vm"}
 
 // Describe implements prometheus.Collector.
 func (s *Set) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
+	for _, d := range append([]*prometheus.Desc{
 		info, instances, machineInfo, machineCreated, lastSuccess, lastDuration, lastMoved, lastFallbacks, lastResult, unfinished, discarded,
-	} {
+	}, moverDescriptions...) {
 		ch <- d
 	}
 	for _, c := range s.counted() {
@@ -147,6 +147,8 @@ func (s *Set) Collect(ch chan<- prometheus.Metric) {
 	s.collectInstances(ctx, ch)
 	s.collectUnfinished(ctx, ch)
 	s.collectMachines(ctx, ch)
+	s.collectLocations(ctx, ch)
+	s.collectRepositories(ctx, ch)
 	for _, c := range s.counted() {
 		c.Collect(ch)
 	}

@@ -95,7 +95,9 @@ type RepositoryState struct {
 // PodState is what is known of a mover pod.
 type PodState struct {
 	Name, Node string
-	UID        types.UID
+	// Pinned is the only node that it may run on; "": there may be others.
+	Pinned string
+	UID    types.UID
 	// Deleting: it has a deletionTimestamp. Running: the mover runs. Ended: it will never run again.
 	Deleting, Running, Ended bool
 	// Deaths is how often the mover has died in it, and LastWords what it said the last time.
@@ -141,7 +143,7 @@ func decide(in Input) Decision {
 	case velerov2.PhaseInProgress:
 		return decideInProgress(in)
 	default: // somebody's own words, such as New with a driver
-		return end(in, velerov2.PhaseFailed, fmt.Sprintf("the phase %s is none that a %s of %s is in", o.Phase, o.Kind, o.Driver))
+		return fail(in, ReasonUnexpectedPhase, fmt.Sprintf("the phase %s is none that a %s of %s is in", o.Phase, o.Kind, o.Driver))
 	}
 }
 
@@ -161,7 +163,7 @@ func decideNew(in Input) Decision {
 		// What it names is disposed of, too: whoever made the snapshot waits for nobody.
 		change.Phase, change.Driver = velerov2.PhaseCanceling, in.Self
 		change.Finalizer = o.Finalizer || !o.Deleted
-		change.Memory.Ending = &ending{Phase: velerov2.PhaseCanceled, Message: cancelReason(o), Since: metav1.NewTime(in.Now).Rfc3339Copy()}
+		change.Memory, change.Begins = memory{Ending: &ending{Phase: velerov2.PhaseCanceled, Message: cancelReason(o), Since: metav1.NewTime(in.Now).Rfc3339Copy()}}, true
 		change.Message = "canceling: " + cancelReason(o)
 	case in.Unserved != "":
 		change.Phase, change.Message, change.Completed, change.Finalizer = velerov2.PhaseFailed, in.Unserved, in.Now, false
@@ -217,6 +219,13 @@ func end(in Input, phase velerov2.Phase, message string) Decision {
 	return Decision{Do: Write, Change: change}
 }
 
+// fail begins the end of an object that fails.
+func fail(in Input, reason FailureReason, message string) Decision {
+	d := end(in, velerov2.PhaseFailed, message)
+	d.Change.Memory.Ending.Reason = reason
+	return d
+}
+
 // decidePodNode is for an object whose pod is on a node that is lost. A pod that has reported is not needed any more.
 func decidePodNode(in Input) (Decision, bool) {
 	o := &in.Object
@@ -224,14 +233,14 @@ func decidePodNode(in Input) (Decision, bool) {
 		return Decision{}, false
 	}
 	if in.PodNode.Gone {
-		return end(in, velerov2.PhaseFailed, fmt.Sprintf("node %s, on which the mover pod ran, is gone: try again", in.PodNode.Name)), true
+		return fail(in, ReasonNodeLost, fmt.Sprintf("node %s, on which the mover pod ran, is gone: try again", in.PodNode.Name)), true
 	}
 	if !in.PodNode.isLost(in.Now) {
 		return Decision{}, false
 	}
 	deadline := in.PodNode.NotReadySince.Add(lostAfter + o.OperationTimeout)
 	if !in.Now.Before(deadline) {
-		return end(in, velerov2.PhaseFailed, fmt.Sprintf("node %s, on which the mover pod runs, has not been ready since %s: try again",
+		return fail(in, ReasonNodeLost, fmt.Sprintf("node %s, on which the mover pod runs, has not been ready since %s: try again",
 			in.PodNode.Name, in.PodNode.NotReadySince.UTC().Format(time.RFC3339))), true
 	}
 	return waitFor(in, fmt.Sprintf("node %s, on which the mover pod runs, to be ready again", in.PodNode.Name), deadline), true

@@ -16,14 +16,14 @@ func decideAccepted(in Input) Decision {
 	o := &in.Object
 	deadline := o.Accepted.Add(in.PrepareTimeout)
 	if in.Unserved != "" {
-		return end(in, velerov2.PhaseFailed, in.Unserved)
+		return fail(in, ReasonUnserved, in.Unserved)
 	}
 	if !in.Location.Found {
 		until := o.Accepted.Add(min(o.OperationTimeout, in.PrepareTimeout))
 		return waitOrFail(in, fmt.Sprintf("BackupStorageLocation %s/%s to be created", o.Namespace, o.Location), until)
 	}
 	if in.Location.ReadOnly && o.Kind == datamove.Upload {
-		return end(in, velerov2.PhaseFailed, fmt.Sprintf("BackupStorageLocation %s/%s is read-only: nothing can be uploaded to it", o.Namespace, o.Location))
+		return fail(in, ReasonReadOnlyLocation, fmt.Sprintf("BackupStorageLocation %s/%s is read-only: nothing can be uploaded to it", o.Namespace, o.Location))
 	}
 	if in.Pod != nil && in.Pod.Running && in.Pod.UID != o.Memory.Lost {
 		return prepared(in)
@@ -36,7 +36,7 @@ func decideAccepted(in Input) Decision {
 	}
 	if in.Exposed.Err != nil {
 		if isRefusal(in.Exposed.Err) {
-			return end(in, velerov2.PhaseFailed, in.Exposed.Err.Error())
+			return fail(in, ReasonRefused, in.Exposed.Err.Error())
 		}
 		return waitOrFail(in, "its volume to be accessible: "+in.Exposed.Err.Error(), deadline)
 	}
@@ -71,6 +71,8 @@ func decidePod(in Input, diagnosis string, deadline time.Time) Decision {
 		return Decision{Do: DeletePod}
 	case in.Pod.Ended:
 		return recordLoss(in, in.Pod.UID, max(1, in.Pod.Deaths), in.Pod.LastWords)
+	case in.Pod.Node == "" && in.Pod.Pinned != "" && in.Pod.Pinned != in.Self:
+		return Decision{Do: DeletePod} // made for the node of the driver before, which is lost
 	default:
 		return waitOrFail(in, because(because("pod "+in.Pod.Name+" to run", in.Pod.Trouble), diagnosis), deadline)
 	}
@@ -95,7 +97,7 @@ func recordLoss(in Input, pod types.UID, deaths int, words string) Decision {
 		m.LastWords = words
 	}
 	if m.Deaths >= maxDeaths {
-		return end(in, velerov2.PhaseFailed, because(fmt.Sprintf("the mover died %d times without a result", m.Deaths), m.LastWords))
+		return fail(in, ReasonMoverDied, because(fmt.Sprintf("the mover died %d times without a result", m.Deaths), m.LastWords))
 	}
 	at := metav1.NewTime(in.Now.Add(firstRetry << (m.Deaths - 1))).Rfc3339Copy()
 	m.RetryAt = &at
@@ -111,10 +113,10 @@ func failureOf(in Input) (Decision, bool) {
 		if r.Outcome == datamove.Canceled {
 			message = because("the mover ended as if it had been canceled", r.Message)
 		}
-		return end(in, velerov2.PhaseFailed, message), true
+		return fail(in, ReasonMoverFailed, message), true
 	}
 	if in.Pod != nil && in.Pod.UID != o.Memory.Lost && o.Memory.Deaths+in.Pod.Deaths >= maxDeaths {
-		return end(in, velerov2.PhaseFailed, because(fmt.Sprintf("the mover died %d times without a result", o.Memory.Deaths+in.Pod.Deaths), in.Pod.LastWords)), true
+		return fail(in, ReasonMoverDied, because(fmt.Sprintf("the mover died %d times without a result", o.Memory.Deaths+in.Pod.Deaths), in.Pod.LastWords)), true
 	}
 	return Decision{}, false
 }
@@ -182,7 +184,7 @@ func decideLostPod(in Input, deadline time.Time) Decision {
 	case in.Pod == nil && o.Memory.Pod == "" && in.Exposed == nil && (o.Memory.RetryAt == nil || !in.Now.Before(o.Memory.RetryAt.Time)):
 		return Decision{Do: Expose} // the pod needs the volume
 	case in.Exposed != nil && in.Exposed.Err != nil && isRefusal(in.Exposed.Err):
-		return end(in, velerov2.PhaseFailed, in.Exposed.Err.Error())
+		return fail(in, ReasonRefused, in.Exposed.Err.Error())
 	case in.Exposed != nil && in.Exposed.Err != nil:
 		return waitOrFail(in, "its volume to be accessible: "+in.Exposed.Err.Error(), deadline)
 	case in.Exposed != nil && in.Exposed.Volume == nil:
@@ -194,6 +196,9 @@ func decideLostPod(in Input, deadline time.Time) Decision {
 // decideMoved is for an object whose data was moved: the pod goes, and the exposer finishes.
 func decideMoved(in Input, r *datamove.Report) Decision {
 	o := &in.Object
+	if o.Kind == datamove.Upload && !isPointOf(o, r.SnapshotID) {
+		return fail(in, ReasonMoverFailed, fmt.Sprintf("the mover reported the snapshotID %q, which is not that of this DataUpload", r.SnapshotID))
+	}
 	if o.Memory.Finishing == nil {
 		change := o.unchanged()
 		at := metav1.NewTime(in.Now).Rfc3339Copy()
@@ -212,7 +217,7 @@ func decideMoved(in Input, r *datamove.Report) Decision {
 	case in.Finished == nil:
 		return Decision{Do: Finish}
 	case in.Finished.Err != nil && isRefusal(in.Finished.Err):
-		return end(in, velerov2.PhaseFailed, "the data was moved, but: "+in.Finished.Err.Error())
+		return fail(in, ReasonRefused, "the data was moved, but: "+in.Finished.Err.Error())
 	case in.Finished.Err != nil:
 		return waitOrFail(in, "the volume to be handed over: "+in.Finished.Err.Error(), deadline)
 	case !in.Finished.Done:
@@ -224,10 +229,21 @@ func decideMoved(in Input, r *datamove.Report) Decision {
 	return d
 }
 
+// isPointOf says that a snapshotID names the restore point of an upload. A mover reads what a tenant wrote: if it was made to report
+// another tenant's restore point, that tenant's data would be restored to this one's claim.
+func isPointOf(o *Object, snapshotID string) bool {
+	id, err := datamove.ParseSnapshotID(snapshotID)
+	if err != nil {
+		return false
+	}
+	point, err := datamove.PointID(o.UID)
+	return err == nil && id.Point == point && id.Namespace == o.Tenant
+}
+
 // waitOrFail waits until the deadline, and then fails the object with what it waited for.
 func waitOrFail(in Input, what string, deadline time.Time) Decision {
 	if !in.Now.Before(deadline) {
-		return end(in, velerov2.PhaseFailed, fmt.Sprintf("waited in vain for %s", what))
+		return fail(in, ReasonTimedOut, fmt.Sprintf("waited in vain for %s", what))
 	}
 	return waitFor(in, what, deadline)
 }

@@ -2,6 +2,7 @@ package datamover
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,12 @@ import (
 
 var now = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
+// uid is that of base's object, and ownPoint the snapshotID that its mover reports.
+const (
+	uid      = "0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a"
+	ownPoint = "varve1.disk.0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a.app"
+)
+
 func at(d time.Duration) *metav1.Time {
 	t := metav1.NewTime(now.Add(d))
 	return &t
@@ -26,7 +33,7 @@ func base(phase velerov2.Phase) Input {
 	in := Input{
 		Now: now, Self: "node-a", Served: true, PrepareTimeout: 30 * time.Minute, DriverNode: NodeState{Name: "node-a"},
 		Object: Object{
-			Kind: datamove.Upload, NamespacedName: types.NamespacedName{Namespace: "velero", Name: "b1-x"}, UID: "u1", Created: now.Add(-time.Hour), Finalizer: true,
+			Kind: datamove.Upload, NamespacedName: types.NamespacedName{Namespace: "velero", Name: "b1-x"}, UID: uid, Created: now.Add(-time.Hour), Finalizer: true,
 			Mover: "varve", SnapshotType: "CSI", Location: "default", Tenant: "app", OperationTimeout: 10 * time.Minute,
 			Phase: phase, Driver: "node-a", Accepted: now.Add(-time.Minute),
 		},
@@ -51,7 +58,7 @@ func base(phase velerov2.Phase) Input {
 func ready() *ExposeAnswer { return &ExposeAnswer{Exposure: Exposure{Volume: &Volume{Claim: "du-u1"}}} }
 
 func reportBy(pod types.UID, outcome datamove.Outcome) *datamove.Report {
-	return &datamove.Report{Pod: pod, Outcome: outcome, Message: "it broke", SnapshotID: "s1"}
+	return &datamove.Report{Pod: pod, Outcome: outcome, Message: "it broke", SnapshotID: ownPoint}
 }
 
 func ended(phase velerov2.Phase, since time.Duration) *ending {
@@ -141,6 +148,15 @@ func TestDecide(t *testing.T) {
 		{"the pod is pending for too long", accepted, func(in *Input) {
 			in.Exposed, in.Pod, in.Object.Accepted = ready(), &PodState{Name: "du-u1", UID: "p1", Trouble: "ImagePullBackOff: no such image"}, now.Add(-time.Hour)
 		}, Write, "", failed, "ImagePullBackOff", nil},
+		{"the pod is pending, made for the node of the driver before", accepted, func(in *Input) {
+			in.Exposed, in.Pod = ready(), &PodState{Name: "du-u1", UID: "p1", Pinned: "node-b"}
+		}, DeletePod, "", "", "", nil},
+		{"the same, made for this node", accepted, func(in *Input) {
+			in.Exposed, in.Pod = ready(), &PodState{Name: "du-u1", UID: "p1", Pinned: "node-a"}
+		}, Write, "", "", "waiting for pod du-u1 to run", nil},
+		{"the same, on its node", accepted, func(in *Input) {
+			in.Exposed, in.Pod = ready(), &PodState{Name: "du-u1", UID: "p1", Pinned: "node-b", Node: "node-b"}
+		}, Write, "", "", "waiting for pod du-u1 to run", nil},
 		{"the pod runs", accepted, func(in *Input) { in.Pod = &PodState{Name: "du-u1", UID: "p1", Node: "node-c", Running: true} }, Write, preparedPhase, "", "", func(c *Change) bool {
 			return c.Node == "node-c" && c.Memory.Pod == "p1" && c.Message == ""
 		}},
@@ -170,6 +186,16 @@ func TestDecide(t *testing.T) {
 		// Prepared.
 		{"prepared", preparedPhase, nil, Write, inProgress, "", "", func(c *Change) bool { return c.Started.Equal(now) }},
 		{"prepared, cancelled", preparedPhase, func(in *Input) { in.Object.Cancel = true }, Write, canceling, canceled, "", nil},
+		// Upstream's defect 4: a prepared object whose node had died waited for hours.
+		{"prepared, the pod's node is gone", preparedPhase, func(in *Input) {
+			in.PodNode = NodeState{Name: "node-b", Gone: true}
+		}, Write, "", failed, "node node-b, on which the mover pod ran, is gone", nil},
+		{"prepared, the pod's node is lost", preparedPhase, func(in *Input) {
+			in.PodNode = NodeState{Name: "node-b", NotReadySince: now.Add(-2 * time.Minute)}
+		}, Write, "", "", "waiting for node node-b", nil},
+		{"prepared, the pod's node is lost for long", preparedPhase, func(in *Input) {
+			in.PodNode = NodeState{Name: "node-b", NotReadySince: now.Add(-lostAfter - in.Object.OperationTimeout)}
+		}, Write, "", failed, "has not been ready since", nil},
 		{"prepared, pod gone", preparedPhase, func(in *Input) { in.Pod = nil }, Write, "", "", "pod is lost", func(c *Change) bool { return c.Memory.Lost == "p1" }},
 		{"prepared, the next pod is due", preparedPhase, func(in *Input) { in.Pod, in.Object.Memory = nil, memory{Lost: "p1", RetryAt: at(0)} }, Expose, "", "", "", nil},
 		// In progress.
@@ -187,6 +213,14 @@ func TestDecide(t *testing.T) {
 			return c.Memory.Lost == "p1" && c.Memory.Pod == "" && c.Memory.Deaths == 1
 		}},
 		{"another pod runs", inProgress, func(in *Input) { in.Pod.UID, in.Object.Memory = "p2", memory{Lost: "p1", Deaths: 1, Stalled: at(0)} }, Write, "", "", "", func(c *Change) bool { return c.Memory.Pod == "p2" }},
+		{"another pod is pending, made for the node of the driver before", inProgress, func(in *Input) {
+			in.Pod, in.PodNode, in.Object.Memory = &PodState{Name: "du-u1", UID: "p2", Pinned: "node-b"}, NodeState{}, memory{Lost: "p1", Deaths: 1, Stalled: at(0)}
+		}, DeletePod, "", "", "", nil},
+		{"a copy of one that has ended, canceled", velerov2.PhaseNew, func(in *Input) {
+			in.Object.Driver, in.Object.Cancel, in.Object.Memory = "", true, memory{Ending: ended(completed, time.Hour), Disposed: true}
+		}, Write, velerov2.PhaseCanceling, "", "", func(c *Change) bool {
+			return c.Begins && c.Memory.Ending.Phase == velerov2.PhaseCanceled && !c.Memory.Disposed
+		}},
 		{"the fifth death, in pods that are gone", inProgress, func(in *Input) {
 			in.Pod.Running, in.Pod.Ended, in.Pod.LastWords, in.Object.Memory = false, true, "bus error", memory{Pod: "p1", Deaths: 4, Stalled: at(0)}
 		}, Write, "", failed, "died 5 times without a result: bus error", nil},
@@ -211,7 +245,23 @@ func TestDecide(t *testing.T) {
 		}, Write, "", failed, "the snapshot is gone", nil},
 		{"finished", inProgress, func(in *Input) {
 			in.Object.Report, in.Object.Memory.Finishing, in.Pod, in.Finished = reportBy("p1", datamove.Succeeded), at(0), nil, done
-		}, Write, "", completed, "", func(c *Change) bool { return c.Result.SnapshotID == "s1" && c.Completed.IsZero() }},
+		}, Write, "", completed, "", func(c *Change) bool { return c.Result.SnapshotID == ownPoint && c.Completed.IsZero() }},
+		{"success with nothing stored", inProgress, func(in *Input) {
+			in.Object.Report = reportBy("p1", datamove.Succeeded)
+			in.Object.Report.SnapshotID = ""
+		}, Write, "", failed, `snapshotID "", which is not that of this DataUpload`, nil},
+		{"success with another's restore point", inProgress, func(in *Input) {
+			in.Object.Report = reportBy("p1", datamove.Succeeded)
+			in.Object.Report.SnapshotID = "varve1.disk.0b0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a.app"
+		}, Write, "", failed, "is not that of this DataUpload", nil},
+		{"success with another namespace's repository", inProgress, func(in *Input) {
+			in.Object.Report = reportBy("p1", datamove.Succeeded)
+			in.Object.Report.SnapshotID = "varve1.disk.0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a.victim"
+		}, Write, "", failed, "is not that of this DataUpload", nil},
+		{"success of a download, which has no snapshotID", inProgress, func(in *Input) {
+			in.Object.Kind, in.Object.Report = datamove.Download, reportBy("p1", datamove.Succeeded)
+			in.Object.Report.SnapshotID = ""
+		}, Write, "", "", "", func(c *Change) bool { return c.Memory.Finishing != nil }},
 		{"failure", inProgress, func(in *Input) { in.Object.Report = reportBy("p1", datamove.Failed) }, Write, "", failed, "it broke", nil},
 		{"an unasked cancel", inProgress, func(in *Input) { in.Object.Report = reportBy("p1", datamove.Canceled) }, Write, "", failed, "as if it had been canceled", nil},
 		{"a report of a pod that was given up", inProgress, func(in *Input) { in.Object.Report = reportBy("p0", datamove.Succeeded) }, Write, "", "", "", func(c *Change) bool { return c.Memory.Finishing == nil }},
@@ -295,6 +345,9 @@ func TestDecide(t *testing.T) {
 			}
 			if row.ending != "" && (c.Memory.Ending == nil || c.Memory.Ending.Phase != row.ending) {
 				t.Errorf("ending %+v, want %s", c.Memory.Ending, row.ending)
+			}
+			if row.ending == failed && in.Object.Memory.Ending == nil && !slices.Contains(failureReasons, c.Memory.Ending.Reason) {
+				t.Errorf("fails without a reason: %+v", c.Memory.Ending)
 			}
 			if row.ending == "" && c.Memory.Ending != nil && in.Object.Memory.Ending == nil {
 				t.Errorf("ends: %+v", c.Memory.Ending)

@@ -30,7 +30,7 @@ func TestDataUpload_fromBeginningToEnd(t *testing.T) {
 	o := w.upload("b1-x")
 	v := w.untilPhase(o, velerov2.PhaseCompleted)
 	s := &o.Status
-	if v.Driver != node || v.Node != node || s.SnapshotID != "s" || s.IncrementalBytes != 7 || s.AcceptedTimestamp == nil || s.StartTimestamp == nil || s.CompletionTimestamp == nil || s.Message != "" {
+	if v.Driver != node || v.Node != node || s.SnapshotID != pointOf(o) || s.IncrementalBytes != 7 || s.DataMoverResult[datamove.ResultRepository] != "r1" || s.AcceptedTimestamp == nil || s.StartTimestamp == nil || s.CompletionTimestamp == nil || s.Message != "" {
 		t.Errorf("%+v", s)
 	}
 	w.nothingLeft()
@@ -44,6 +44,30 @@ func TestDataUpload_fromBeginningToEnd(t *testing.T) {
 		t.Error("nothing keeps it for its restore point")
 	}
 	w.delete(o)
+	w.untilGone(o)
+}
+
+// A completed DataUpload stays until the controller has said what became of its restore point. The test plays the controller.
+func TestDataUpload_staysUntilItsRestorePointIsGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.deleter = ControllerDeletes{}
+	w.handler(w.node())
+	o := w.upload("b1-x")
+	w.untilPhase(o, velerov2.PhaseCompleted)
+	w.delete(o)
+	w.untilSays(o, "waiting for the restore point to be deleted: the controller has not looked at it yet")
+	say := func(d datamove.PointDeletion) {
+		t.Helper()
+		controlplane.Update(t, w.admin, o, false, func(o *velerov2.DataUpload) {
+			metav1.SetMetaDataAnnotation(&o.ObjectMeta, datamove.AnnotationPointDeletion, d.Encode())
+		})
+	}
+	say(datamove.PointDeletion{UID: o.UID, State: datamove.DeletionWaits, Message: "it is pinned"})
+	w.untilSays(o, "waiting for the restore point to be deleted: it is pinned")
+	say(datamove.PointDeletion{UID: "another", State: datamove.DeletionDone})
+	w.untilSays(o, "the controller has not looked at it yet")
+	say(datamove.PointDeletion{UID: o.UID, State: datamove.DeletionDone})
 	w.untilGone(o)
 }
 
@@ -245,6 +269,31 @@ func TestTake_hasOneWinner(t *testing.T) {
 }
 
 // Upstream's defect 8: agents that count and then take can pass a limit together.
+// Somebody tries again by creating an ended object again, as kubectl shows it: what a handler has noted on the other one comes with it.
+func TestTake_forgetsWhatACopyBrings(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.handler(w.node())
+	w.target()
+	over := ended(velerov2.PhaseCompleted, time.Hour)
+	notes := map[string]string{
+		datamove.AnnotationDriver:  (memory{Pod: "p1", Ending: over, Finishing: &over.Since, Disposed: true}).encode(),
+		datamove.AnnotationExposed: `{"version":1}`,
+		datamove.AnnotationReport:  reportBy("p1", datamove.Succeeded).Encode(),
+	}
+	o := w.download("r1-x", func(o *velerov2.DataDownload) { o.Annotations = notes })
+	w.untilPhase(o, velerov2.PhaseCompleted)
+	w.exposer.change(func() {
+		if !w.exposer.finished[o.UID] {
+			t.Error("Completed, and nothing was restored")
+		}
+	})
+	if o.Annotations[datamove.AnnotationExposed] != "" {
+		t.Error("the exposer has got another object's note")
+	}
+	w.nothingLeft()
+}
+
 func TestLimits_holdForManyObjects(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -442,8 +491,8 @@ func TestPod_thatDisappearsIsReplaced(t *testing.T) {
 		o.Annotations[datamove.AnnotationReport] = late.Encode()
 	})
 	w.set(func() {
-		w.report = func(client.Object) *datamove.Report {
-			return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: "s"}
+		w.report = func(o client.Object) *datamove.Report {
+			return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: pointOf(o)}
 		}
 	})
 	w.untilPhase(o, velerov2.PhaseCompleted)

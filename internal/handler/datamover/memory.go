@@ -17,7 +17,7 @@ const memoryVersion = 1
 // memory is what the driver of an object must know, and cannot read anywhere else. It is the object's AnnotationDriver.
 type memory struct {
 	Version int `json:"version"`
-	// Pod is the UID of the mover pod whose report counts.
+	// Pod is the UID of the mover pod whose report counts. Mover pods read it: datamove.CountedPod.
 	Pod types.UID `json:"pod,omitempty"`
 	// Lost is the UID of the last pod that ended or disappeared without a report.
 	Lost types.UID `json:"lost,omitempty"`
@@ -40,7 +40,9 @@ type memory struct {
 type ending struct {
 	Phase   velerov2.Phase `json:"phase"`
 	Message string         `json:"message,omitempty"`
-	Since   metav1.Time    `json:"since"`
+	// Reason is why it fails.
+	Reason FailureReason `json:"reason,omitempty"`
+	Since  metav1.Time   `json:"since"`
 }
 
 // encode returns the memory as the annotation has it; "" if there is nothing to remember.

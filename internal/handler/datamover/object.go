@@ -95,6 +95,8 @@ type Change struct {
 	Accepted, Started, Completed time.Time
 	Finalizer                    bool
 	Memory                       memory
+	// Begins: nobody has taken the object before, so what an exposer seems to remember on it was copied from another one.
+	Begins bool
 	// Result is a report whose results become the status'.
 	Result *datamove.Report
 }
@@ -122,6 +124,9 @@ func (c *Change) applyTo(o client.Object) {
 	} else {
 		delete(annotations, datamove.AnnotationDriver)
 	}
+	if c.Begins {
+		delete(annotations, datamove.AnnotationExposed)
+	}
 	o.SetAnnotations(annotations)
 	switch o := o.(type) {
 	case *velerov2.DataUpload:
@@ -147,9 +152,12 @@ func (c *Change) applyTo(o client.Object) {
 	}
 }
 
-// resultOf is status.dataMoverResult: for people, because a restore does not get it.
+// resultOf is status.dataMoverResult: for people and for the deletion of the restore point. A restore does not get it.
 func resultOf(r *datamove.Report) map[string]string {
 	result := map[string]string{"storedBytes": strconv.FormatInt(r.StoredBytes, 10)}
+	if r.Repository != "" {
+		result[datamove.ResultRepository] = r.Repository
+	}
 	if r.FullReason != "" {
 		result["fullReason"] = r.FullReason
 	}

@@ -29,7 +29,9 @@ type pass struct {
 	object   client.Object
 	settings settings.Settings
 	pod      *corev1.Pod
-	in       Input
+	// storage is what the object's pod mounts beside its volume; or nil.
+	storage *datamove.Storage
+	in      Input
 }
 
 // observe reads what a decision depends on. What the pass was answered before stays.
@@ -50,7 +52,9 @@ func (p *pass) observe(ctx context.Context) error {
 	if v.Phase == velerov2.PhaseNew && v.Driver == "" {
 		return nil
 	}
-	in.DriverNode = stateIn(nodes, v.Driver)
+	if in.DriverNode, err = p.findNodeState(ctx, nodes, v.Driver); err != nil {
+		return err
+	}
 	if v.Driver != p.NodeName {
 		return p.observeForeign(ctx)
 	}
@@ -98,9 +102,9 @@ func (p *pass) observePod(ctx context.Context, from client.Reader, nodes []*core
 		node = p.in.Object.Node
 	}
 	if node != "" {
-		p.in.PodNode = stateIn(nodes, node)
+		p.in.PodNode, err = p.findNodeState(ctx, nodes, node)
 	}
-	return nil
+	return err
 }
 
 // lastWarning returns the last warning of a pod's events that known does not say, or "".
@@ -191,6 +195,9 @@ func (p *pass) observeRepository(ctx context.Context) error {
 	s := RepositoryState{Name: name, Found: p.in.Repository.Found || repository != nil}
 	if repository != nil {
 		s.Ready, s.Message = repository.Status.Phase == velerov1.RepositoryReady, repository.Status.Message
+		if p.storage, err = datamove.StorageOf(repository); err != nil {
+			s.Ready, s.Message = false, err.Error()
+		}
 	}
 	p.in.Repository = s
 	return nil
@@ -265,10 +272,20 @@ func (m *Mover) findNode(ctx context.Context, name string) (*corev1.Node, error)
 	return reconcile.Find(ctx, m.Cached, types.NamespacedName{Name: name}, &corev1.Node{})
 }
 
-func stateIn(nodes []*corev1.Node, name string) NodeState {
-	i := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.Name == name })
-	if i < 0 {
-		return stateOfNode(name, nil)
+// findNodeState returns the state of a node. That it is gone is believed of the API server alone: a node that has just joined takes objects
+// before other handlers' caches have it, and what runs on a node that is gone is killed.
+func (m *Mover) findNodeState(ctx context.Context, cached []*corev1.Node, name string) (NodeState, error) {
+	i := slices.IndexFunc(cached, func(n *corev1.Node) bool { return n.Name == name })
+	if i >= 0 || name == "" {
+		var node *corev1.Node
+		if i >= 0 {
+			node = cached[i]
+		}
+		return stateOfNode(name, node), nil
 	}
-	return stateOfNode(name, nodes[i])
+	node, err := reconcile.Find(ctx, m.Live, types.NamespacedName{Name: name}, &corev1.Node{})
+	if err != nil {
+		return NodeState{}, err
+	}
+	return stateOfNode(name, node), nil
 }

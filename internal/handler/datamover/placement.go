@@ -25,6 +25,9 @@ func (m *Mover) isReachable(ctx context.Context, o client.Object, v *Object, sel
 	if err != nil || wait > 0 {
 		return false, wait, err
 	}
+	if ok, err := m.reachesStorage(ctx, v, selector, self, tolerations); err != nil || !ok {
+		return false, 0, err
+	}
 	if selects(selector, self) {
 		return true, 0, nil
 	}
@@ -62,9 +65,7 @@ func (m *Mover) placeOf(ctx context.Context, o client.Object, v *Object) (*corev
 			return nil, max(0, targetWait-m.Clock.Since(v.Created)), nil
 		}
 		if node := claim.Annotations[annotationSelectedNode]; node != "" {
-			return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
-			}}}, 0, nil
+			return nodeNamed(node), 0, nil
 		}
 	}
 	return nil, 0, nil

@@ -47,14 +47,14 @@ type podInput struct {
 	volume     Volume
 	image      Image
 	settings   settings.Settings
-	// storage is the volume that has the location, if that is a directory; nil if it is not.
-	storage *corev1.VolumeSource
+	// storage is where the location is, if that is a directory; nil if it is not.
+	storage *datamove.Storage
 	// elsewhere: the volume is where volume.NodeAffinity says, which is not the driver's node.
 	elsewhere bool
 }
 
-// moverPod returns the pod that moves an object's data. It holds no token but its own account's, and mounts nothing but the volume, the
-// access to its repository, and scratch space.
+// moverPod returns the pod that moves an object's data. It holds no token but its own account's, and mounts nothing but the volume, or
+// what opens the endpoints of its disk, the access to its repository, and scratch space.
 func moverPod(in podInput) *corev1.Pod {
 	v := &in.view
 	own := map[string]string{datamove.LabelObject: string(v.UID)}
@@ -100,6 +100,9 @@ func moverPod(in podInput) *corev1.Pod {
 		}},
 	}
 	in.addVolumes(&pod.Spec)
+	if in.storage != nil {
+		in.storage.Mount(&pod.ObjectMeta, &pod.Spec)
+	}
 	return pod
 }
 
@@ -132,6 +135,7 @@ func (in *podInput) job() datamove.Job {
 	}
 	if upload, ok := in.object.(*velerov2.DataUpload); ok {
 		job.SourceNamespace, job.SourceClaim, job.SourceUID = upload.Spec.SourceNamespace, upload.Spec.SourcePVC, in.volume.SourceUID
+		job.Endpoint = in.volume.Endpoint
 		for _, key := range []string{datamove.LabelBackupName, datamove.LabelBackupUID} {
 			if value := upload.Labels[key]; value != "" {
 				job.Labels = merged(job.Labels, map[string]string{key: value})
@@ -156,8 +160,9 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 	}}}, corev1.VolumeMount{MountPath: datamove.AccessDirectory, ReadOnly: true})
 	mount(corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(scratchSize.DeepCopy())}}},
 		corev1.VolumeMount{MountPath: datamove.CacheDirectory, SubPath: "cache"}, corev1.VolumeMount{MountPath: "/tmp", SubPath: "tmp"})
-	if in.storage != nil {
-		mount(corev1.Volume{Name: "storage", VolumeSource: *in.storage}, corev1.VolumeMount{MountPath: datamove.StorageDirectory})
+	if in.volume.Endpoint != nil {
+		mount(ownSecret(datamove.ChildName(in.view.Kind, in.view.UID), datamove.EndpointTokenKey, datamove.EndpointAuthoritiesKey, datamove.EndpointEndedKey),
+			corev1.VolumeMount{MountPath: datamove.EndpointDirectory, ReadOnly: true})
 	}
 	if in.volume.Claim == "" {
 		return
@@ -171,6 +176,15 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 		return
 	}
 	mount(claim, corev1.VolumeMount{MountPath: datamove.VolumeDirectory, ReadOnly: in.view.Kind == datamove.Upload})
+}
+
+// ownSecret is the Secret that has a pod's name, which a controller makes when the pod is there. The kubelet waits for it.
+func ownSecret(name string, keys ...string) corev1.Volume {
+	source := &corev1.SecretVolumeSource{SecretName: name, DefaultMode: ptr.To[int32](0o400)}
+	for _, key := range keys {
+		source.Items = append(source.Items, corev1.KeyToPath{Key: key, Path: key})
+	}
+	return corev1.Volume{Name: "source", VolumeSource: corev1.VolumeSource{Secret: source}}
 }
 
 // tokenVolume is what the kubelet would mount by itself, with a token that is valid for an hour.
@@ -221,6 +235,9 @@ func stateOfPod(p *corev1.Pod) *PodState {
 		Name: p.Name, Node: p.Spec.NodeName, UID: p.UID, Deleting: p.DeletionTimestamp != nil,
 		Ended: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 	}
+	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil {
+		s.Pinned = onlyNode(a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution)
+	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 			s.Trouble = because(c.Reason, c.Message)
@@ -230,25 +247,40 @@ func stateOfPod(p *corev1.Pod) *PodState {
 		s.LastWords = because(p.Status.Reason, p.Status.Message)
 	}
 	for i := range p.Status.ContainerStatuses {
-		c := &p.Status.ContainerStatuses[i]
-		if c.Name != containerName {
-			continue
-		}
-		s.Running = p.Status.Phase == corev1.PodRunning && c.State.Running != nil && !s.Deleting
-		s.Deaths = int(c.RestartCount)
-		last := c.LastTerminationState.Terminated
-		if t := c.State.Terminated; t != nil {
-			last = t
-		}
-		if last != nil && (c.State.Terminated != nil || c.State.Waiting != nil) {
-			s.Deaths++ // the kubelet counts starts, and the one that ended is not followed by another one yet
-		}
-		if last != nil {
-			s.LastWords = because(last.Reason, last.Message)
-		}
-		if w := c.State.Waiting; w != nil && w.Reason != "ContainerCreating" {
-			s.Trouble = because(w.Reason, orElse(w.Message, s.LastWords))
+		if c := &p.Status.ContainerStatuses[i]; c.Name == containerName {
+			s.Running = p.Status.Phase == corev1.PodRunning && c.State.Running != nil && !s.Deleting
+			s.addDeaths(c)
 		}
 	}
 	return s
+}
+
+// addDeaths adds how often the container has ended, and what the last time and what it waits for say.
+func (s *PodState) addDeaths(c *corev1.ContainerStatus) {
+	s.Deaths = int(c.RestartCount)
+	last := c.LastTerminationState.Terminated
+	if t := c.State.Terminated; t != nil {
+		last = t
+	}
+	if last != nil && (c.State.Terminated != nil || c.State.Waiting != nil) {
+		s.Deaths++ // the kubelet counts starts, and the one that ended is not followed by another one yet
+	}
+	if last != nil {
+		s.LastWords = because(last.Reason, last.Message)
+	}
+	if w := c.State.Waiting; w != nil && w.Reason != "ContainerCreating" {
+		s.Trouble = because(w.Reason, orElse(w.Message, s.LastWords))
+	}
+}
+
+// onlyNode returns the name of the node that a selector names, as the one for the driver's node does; "": it selects in another way.
+func onlyNode(selector *corev1.NodeSelector) string {
+	if selector == nil || len(selector.NodeSelectorTerms) != 1 || len(selector.NodeSelectorTerms[0].MatchFields) != 1 {
+		return ""
+	}
+	field := selector.NodeSelectorTerms[0].MatchFields[0]
+	if field.Key != metav1.ObjectNameField || field.Operator != corev1.NodeSelectorOpIn || len(field.Values) != 1 {
+		return ""
+	}
+	return field.Values[0]
 }

@@ -1,19 +1,29 @@
 package datamover
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/handler/metric"
 )
 
 func upload() *velerov2.DataUpload {
@@ -72,6 +82,33 @@ func TestMoverPod_hasNothingButWhatItNeeds(t *testing.T) {
 	job, err := datamove.DecodeJob(c.Env[0].Value)
 	if err != nil || job.SourceUID != "pvc-1" || job.UID != "u1" || job.SourceClaim != "data" || !cmp.Equal(job.Labels, map[string]string{datamove.LabelBackupName: "b1"}) {
 		t.Errorf("%+v, %v", job, err)
+	}
+}
+
+func TestMoverPod_readsEndpointsWithItsOwnSecret(t *testing.T) {
+	t.Parallel()
+	from := &datamove.EndpointSource{Map: "https://x.app.svc/exports/root/map", Data: "https://x.app.svc/exports/root/data", Volume: "root", BackupUID: "b1"}
+	pod := podFor(t, func(in *podInput) { in.volume = Volume{SourceUID: "pvc-1", Endpoint: from} })
+	job, err := datamove.DecodeJob(pod.Spec.Containers[0].Env[0].Value)
+	if err != nil || !cmp.Equal(job.Endpoint, from) || job.VolumeMode != "" || job.SourceUID != "pvc-1" {
+		t.Errorf("%+v, %v", job, err)
+	}
+	found := false
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil {
+			t.Errorf("a claim: %+v", v)
+		}
+		if v.Secret == nil || v.Secret.SecretName != pod.Name {
+			continue
+		}
+		found = *v.Secret.DefaultMode == 0o400 && (v.Secret.Optional == nil || !*v.Secret.Optional) &&
+			cmp.Equal(v.Secret.Items, []corev1.KeyToPath{{Key: "token", Path: "token"}, {Key: "ca.crt", Path: "ca.crt"}, {Key: "ended", Path: "ended"}})
+	}
+	mounted := slices.ContainsFunc(pod.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+		return m.MountPath == datamove.EndpointDirectory && m.ReadOnly && m.SubPath == "" // which the kubelet would not bring up to date
+	})
+	if !found || !mounted {
+		t.Errorf("%+v", pod.Spec)
 	}
 }
 
@@ -169,6 +206,74 @@ func TestStateOfPod_saysWhatIsWrong(t *testing.T) {
 	}
 }
 
+func TestStateOfPod_knowsTheOnlyNodeThatItMayRunOn(t *testing.T) {
+	t.Parallel()
+	zone := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"z"}}}}}}
+	for elsewhere, want := range map[bool]string{false: "node-a", true: ""} {
+		pod := podFor(t, func(in *podInput) { in.volume.NodeAffinity, in.elsewhere = zone, elsewhere })
+		if got := stateOfPod(pod).Pinned; got != want {
+			t.Errorf("elsewhere %v: %q, want %q", elsewhere, got, want)
+		}
+	}
+}
+
+// A node joins, and its handler takes an object before another handler's cache has the node.
+func TestFindNodeState_believesTheAPIServerAlone(t *testing.T) {
+	t.Parallel()
+	m := &Mover{Live: fake.NewClientBuilder().WithObjects(node("node-new", nil)).Build()}
+	cached := []*corev1.Node{node("node-a", nil)}
+	for name, gone := range map[string]bool{"node-a": false, "node-new": false, "node-gone": true, "": true} {
+		got, err := m.findNodeState(t.Context(), cached, name)
+		if err != nil || got.Name != name || got.Gone != gone {
+			t.Errorf("%q: %+v, %v", name, got, err)
+		}
+	}
+	m.Live = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+		return errors.New("connection refused")
+	}})
+	if _, err := m.findNodeState(t.Context(), cached, "node-new"); err == nil {
+		t.Error("an API server that does not answer says that a node is gone")
+	}
+}
+
+// Upstream's defect 8: whoever could not count went by what it had counted before.
+func TestClusterLimit_whoeverCannotCountTakesNothing(t *testing.T) {
+	t.Parallel()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{AddToScheme, coordinationv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "b1-x"}}
+	broken := errors.New("the API server does not answer")
+	var fails bool
+	c := interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).WithObjects(o).Build(), interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			if _, downloads := list.(*velerov2.DataDownloadList); fails && downloads {
+				return broken
+			}
+			return c.List(ctx, list, options...)
+		},
+	})
+	measures, err := metric.New(prometheus.NewRegistry(), "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	taker := &Taker{Mover: &Mover{NodeName: "node-a", Namespace: "varve", Live: c, Writer: c, Measures: measures, Clock: clock.RealClock{}}}
+	current := settings.Default()
+	current.Concurrency.Cluster = 1
+	for _, fails = range []bool{true, false} {
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
+			t.Fatal(err)
+		}
+		took, _, err := taker.takeWithin(t.Context(), &current, waitingObject{object: o})
+		if took == fails || errors.Is(err, broken) != fails {
+			t.Errorf("took it %v, %v", took, err)
+		}
+	}
+}
+
 func TestNodes_thatCannotRunPodsTakeNothing(t *testing.T) {
 	t.Parallel()
 	tainted := corev1.Taint{Key: "k", Value: "v", Effect: corev1.TaintEffectNoSchedule}
@@ -226,6 +331,9 @@ func TestMemory_survivesItsEncoding(t *testing.T) {
 	got, err := decodeMemory(m.encode())
 	if err != nil || got.encode() != m.encode() || got.Ending.Message != "why" {
 		t.Errorf("%+v, %v", got, err)
+	}
+	if datamove.CountedPod(m.encode()) != m.Pod || datamove.CountedPod("") != "" || datamove.CountedPod("x") != "" {
+		t.Error("mover pods read another pod's UID")
 	}
 	if (memory{}).encode() != "" {
 		t.Error("nothing is remembered, and written")

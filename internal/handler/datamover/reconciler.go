@@ -138,11 +138,27 @@ func (m *Mover) report(o client.Object, before *Object, c *Change) {
 		return
 	}
 	now := m.Clock.Now()
-	switch c.Phase {
+	switch kind, memory := string(before.Kind), &before.Memory; c.Phase {
 	case velerov2.PhaseInProgress:
-		m.Measures.DataMovementStage(string(before.Kind), metric.StagePrepare, now.Sub(before.Accepted))
+		m.Measures.DataMovementStage(kind, metric.StagePrepare, now.Sub(before.Accepted))
 	case velerov2.PhaseCompleted:
-		m.Measures.DataMovementStage(string(before.Kind), metric.StageMove, now.Sub(before.Started))
+		if memory.Finishing != nil {
+			m.Measures.DataMovementStage(kind, metric.StageMove, memory.Finishing.Sub(before.Started))
+			m.Measures.DataMovementStage(kind, metric.StageFinish, now.Sub(memory.Finishing.Time))
+		}
+		if r := before.Report; r != nil && r.Pod == memory.Pod {
+			moved := metric.MovedBytes{Volume: r.TotalBytes}
+			if before.Kind == datamove.Upload {
+				moved.Read, moved.Changed, moved.Stored = r.ReadBytes, r.IncrementalBytes, r.StoredBytes
+			}
+			m.Measures.DataMoved(kind, moved)
+		}
+	case velerov2.PhaseCanceled:
+		if memory.Ending != nil {
+			m.Measures.DataMovementStage(kind, metric.StageCancel, now.Sub(memory.Ending.Since.Time))
+		}
+	case velerov2.PhaseFailed:
+		m.Measures.DataMovementFailed(kind, string(c.failureReason()))
 	default:
 	}
 	if !c.Phase.Ended() {
@@ -216,7 +232,7 @@ func (p *pass) makePod(ctx context.Context) error {
 	}
 	pod := moverPod(podInput{
 		object: p.object, view: p.in.Object, namespace: p.Namespace, node: p.NodeName, repository: p.in.Repository.Name, volume: volume,
-		image: p.Image, settings: p.settings, elsewhere: driver != nil && !selects(volume.NodeAffinity, driver),
+		image: p.Image, settings: p.settings, storage: p.storage, elsewhere: driver != nil && !selects(volume.NodeAffinity, driver),
 	})
 	err = p.Writer.Create(ctx, pod)
 	switch {

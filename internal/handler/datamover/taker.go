@@ -13,7 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -53,7 +55,7 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 	}
 	t.forgetTaken(objects)
 	waiting, running, mine := t.count(&current, objects)
-	t.Measures.DataMovements(len(waiting), mine)
+	t.measure(waiting, objects)
 	if self == nil || !takesPods(self, current.Pod.Tolerations) {
 		return ctrl.Result{RequeueAfter: takeInterval}, nil
 	}
@@ -133,6 +135,7 @@ func (m *Mover) take(ctx context.Context, o client.Object) (bool, error) {
 	}
 	change := v.unchanged()
 	change.Phase, change.Driver, change.Accepted, change.Finalizer, change.Message = velerov2.PhaseAccepted, m.NodeName, m.Clock.Now(), true, ""
+	change.Memory, change.Begins = memory{}, true
 	err = m.write(ctx, o, change)
 	switch {
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
@@ -140,6 +143,7 @@ func (m *Mover) take(ctx context.Context, o client.Object) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("take %s %s: %w", v.Kind, v.NamespacedName, err)
 	}
+	m.Measures.DataMovementStage(string(v.Kind), metric.StageWait, change.Accepted.Sub(v.Created))
 	return true, nil
 }
 
@@ -157,7 +161,7 @@ func (t *Taker) count(current *settings.Settings, objects []waitingObject) (wait
 		switch {
 		case taken || isRunning(v):
 			running[v.Tenant]++
-			if taken || v.Driver == t.NodeName {
+			if t.drives(v) {
 				mine++
 			}
 		case v.Phase == velerov2.PhaseNew && v.Driver == "" && !v.Cancel && !v.Deleted && isServed(current, v) && t.unserved(v) == "":
@@ -165,6 +169,29 @@ func (t *Taker) count(current *settings.Settings, objects []waitingObject) (wait
 		}
 	}
 	return waiting, running, mine
+}
+
+// drives says that an object has a place of this node.
+func (t *Taker) drives(v *Object) bool {
+	return t.taken[v.UID] || isRunning(v) && v.Driver == t.NodeName
+}
+
+// measure sets how many objects of each kind wait and run.
+func (t *Taker) measure(waiting, objects []waitingObject) {
+	for _, kind := range []datamove.Kind{datamove.Upload, datamove.Download} {
+		wait, run := 0, 0
+		for i := range waiting {
+			if waiting[i].view.Kind == kind {
+				wait++
+			}
+		}
+		for i := range objects {
+			if v := &objects[i].view; v.Kind == kind && t.drives(v) {
+				run++
+			}
+		}
+		t.Measures.DataMovements(string(kind), wait, run)
+	}
 }
 
 func candidates(waiting []waitingObject) []Candidate {

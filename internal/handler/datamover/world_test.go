@@ -28,6 +28,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/handler/exposer"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -142,14 +143,20 @@ type world struct {
 	mu        sync.Mutex
 	frozen    bool
 	deadNodes map[string]bool
+	// storage is that of the repositories that are made; nil: a bucket.
+	storage *datamove.Storage
 	// report is what a mover reports for its object; nil: it goes on moving.
 	report func(o client.Object) *datamove.Report
 	// most has how many objects each node, and the cluster (""), drove at once.
 	most map[string]int
 	// restricted: the handlers have their own roles, which are for Varve's own namespace alone.
 	restricted bool
+	// deleter is the handlers'.
+	deleter Deleter
 	// wrap changes the writer of the handlers that are started.
 	wrap func(client.Client) client.Client
+	// registry has the metrics of the handler that was started last.
+	registry *prometheus.Registry
 }
 
 func newWorld(t *testing.T, config string) *world {
@@ -168,8 +175,8 @@ func newWorldIn(t *testing.T, varve, config string) *world {
 		waits: map[string]string{}, refuses: map[string]error{}, stuck: map[string]bool{}, unbound: map[string]error{},
 		exposed: map[types.UID]bool{}, finished: map[types.UID]bool{}, disposed: map[types.UID]int{}, pods: w.hasPod,
 	}
-	w.report = func(client.Object) *datamove.Report {
-		return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: "s", IncrementalBytes: 7}
+	w.report = func(o client.Object) *datamove.Report {
+		return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: pointOf(o), Repository: "r1", IncrementalBytes: 7}
 	}
 	w.create(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.varve, Name: settings.ConfigMap}, Data: map[string]string{settings.Key: fmt.Sprintf("namespaces: [%s]\n%s", w.ns, config)},
@@ -191,6 +198,13 @@ func newWorldIn(t *testing.T, varve, config string) *world {
 	return w
 }
 
+// pointOf returns the snapshotID that the mover of a DataUpload reports.
+func pointOf(o client.Object) string {
+	point, _ := datamove.PointID(o.GetUID())
+	v, _ := viewOf(o)
+	return datamove.SnapshotID{Form: datamove.Disk, Point: point, Namespace: v.Tenant}.String()
+}
+
 func (w *world) create(o client.Object) {
 	w.t.Helper()
 	if err := w.admin.Create(w.t.Context(), o); err != nil {
@@ -207,6 +221,9 @@ func (w *world) play(ctx context.Context) {
 	for i := range repositories.Items {
 		if r := &repositories.Items[i]; r.Status.Phase == "" {
 			r.Status.Phase = velerov1.RepositoryReady
+			if w.storage != nil {
+				metav1.SetMetaDataAnnotation(&r.ObjectMeta, datamove.AnnotationStorage, w.storage.Encode())
+			}
 			_ = w.admin.Update(ctx, r)
 		}
 	}
@@ -325,14 +342,20 @@ func (w *world) handler(node string) (stop func()) {
 }
 
 func (w *world) mover(mgr ctrl.Manager, node string) *Mover {
-	measures, err := metric.New(prometheus.NewRegistry(), node)
+	w.registry = prometheus.NewRegistry()
+	measures, err := metric.New(w.registry, node)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	recorder := events.NewFakeRecorder(10000)
 	return &Mover{
 		NodeName: node, Namespace: w.varve, ObjectNamespaces: []string{w.ns}, Image: Image{Name: "varve"}, Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()),
-		Uploads: map[string]Exposer[*velerov2.DataUpload]{velerov2.SnapshotCSI: uploads{w.exposer}}, Downloads: downloads{w.exposer},
+		Uploads: map[string]Exposer[*velerov2.DataUpload]{
+			velerov2.SnapshotCSI: uploads{w.exposer}, velerov2.SnapshotMachineBackup: &exposer.MachineBackups{Endpoints: &exposer.Endpoints{Access: exposer.Access{
+				Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()), Namespace: w.varve, Clock: w.clock,
+			}}},
+		}, Downloads: downloads{w.exposer},
+		Deleter:  w.deleter,
 		Settings: &CurrentSettings{Namespace: w.varve, Events: recorder, Log: logr.Discard()},
 		Events:   recorder, Measures: measures, Clock: w.clock, Log: logr.Discard(),
 	}

@@ -131,6 +131,9 @@ func (e *CSI) makeClaim(ctx context.Context, s *snapshotState, class *storagev1.
 	if s.note.Volume.Claim != "" {
 		return refuse("PersistentVolumeClaim %s/%s was deleted by somebody else while it was needed: back up the volume again", e.Namespace, s.content.Name)
 	}
+	if err := checkDriver(class, s.note.Driver); err != nil {
+		return err // the class may be another one by now
+	}
 	setting := e.options().Classes[s.upload.Spec.CSISnapshot.StorageClass]
 	mode := corev1.ReadWriteOnce
 	if setting.ReadOnly {

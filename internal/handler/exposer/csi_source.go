@@ -54,8 +54,10 @@ func (e *CSI) noteSource(ctx context.Context, s *snapshotState, class *storagev1
 	if content.Status == nil || content.Status.SnapshotHandle == nil {
 		return describe(content) + " to have the handle of its snapshot", nil
 	}
-	if class != nil && !isDriverOf(class, content.Spec.Driver) {
-		return "", refuse("StorageClass %s belongs to the driver %s, and the snapshot to %s: use a class of that driver", class.Name, class.Provisioner, content.Spec.Driver)
+	if class != nil {
+		if err := checkDriver(class, content.Spec.Driver); err != nil {
+			return "", err
+		}
 	}
 	note := noteOf(s.source, content)
 	if err := e.noteVolume(ctx, s.upload, s.source, content, note); err != nil {
@@ -197,7 +199,11 @@ func compareContent(source *snapshotv1.VolumeSnapshot, content *snapshotv1.Volum
 	return ""
 }
 
-// isDriverOf says that a class makes volumes with a driver. Classes of the drivers that were once part of Kubernetes have other names.
-func isDriverOf(class *storagev1.StorageClass, driver string) bool {
-	return class.Provisioner == driver || strings.HasPrefix(class.Provisioner, "kubernetes.io/")
+// checkDriver refuses a class that makes volumes with another driver than a snapshot's: a driver that knows no snapshots makes an empty
+// volume. Classes of the drivers that were once part of Kubernetes have other names.
+func checkDriver(class *storagev1.StorageClass, driver string) error {
+	if class.Provisioner == driver || strings.HasPrefix(class.Provisioner, "kubernetes.io/") {
+		return nil
+	}
+	return refuse("StorageClass %s belongs to the driver %s, and the snapshot to %s: use a class of that driver", class.Name, class.Provisioner, driver)
 }

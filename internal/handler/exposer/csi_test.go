@@ -40,6 +40,7 @@ var csiTests = map[string]func(*world){
 	"the own snapshot fails":                          ownSnapshotFails,
 	"the driver makes no volume":                      provisioningFails,
 	"Expose refuses":                                  exposeRefuses,
+	"the class became another driver's":               classChanges,
 	"a stranger has a child's name":                   strangersAmongChildren,
 	"the source was replaced":                         sourceReplaced,
 	"given up by Velero, Delete":                      func(w *world) { disposedUnexposed(w, policyDelete) },
@@ -48,6 +49,7 @@ var csiTests = map[string]func(*world){
 	"disposed of before the own snapshot is ready":    disposedBeforeReady,
 	"disposed of after others deleted the source":     disposedWithoutSource,
 	"an older volume is bound to the claim":           olderVolume,
+	"a volume that is made later and is bound to it":  youngerVolume,
 	"the claim was deleted by others":                 claimDeletedByOthers,
 	"the volume was given to another claim":           volumeGivenAway,
 	"disposed of twice":                               disposedTwice,
@@ -334,6 +336,28 @@ func provisioningFails(w *world) {
 	w.nothingLeft(u)
 }
 
+// While the own snapshot is waited for, somebody sets a class in whose driver there are no snapshots: it would make an empty volume.
+func classChanges(w *world) {
+	w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: w.className("local")}, Provisioner: "local.path"})
+	u := w.upload(policyDelete)
+	exposure, err := w.csi().Expose(w.Context(), u.DataUpload)
+	w.same("error", err, nil)
+	if !strings.Contains(exposure.Waiting, "to be ready") {
+		w.Errorf("waits for %q", exposure.Waiting)
+	}
+	w.settle()
+	w.options.Classes = map[string]Class{w.className("immediate"): {StorageClass: w.className("local")}}
+	for range 3 {
+		_, err = w.csi().Expose(w.Context(), u.DataUpload)
+		w.settle()
+	}
+	w.refused(err, "belongs to the driver local.path")
+	w.same("claim", w.exists(u.childClaim()), false)
+	w.options = Options{}
+	w.disposed(u)
+	w.nothingLeft(u)
+}
+
 func exposeRefuses(w *world) {
 	w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: w.className("static")}, Provisioner: noProvisioner})
 	w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: w.className("foreign")}, Provisioner: "another.driver"})
@@ -528,18 +552,17 @@ func disposedWithoutSource(w *world) {
 
 // The cluster binds a claim to any unclaimed volume that fits, even if the claim asks for a snapshot's content.
 func olderVolume(w *world) {
-	u := w.upload(policyDelete)
-	old := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-old"},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity: corev1.ResourceList{corev1.ResourceStorage: quantity(256 * mebibyte)}, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			StorageClassName: w.className("immediate"), PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: w.storage.driver, VolumeHandle: "old"}},
-		},
-	}
-	w.create(old)
-	w.storage.made = append(w.storage.made, old.Name)
+	old := w.unclaimedVolume()
 	time.Sleep(1100 * time.Millisecond) // creation times have seconds
+	w.keptFromUpload(old)
+}
+
+// An administrator makes a volume for data that is there already, while the claim waits for its driver.
+func youngerVolume(w *world) { w.keptFromUpload(nil) }
+
+// keptFromUpload has the claim of a DataUpload bound to a volume that others made, before the claim or, if it is nil, after it.
+func (w *world) keptFromUpload(old *corev1.PersistentVolume) {
+	u := w.upload(policyDelete)
 	w.storage.stopped = []string{"external-provisioner"}
 	for !w.exists(u.childClaim()) {
 		if _, err := w.csi().Expose(w.Context(), u.DataUpload); err != nil {
@@ -547,12 +570,10 @@ func olderVolume(w *world) {
 		}
 		w.settle()
 	}
-	claim := u.childClaim()
-	w.read(claim)
-	w.edit(old, func() {
-		old.Spec.ClaimRef = &corev1.ObjectReference{Namespace: system, Name: claim.Name, UID: claim.UID}
-	})
-	w.settle()
+	if old == nil {
+		old = w.unclaimedVolume()
+	}
+	w.choose(old, u.childClaim())
 	_, err := w.csi().Expose(w.Context(), u.DataUpload)
 	w.refused(err, "was there before")
 	w.storage.stopped = nil
@@ -563,6 +584,31 @@ func olderVolume(w *world) {
 	w.delete(old)
 	w.settle()
 	w.nothingLeft(u)
+}
+
+// unclaimedVolume makes a volume as an administrator does.
+func (w *world) unclaimedVolume() *corev1.PersistentVolume {
+	volume := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-old"},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: corev1.ResourceList{corev1.ResourceStorage: quantity(256 * mebibyte)}, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			StorageClassName: w.className("immediate"), PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: w.storage.driver, VolumeHandle: "old"}},
+		},
+	}
+	w.create(volume)
+	w.storage.made = append(w.storage.made, volume.Name)
+	return volume
+}
+
+// choose binds an unclaimed volume to a claim, as the cluster does when it finds one that fits.
+func (w *world) choose(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) {
+	w.read(claim)
+	w.edit(volume, func() {
+		volume.Spec.ClaimRef = &corev1.ObjectReference{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+		metav1.SetMetaDataAnnotation(&volume.ObjectMeta, annotationBoundByController, "yes")
+	})
+	w.settle()
 }
 
 func claimDeletedByOthers(w *world) {

@@ -6,6 +6,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -25,9 +26,9 @@ type Exposure struct {
 	Diagnosis string
 }
 
-// Volume is what a mover pod mounts.
+// Volume is what a mover pod mounts, or where it reads a disk that has no claim.
 type Volume struct {
-	// Claim is the name of the claim in Varve's namespace.
+	// Claim is the name of the claim in Varve's namespace; "" for a disk that has none.
 	Claim string
 	// VolumeMode is the claim's: Filesystem or Block.
 	VolumeMode corev1.PersistentVolumeMode
@@ -39,6 +40,8 @@ type Volume struct {
 	NodeAffinity *corev1.NodeSelector
 	// SourceUID is the UID of the claim that an upload's snapshot is of; "" if it is not known.
 	SourceUID types.UID
+	// Endpoint is where the disk is read if it is in a pull backup; nil for all others.
+	Endpoint *datamove.EndpointSource
 }
 
 // Progress is how far Finish or Dispose is.

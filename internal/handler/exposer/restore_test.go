@@ -18,28 +18,29 @@ import (
 )
 
 var restoreTests = map[string]func(*world){
-	"the class deletes":                            func(w *world) { volumeIsHandedOver(w, corev1.PersistentVolumeReclaimDelete) },
-	"the class retains":                            func(w *world) { volumeIsHandedOver(w, corev1.PersistentVolumeReclaimRetain) },
-	"the claim comes later":                        targetComesLater,
-	"the claim as the target wants it":             claimLikeTarget,
-	"a disk that is larger than the target":        largeDisk,
-	"the target waits for a consumer":              targetWaitsForConsumer,
-	"Expose refuses":                               restoreRefuses,
-	"the target is replaced while it is restored":  targetReplaced,
-	"the target is bound to another volume":        targetBoundToAnother,
-	"the target is deleted while it is bound":      targetDeletedWhileBound,
-	"the target never gets the volume":             targetNeverBound,
-	"a stranger has the claim's name":              strangerIsClaim,
-	"the restored volume is deleted by others":     volumeDeletedByOthers,
-	"the claim is deleted by others":               restoreClaimDeletedByOthers,
-	"disposed of before Finish":                    disposedBeforeFinish,
-	"disposed of without Expose":                   disposedWithoutExpose,
-	"disposed of when the target has the volume":   disposedWhenBound,
-	"the target is deleted after it was handed to": targetDeletedAfterFinish,
-	"labels of the volume":                         labelsOfVolume,
-	"an older volume is bound to the claim":        olderVolumeForRestore,
-	"the volume is not released yet":               volumeNotReleased,
-	"a claim in use by a pod":                      claimInUse,
+	"the class deletes":                              func(w *world) { volumeIsHandedOver(w, corev1.PersistentVolumeReclaimDelete) },
+	"the class retains":                              func(w *world) { volumeIsHandedOver(w, corev1.PersistentVolumeReclaimRetain) },
+	"the claim comes later":                          targetComesLater,
+	"the claim as the target wants it":               claimLikeTarget,
+	"a disk that is larger than the target":          largeDisk,
+	"the target waits for a consumer":                targetWaitsForConsumer,
+	"Expose refuses":                                 restoreRefuses,
+	"the target is replaced while it is restored":    targetReplaced,
+	"the target is bound to another volume":          targetBoundToAnother,
+	"the target is deleted while it is bound":        targetDeletedWhileBound,
+	"the target never gets the volume":               targetNeverBound,
+	"a stranger has the claim's name":                strangerIsClaim,
+	"the restored volume is deleted by others":       volumeDeletedByOthers,
+	"the claim is deleted by others":                 restoreClaimDeletedByOthers,
+	"disposed of before Finish":                      disposedBeforeFinish,
+	"disposed of without Expose":                     disposedWithoutExpose,
+	"disposed of when the target has the volume":     disposedWhenBound,
+	"the target is deleted after it was handed to":   targetDeletedAfterFinish,
+	"labels of the volume":                           labelsOfVolume,
+	"an older volume is bound to the claim":          olderVolumeForRestore,
+	"a volume that is made later and is bound to it": youngerVolumeForRestore,
+	"the volume is not released yet":                 volumeNotReleased,
+	"a claim in use by a pod":                        claimInUse,
 }
 
 // filled calls Expose until there is a volume that a pod could mount, and plays the pod.
@@ -436,28 +437,24 @@ func labelsOfVolume(w *world) {
 }
 
 func olderVolumeForRestore(w *world) {
-	old := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-old"},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity: corev1.ResourceList{corev1.ResourceStorage: quantity(256 * mebibyte)}, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			StorageClassName: w.className("immediate"), PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: w.storage.driver, VolumeHandle: "old"}},
-		},
-	}
-	w.create(old)
-	w.storage.made = append(w.storage.made, old.Name)
+	old := w.unclaimedVolume()
 	time.Sleep(1100 * time.Millisecond) // creation times have seconds
+	w.keptFromDownload(old)
+}
+
+func youngerVolumeForRestore(w *world) { w.keptFromDownload(nil) }
+
+// keptFromDownload has the claim of a DataDownload bound to a volume that others made, before the claim or, if it is nil, after it.
+func (w *world) keptFromDownload(old *corev1.PersistentVolume) {
 	d := w.download()
 	if _, err := w.restore().Expose(w.Context(), d.DataDownload); err != nil {
 		w.Fatal(err)
 	}
-	claim := d.childClaim()
-	w.read(claim)
-	w.edit(old, func() {
-		old.Spec.ClaimRef = &corev1.ObjectReference{Namespace: system, Name: claim.Name, UID: claim.UID}
-	})
+	if old == nil {
+		old = w.unclaimedVolume()
+	}
 	w.storage.stopped = []string{"external-provisioner"}
-	w.settle()
+	w.choose(old, d.childClaim())
 	w.storage.stopped = nil
 	_, err := w.restore().Expose(w.Context(), d.DataDownload)
 	w.refused(err, "was there before")

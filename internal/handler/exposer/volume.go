@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 )
 
@@ -49,7 +50,7 @@ func (a Access) volumeOf(ctx context.Context, claim *corev1.PersistentVolumeClai
 	case volume == nil || !isVolumeOf(volume, claim):
 		return nil, fmt.Sprintf("PersistentVolume %s to be bound to %s", claim.Spec.VolumeName, describe(claim)), nil
 	case !wasMadeFor(volume, claim):
-		return nil, "", refuse("%s was bound to %s, which was there before: remove unclaimed volumes of StorageClass %s, or use a class without them",
+		return nil, "", refuse("%s was bound to %s, which was there before or made for something else: remove unclaimed volumes of StorageClass %s, or use a class without them",
 			describe(claim), describe(volume), ptr.Deref(claim.Spec.StorageClassName, ""))
 	}
 	return volume, "", nil
@@ -68,10 +69,15 @@ func isVolumeOf(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeC
 }
 
 // wasMadeFor says that a volume was made for the claim that it is bound to. The cluster binds claims, also those that ask for a
-// snapshot's content, to any unclaimed volume that is large enough. Such a volume is older than the claim.
+// snapshot's content, to any unclaimed volume that is large enough, and notes on the volume that it chose it. A driver makes a volume that
+// has its claim from the beginning.
 func wasMadeFor(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
-	return isVolumeOf(volume, claim) && !volume.CreationTimestamp.Before(&claim.CreationTimestamp)
+	_, chosen := volume.Annotations[annotationBoundByController]
+	return isVolumeOf(volume, claim) && !volume.CreationTimestamp.Before(&claim.CreationTimestamp) && (!chosen || volume.Name == provisionedName(claim.UID))
 }
+
+// provisionedName returns the name that provisioners give to the volume that they make for a claim.
+func provisionedName(claim types.UID) string { return "pvc-" + string(claim) }
 
 // disposeVolume deletes a claim in Varve's namespace, if it is not nil, and its volume with the data on it, whatever the volume's policy
 // is. note says what is known of both; save writes it, before what needs it.
@@ -126,7 +132,7 @@ func (a Access) disposeReleased(ctx context.Context, note *volumeNote) (Progress
 	}
 	name := note.Name
 	if name == "" {
-		name = "pvc-" + string(note.Claim) // as provisioners name what they make, even after the claim is gone
+		name = provisionedName(note.Claim) // it may be made even after the claim is gone
 	}
 	volume, err := a.findVolume(ctx, name)
 	switch {

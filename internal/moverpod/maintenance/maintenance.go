@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/moverpod/deletion"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
@@ -31,7 +33,7 @@ type Options struct {
 	AccessFile string
 	// CacheDirectory is for a cache; "": none.
 	CacheDirectory string
-	// MessageFile gets the reason of a failure, if it exists.
+	// MessageFile gets the reason of a failure, if it exists, or what a run that succeeded could not do beside maintenance.
 	MessageFile string
 	// Now tells the time, and Log is told what is done.
 	Now func() time.Time
@@ -48,48 +50,82 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return o.leave(err)
 	}
-	if err := o.maintain(ctx, a); err != nil {
-		words := repositoryaccess.Words{Place: repositoryaccess.Locate(a).String(), Keys: "the location's Secret", Password: "the repository's Secret"}
-		return o.leave(errors.New(repositoryaccess.Explain(err, a, words)))
+	remark, err := o.maintain(ctx, a)
+	if err != nil {
+		return o.leave(errors.New(explain(err, a)))
 	}
-	return nil
+	return o.write(remark)
 }
 
-func (o Options) maintain(ctx context.Context, a datamove.Access) (err error) {
+func explain(err error, a datamove.Access) string {
+	words := repositoryaccess.Words{Place: repositoryaccess.Locate(a).String(), Keys: "the location's Secret", Password: "the repository's Secret"}
+	return repositoryaccess.Explain(err, a, words)
+}
+
+// maintain returns what was left undone that is no failure of maintenance.
+func (o Options) maintain(ctx context.Context, a datamove.Access) (remark string, err error) {
 	connect := repository.ConnectOptions{Host: "varve-maintenance", User: "varve"}
 	if o.CacheDirectory != "" {
 		connect.CacheDirectory, connect.CacheBytes = filepath.Join(o.CacheDirectory, "cache"), cacheBytes
 	}
 	if a.ReadOnly {
 		o.Log.Info("the location is read-only: nothing to do")
-		return nil
+		return "", nil
 	}
 	started := o.Now()
-	r, err := repositoryaccess.NewStore(o.Now, nil).Open(ctx, a, connect)
+	store := repositoryaccess.NewStore(o.Now, nil)
+	r, err := store.Open(ctx, a, connect)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer func() { err = errors.Join(err, r.Close(context.WithoutCancel(ctx))) }()
 	mode, err := r.DueMaintenance(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
 	o.Log.Info("maintenance begins", "repository", r.ID(), "mode", mode)
 	step := func(s repository.MaintenanceStep) { o.Log.Info("maintenance goes on", "step", s) }
 	if err := r.Maintain(ctx, repository.MaintenanceOptions{Mode: mode, Step: step}); err != nil {
-		return err
+		return "", err
 	}
 	o.Log.Info("maintenance is done", "mode", mode, "seconds", int(o.Now().Sub(started).Seconds()))
-	return nil
+	// After maintenance, because that refuses a machine whose clock is wrong.
+	collected, err := o.collect(ctx, store, r, a)
+	if err != nil {
+		remark = "restore points of deleted backups were not collected: " + explain(err, a)
+		o.Log.Warn(remark)
+		return remark, nil
+	}
+	return collected.Summary(), nil
+}
+
+// collect deletes the restore points whose Velero backup is gone from the location.
+func (o Options) collect(ctx context.Context, store *repositoryaccess.Store, r *repository.Repository, a datamove.Access) (done deletion.Collected, err error) {
+	backups, err := store.Backups(ctx, a)
+	if errors.Is(err, errclass.Invalid) {
+		return done, nil // a repository that is in no location has no backups of Velero's
+	}
+	if err != nil {
+		return done, err
+	}
+	defer func() { err = errors.Join(err, backups.Close(context.WithoutCancel(ctx))) }()
+	blobs, err := repositoryaccess.Locate(a).Open(ctx, false)
+	if err != nil {
+		return done, err
+	}
+	defer func() { err = errors.Join(err, blobs.Close(context.WithoutCancel(ctx))) }()
+	c := deletion.Collector{Repository: r, Backups: backups, Storage: blobs, Now: o.Now, Log: o.Log}
+	return c.Collect(ctx)
 }
 
 // leave writes the reason of a failure where the kubelet looks for it.
-func (o Options) leave(err error) error {
-	f, open := os.OpenFile(o.MessageFile, os.O_WRONLY|os.O_TRUNC, 0)
-	if open != nil {
-		return err // the kubelet takes the end of the log
+func (o Options) leave(err error) error { return errors.Join(err, o.write(err.Error())) }
+
+func (o Options) write(message string) error {
+	f, err := os.OpenFile(o.MessageFile, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return nil //nolint:nilerr // the kubelet takes the end of the log
 	}
-	message := err.Error()
-	_, problem := f.WriteString(message[:min(len(message), maxMessageBytes)])
-	return errors.Join(err, problem, f.Close())
+	_, err = f.WriteString(message[:min(len(message), maxMessageBytes)])
+	return errors.Join(err, f.Close())
 }

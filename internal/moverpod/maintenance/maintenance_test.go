@@ -13,6 +13,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/moverpod/deletion"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
@@ -25,18 +26,26 @@ func TestMain(m *testing.M) {
 
 const testPassword = "pa55wordTESTONLY"
 
+var testPoint = strings.Repeat("a", 32)
+
 // pod is a maintenance pod: what it has, what it logs, and what it leaves.
 type pod struct {
 	*testing.T
 	dir    string
 	access datamove.Access
 	log    bytes.Buffer
+	later  time.Duration // the clock is ahead
 }
 
 func newPod(t *testing.T) *pod {
 	t.Helper()
+	return newPodIn(t, "repository")
+}
+
+func newPodIn(t *testing.T, prefix string) *pod {
+	t.Helper()
 	p := &pod{T: t, dir: t.TempDir()}
-	p.access = datamove.Access{Password: testPassword, Directory: filepath.Join(p.dir, "repository")}
+	p.access = datamove.Access{Password: testPassword, Directory: filepath.Join(p.dir, prefix)}
 	var err error
 	if p.access.UniqueID, err = repositoryaccess.NewStore(time.Now, nil).Prepare(t.Context(), p.access, location.Lock{}); err != nil {
 		t.Fatal(err)
@@ -49,7 +58,7 @@ func (p *pod) run() (message string, err error) {
 	p.Helper()
 	o := Options{
 		AccessFile: filepath.Join(p.dir, datamove.AccessKey), MessageFile: filepath.Join(p.dir, "termination-log"), CacheDirectory: p.dir,
-		Now: time.Now, Log: slog.New(slog.NewTextHandler(&p.log, nil)),
+		Now: func() time.Time { return time.Now().Add(p.later) }, Log: slog.New(slog.NewTextHandler(&p.log, nil)),
 	}
 	for name, text := range map[string][]byte{o.AccessFile: p.access.Encode(), o.MessageFile: nil} {
 		if err := os.WriteFile(name, text, 0o600); err != nil {
@@ -65,6 +74,19 @@ func (p *pod) run() (message string, err error) {
 		p.Errorf("a secret is shown: %s %v", all, err)
 	}
 	return string(text), err
+}
+
+// use opens the repository for writing.
+func (p *pod) use(do func(*repository.Repository)) {
+	p.Helper()
+	r, err := repository.OpenLocation(p.Context(), repository.Location{Directory: p.access.Directory}, testPassword, repository.ConnectOptions{Host: "h", User: "u"})
+	if err != nil {
+		p.Fatal(err)
+	}
+	do(r)
+	if err := r.Close(p.Context()); err != nil {
+		p.Fatal(err)
+	}
 }
 
 func TestRun_isFullOnceADay(t *testing.T) {
@@ -122,4 +144,64 @@ func TestRun_leavesReadOnlyLocationsAlone(t *testing.T) {
 	if message, err := p.run(); err != nil || message != "" || strings.Contains(p.log.String(), "begins") {
 		t.Errorf("%q %v %s", message, err, p.log.String())
 	}
+}
+
+// A restore point of a backup that is gone from the location goes; what is kept is said, and is no failure.
+func TestRun_collectsWhatBackupsHaveLeft(t *testing.T) {
+	t.Parallel()
+	p := newPodIn(t, datamove.RepositoryPrefix("", "shop"))
+	backups := filepath.Join(p.dir, "backups")
+	for _, name := range []string{"monday", "tuesday"} {
+		if err := os.MkdirAll(filepath.Join(backups, name, "x"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.use(func(r *repository.Repository) {
+		q := repository.FilesRequest{ID: testPoint, Source: r.Source("h", "u", "/p"), Root: t.TempDir(), Labels: map[string]string{
+			datamove.LabelUploadName: "u1", datamove.LabelBackupName: "monday", datamove.LabelBackupUID: "m1",
+		}}
+		if _, err := r.BackupFiles(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Pin(t.Context(), testPoint, []string{"audit"}, nil); err != nil {
+			t.Fatal(err)
+		}
+	})
+	look := func(want string) {
+		t.Helper()
+		if message, err := p.run(); err != nil || !strings.Contains(message, want) || want == "" && message != "" {
+			t.Errorf("%q %v, want %q", message, err, want)
+		}
+		p.later += deletion.Grace + time.Minute
+	}
+	look("")
+	if err := os.RemoveAll(filepath.Join(backups, "monday")); err != nil {
+		t.Fatal(err)
+	}
+	look("")
+	look(testPoint + " (pinned)")
+	if err := os.RemoveAll(backups); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(backups, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	look("restore points of deleted backups were not collected: ")
+	if err := os.Remove(backups); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(backups, "tuesday"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p.use(func(r *repository.Repository) {
+		if _, err := r.Pin(t.Context(), testPoint, nil, []string{"audit"}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	look("")
+	p.use(func(r *repository.Repository) {
+		if all, err := r.List(t.Context(), nil); err != nil || len(all) != 0 {
+			t.Errorf("%v %v", all, err)
+		}
+	})
 }

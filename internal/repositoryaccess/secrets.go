@@ -1,4 +1,4 @@
-package moverpod
+package repositoryaccess
 
 import (
 	"cmp"

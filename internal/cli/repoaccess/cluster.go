@@ -1,0 +1,190 @@
+package repoaccess
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
+)
+
+// clusterLocation selects a repository by its location in a cluster.
+type clusterLocation struct {
+	name  string
+	flags *genericclioptions.ConfigFlags
+}
+
+func newClusterLocation() clusterLocation {
+	return clusterLocation{flags: genericclioptions.NewConfigFlags(true)}
+}
+
+// addFlags adds --location, and kubectl's everyday flags. The others would mean two things in one command.
+func (l *clusterLocation) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&l.name, "location", "", "open the repository in this location of the cluster, [NAMESPACE/]NAME, with the password and the keys that are there; --namespace says whose")
+	f.StringVarP(l.flags.Namespace, "namespace", "n", "", "with --location: the namespace whose volumes the repository has")
+	f.StringVar(l.flags.KubeConfig, "kubeconfig", "", "with --location: the file that says how to reach the cluster")
+	f.StringVar(l.flags.Context, "context", "", "with --location: the context of that file")
+}
+
+// isUsed says that the user selects a repository by its location.
+func (l *clusterLocation) isUsed() bool { return l.name != "" }
+
+// checkUnused refuses flags that need --location.
+func (l *clusterLocation) checkUnused() error {
+	if *l.flags.Namespace != "" || *l.flags.KubeConfig != "" || *l.flags.Context != "" {
+		return failure.Usage("--namespace, --kubeconfig and --context need --location")
+	}
+	return nil
+}
+
+// open opens the repository of the namespace in the location. What it returns shows no secret.
+func (l *clusterLocation) open(ctx context.Context, s *Session) (*repository.Repository, error) {
+	c, err := cluster.Connect(l.flags, s.Streams.Err)
+	if err != nil {
+		return nil, err
+	}
+	found, err := FindLocation(ctx, c, l.name)
+	if err != nil {
+		return nil, err
+	}
+	access, passwordSecret, err := readAccess(ctx, c, found, c.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	r, err := repositoryaccess.NewStore(s.Now, nil).Open(ctx, access, repository.ConnectOptions{})
+	if err != nil {
+		secrets := &repositoryaccess.Secrets{}
+		secrets.Hide(access.Secrets()...)
+		err = &redactedError{text: fmt.Sprintf("the repository of namespace %s in location %s/%s: %s", c.Namespace, found.Namespace, found.Name, secrets.Redact(err.Error())), err: err}
+		if errors.Is(err, repository.ErrPassword) {
+			return nil, &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "the password is in Secret " + layout.Namespace + "/" + passwordSecret + ": it is not the one that the repository was created with"}
+		}
+		if errors.Is(err, errclass.NotFound) && !errors.Is(err, repository.ErrNoBucket) {
+			return nil, notFound("`varve location describe "+found.Name+" -n "+found.Namespace+"` shows the namespaces that have one; -n selects it", "%w", err)
+		}
+		return nil, Explain(failure.Interrupted(ctx, explainOpen(err), "", ""))
+	}
+	return r, nil
+}
+
+func notFound(hint, format string, args ...any) error {
+	return &failure.Error{Err: fmt.Errorf(format, args...), Code: errclass.ExitNotFound, Hint: hint}
+}
+
+// redactedError is an error without the secrets in its text.
+type redactedError struct {
+	text string
+	err  error
+}
+
+func (e *redactedError) Error() string { return e.text }
+func (e *redactedError) Unwrap() error { return e.err }
+
+// FindLocation returns a location by [NAMESPACE/]NAME. Without a namespace, it is in Varve's or in Velero's, and not in both.
+func FindLocation(ctx context.Context, c *cluster.Client, name string) (*velerov1.BackupStorageLocation, error) {
+	namespaces := []string{layout.Namespace, datamove.VeleroNamespace}
+	if namespace, rest, ok := strings.Cut(name, "/"); ok {
+		namespaces, name = []string{namespace}, rest
+	}
+	var found []*velerov1.BackupStorageLocation
+	for _, namespace := range namespaces {
+		l := &velerov1.BackupStorageLocation{}
+		err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, l)
+		if apierrors.IsNotFound(err) && len(namespaces) > 1 {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("get location %s/%s: %w", namespace, name, err)
+		}
+		found = append(found, l)
+	}
+	switch len(found) {
+	case 0:
+		return nil, notFound("`varve location list -A` shows the locations", "there is no location %s in the namespaces %s", name, strings.Join(namespaces, " and "))
+	case 1:
+		return found[0], nil
+	}
+	return nil, failure.Usage("location %s is in the namespaces %s: give NAMESPACE/%s", name, strings.Join(namespaces, " and "), name)
+}
+
+// readAccess returns what it takes to open the repository of a namespace in a location, and the name of the Secret with its password.
+func readAccess(ctx context.Context, c *cluster.Client, l *velerov1.BackupStorageLocation, volumeNamespace string) (access datamove.Access, passwordSecret string, err error) {
+	secrets := location.Secrets{}
+	for _, name := range location.SecretNames(l) {
+		data, err := readSecret(ctx, c, l.Namespace, name)
+		if err != nil {
+			return access, "", err
+		}
+		if data != nil {
+			secrets[name] = data
+		}
+	}
+	place, err := location.Parse(l, secrets)
+	if err != nil {
+		return access, "", fmt.Errorf("location %s/%s: %w", l.Namespace, l.Name, err)
+	}
+	if place.S3 == nil {
+		return access, "", failure.New("mount it on this machine, and connect with `varve repo connect`; `varve location password export` writes the password",
+			"location %s/%s is %s, which only pods can reach", l.Namespace, l.Name, place)
+	}
+	access = place.Access(volumeNamespace)
+	key := client.ObjectKeyFromObject(l)
+	var repo velerov1.BackupRepository
+	err = c.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: datamove.RepositoryName(volumeNamespace, key)}, &repo)
+	if client.IgnoreNotFound(err) != nil {
+		return access, "", fmt.Errorf("get the BackupRepository of namespace %s: %w", volumeNamespace, err)
+	}
+	access.UniqueID = repo.Annotations[datamove.AnnotationUniqueID]
+	passwordSecret, access.Password, err = FindPassword(ctx, c, key, volumeNamespace)
+	return access, passwordSecret, err
+}
+
+// FindPassword returns the password of the repository of a namespace in a location, and the name of its Secret. With "" as namespace, it is
+// the one that all namespaces share.
+func FindPassword(ctx context.Context, c *cluster.Client, l datamove.Location, volumeNamespace string) (secret, password string, err error) {
+	names := []string{datamove.LocationPasswordSecret(l)}
+	if volumeNamespace != "" {
+		names = append([]string{datamove.NamespacePasswordSecret(volumeNamespace, l)}, names...)
+	}
+	for _, name := range names {
+		data, err := readSecret(ctx, c, layout.Namespace, name)
+		if err != nil {
+			return "", "", err
+		}
+		if p := string(bytes.TrimRight(data[datamove.PasswordKey], "\r\n")); p != "" {
+			return name, p, nil
+		}
+	}
+	return "", "", notFound("`varve location password import` brings it from another cluster", "there is no password of repositories in location %s: no Secret %s/%s", l, layout.Namespace, strings.Join(names, ", and no "+layout.Namespace+"/"))
+}
+
+// readSecret returns what is in a Secret; nil if there is none.
+func readSecret(ctx context.Context, c *cluster.Client, namespace, name string) (map[string][]byte, error) {
+	s := &corev1.Secret{}
+	err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, s)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("get Secret %s/%s: %w", namespace, name, err)
+	case s.Data == nil:
+		return nil, errors.New("Secret " + namespace + "/" + name + " is empty")
+	}
+	return s.Data, nil
+}

@@ -1,0 +1,144 @@
+package pointdeletion
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/backuprepository"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+const (
+	// jobContainer is the container of a deletion pod.
+	jobContainer = "delete-points"
+	// jobLimit is how long a Job may take.
+	jobLimit = time.Hour
+)
+
+// repositories has the restore points of one repository after the other deleted.
+type repositories struct {
+	Options
+	cached client.Client
+	live   client.Reader
+	events events.EventRecorder
+}
+
+// Reconcile takes the deletions in one repository a step further.
+func (r *repositories) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	if req.Namespace != r.Namespace {
+		return ctrl.Result{}, nil // Velero's own
+	}
+	in, objects, job, err := r.gather(ctx, req.Name)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	d := decide(in)
+	return reconcile.RetryConflict(ctrl.Result{RequeueAfter: d.After}, r.apply(ctx, in, objects, job, d))
+}
+
+// apply does what d says. What a Job did is noted before the Job goes.
+func (r *repositories) apply(ctx context.Context, in *input, objects map[types.UID]*velerov2.DataUpload, job *batchv1.Job, d decision) error {
+	for uid, n := range d.Notes {
+		if err := r.write(ctx, objects[uid], n); err != nil {
+			return err
+		}
+	}
+	switch {
+	case d.MakeRepository:
+		return r.makeRepository(ctx, in)
+	case d.DeleteJob:
+		err := r.cached.Delete(ctx, job, client.Preconditions{UID: &job.UID}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete job %s/%s: %w", job.Namespace, job.Name, err)
+		}
+	case len(d.Points) > 0:
+		if err := r.areCurrent(ctx, objects, d); err != nil {
+			return err
+		}
+		return r.makeJob(ctx, in.Repository, d)
+	}
+	return nil
+}
+
+// areCurrent returns a conflict if the cache is behind for what a Job is chosen for. What was just written is current. The others say what
+// they said before a Job that has ended in the meantime, and that may have to be tried again only later.
+func (r *repositories) areCurrent(ctx context.Context, objects map[types.UID]*velerov2.DataUpload, d decision) error {
+	for _, uid := range d.Chosen {
+		if _, written := d.Notes[uid]; written {
+			continue
+		}
+		o := objects[uid]
+		found, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(o), &velerov2.DataUpload{})
+		if err != nil {
+			return err
+		}
+		if found == nil || found.UID != uid || found.ResourceVersion != o.ResourceVersion {
+			return apierrors.NewConflict(velerov2.GroupVersion.WithResource("datauploads").GroupResource(), o.Name, errors.New("it has changed"))
+		}
+	}
+	return nil
+}
+
+// write notes on a DataUpload how far the deletion is.
+func (r *repositories) write(ctx context.Context, o *velerov2.DataUpload, n datamove.PointDeletion) error {
+	changed := o.DeepCopy()
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, datamove.AnnotationPointDeletion, n.Encode())
+	if err := r.cached.Patch(ctx, changed, reconcile.MergeFrom(o)); err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("write DataUpload %s/%s: %w", o.Namespace, o.Name, err))
+	}
+	if n.State == datamove.DeletionLeft {
+		r.events.Eventf(o, nil, corev1.EventTypeWarning, "RestorePointLeft", "Delete", "The restore point is not deleted: %s.", n.Message)
+	}
+	return nil
+}
+
+func (r *repositories) makeJob(ctx context.Context, repository *velerov1.BackupRepository, d decision) error {
+	asked := datamove.DeletionJob{Repository: d.Repository, Points: d.Points}
+	job, err := backuprepository.NewJob(repository, r.Image, backuprepository.Work{
+		Name: datamove.DeletionJobName(repository.Name), Label: datamove.LabelDeletion, Container: jobContainer, Command: "delete-points",
+		Env: []corev1.EnvVar{{Name: datamove.DeletionVariable, Value: asked.Encode()}}, Limit: jobLimit,
+	})
+	if err != nil {
+		return err
+	}
+	if err := r.cached.Create(ctx, job); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create job %s/%s: %w", job.Namespace, job.Name, err)
+	}
+	return nil
+}
+
+// makeRepository makes the BackupRepository again, as handlers do. Its controller finds the repository that is there.
+func (r *repositories) makeRepository(ctx context.Context, in *input) error {
+	id, err := datamove.ParseSnapshotID(in.Uploads[0].SnapshotID)
+	for i := 1; err != nil && i < len(in.Uploads); i++ {
+		id, err = datamove.ParseSnapshotID(in.Uploads[i].SnapshotID)
+	}
+	if err != nil {
+		return err
+	}
+	repository := &velerov1.BackupRepository{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: datamove.RepositoryName(id.Namespace, in.Location)},
+		Spec: velerov1.BackupRepositorySpec{
+			VolumeNamespace: id.Namespace, BackupStorageLocation: in.Location.Name, RepositoryType: velerov1.RepositoryKopia,
+			RepositoryConfig: map[string]string{datamove.ConfigLocationNamespace: in.Location.Namespace},
+		},
+	}
+	if err := r.cached.Create(ctx, repository); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create BackupRepository %s: %w", repository.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,88 @@
+package datamove
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/varvebackup/varve/internal/errclass"
+)
+
+// Keys of spec.dataMoverConfig of a DataUpload with the snapshotType VirtualMachineBackup. Other keys are ignored.
+const (
+	// ConfigMachine is the name of the virtual machine, in spec.sourceNamespace.
+	ConfigMachine = "virtualMachine"
+	// ConfigVolume is the name of the machine's volume whose claim is spec.sourcePVC.
+	ConfigVolume = "volume"
+	// ConfigTracker is the name of the VirtualMachineBackupTracker that says what the upload starts from; without it, everything is read.
+	ConfigTracker = "tracker"
+	// ConfigScratchClaim is the name of the claim that takes in what the guest overwrites while its disks are read.
+	ConfigScratchClaim = "scratchClaim"
+	// ConfigGroup is the ID that the DataUploads of one moment of the machine have in common.
+	ConfigGroup = "group"
+	// ConfigDisks is how many DataUploads the group has.
+	ConfigDisks = "disks"
+)
+
+// MaxGroupDisks is how many DataUploads a group may have. QEMU serves no more disks at once than a backup has connections for.
+const MaxGroupDisks = 64
+
+// MachineDisk says which disk of a running machine a DataUpload moves, and with which others.
+type MachineDisk struct {
+	// Machine is the virtual machine's name, and Volume the name of its volume.
+	Machine, Volume string
+	// Tracker is the tracker's name, or "".
+	Tracker string
+	// ScratchClaim is the name of a claim.
+	ScratchClaim string
+	// Group is a DNS label, and the name of the VirtualMachineBackup.
+	Group string
+	// Disks is from 1 to MaxGroupDisks.
+	Disks int
+}
+
+// Config returns the disk as spec.dataMoverConfig has it.
+func (d *MachineDisk) Config() map[string]string {
+	config := map[string]string{
+		ConfigMachine: d.Machine, ConfigVolume: d.Volume, ConfigScratchClaim: d.ScratchClaim, ConfigGroup: d.Group, ConfigDisks: strconv.Itoa(d.Disks),
+	}
+	if d.Tracker != "" {
+		config[ConfigTracker] = d.Tracker
+	}
+	return config
+}
+
+// ParseMachineDisk reads spec.dataMoverConfig. Errors have the class errclass.Invalid and name the key.
+func ParseMachineDisk(config map[string]string) (MachineDisk, error) {
+	d := MachineDisk{
+		Machine: config[ConfigMachine], Volume: config[ConfigVolume], Tracker: config[ConfigTracker], ScratchClaim: config[ConfigScratchClaim], Group: config[ConfigGroup],
+	}
+	var failures []string
+	check := func(key, value string, valid func(string) []string) {
+		if value == "" {
+			failures = append(failures, fmt.Sprintf("%s is missing", key))
+			return
+		}
+		if why := valid(value); len(why) > 0 {
+			failures = append(failures, fmt.Sprintf("%s %.80q: %s", key, value, why[0]))
+		}
+	}
+	check(ConfigMachine, d.Machine, validation.IsDNS1123Subdomain)
+	check(ConfigVolume, d.Volume, validation.IsDNS1123Label)
+	if d.Tracker != "" {
+		check(ConfigTracker, d.Tracker, validation.IsDNS1123Subdomain)
+	}
+	check(ConfigScratchClaim, d.ScratchClaim, validation.IsDNS1123Subdomain)
+	check(ConfigGroup, d.Group, validation.IsDNS1123Label)
+	disks, err := strconv.Atoi(config[ConfigDisks])
+	if err != nil || disks < 1 || disks > MaxGroupDisks {
+		failures = append(failures, fmt.Sprintf("%s %.80q: must be a number from 1 to %d", ConfigDisks, config[ConfigDisks], MaxGroupDisks))
+	}
+	d.Disks = disks
+	if len(failures) > 0 {
+		return MachineDisk{}, errclass.Errorf(errclass.Invalid, "spec.dataMoverConfig: %s", strings.Join(failures, "; "))
+	}
+	return d, nil
+}

@@ -1,0 +1,127 @@
+package datamover
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// storagePlace is where the storage of a location can be used.
+type storagePlace struct {
+	// nodes are those that reach it; nil: all.
+	nodes *corev1.NodeSelector
+	// oneNode: one of them at a time.
+	oneNode bool
+}
+
+func (s *storagePlace) selects(n *corev1.Node) bool { return selects(s.nodes, n) }
+
+// reachesStorage says whether a handler may take an object as far as the storage of its location goes. Among the nodes that reach both the
+// storage and the object's volume, which selector has, all handlers choose the same one for a storage of one node. If no node reaches both,
+// every handler may take it, and the pod says what is wrong.
+func (m *Mover) reachesStorage(ctx context.Context, v *Object, selector *corev1.NodeSelector, self *corev1.Node, tolerations []corev1.Toleration) (bool, error) {
+	s, err := m.placeOfStorage(ctx, v)
+	if err != nil || s == nil {
+		return err == nil, err
+	}
+	nodes, err := m.listNodes(ctx)
+	if err != nil {
+		return false, err
+	}
+	var chosen *corev1.Node
+	for _, n := range nodes {
+		if !takesPods(n, tolerations) || !selects(selector, n) || !s.selects(n) {
+			continue
+		}
+		if chosen == nil || orderOfNode(n) < orderOfNode(chosen) {
+			chosen = n
+		}
+	}
+	switch {
+	case chosen == nil:
+		return true, nil
+	case s.oneNode:
+		return chosen.Name == self.Name, nil
+	}
+	return s.selects(self), nil
+}
+
+// orderOfNode orders nodes in the same way for all handlers, and in no way that prefers the names that come first.
+func orderOfNode(n *corev1.Node) string {
+	sum := sha256.Sum256([]byte(n.Name))
+	return string(sum[:])
+}
+
+// placeOfStorage returns where the storage of an object's location can be used; nil if all nodes can.
+func (m *Mover) placeOfStorage(ctx context.Context, v *Object) (*storagePlace, error) {
+	l, err := reconcile.Find(ctx, m.Cached, types.NamespacedName{Namespace: v.Namespace, Name: v.Location}, &velerov1.BackupStorageLocation{})
+	if err != nil || l == nil || l.Spec.Provider != location.ProviderClaim {
+		return nil, err
+	}
+	where, err := location.Parse(l, nil)
+	if err != nil {
+		return nil, nil //nolint:nilnil,nilerr // the repository says what is wrong
+	}
+	claim, err := m.findClaim(ctx, m.Namespace, where.Volume.PersistentVolumeClaim.ClaimName)
+	if err != nil {
+		return nil, err
+	}
+	storage, err := datamove.ClaimStorage(*where.Volume, claim)
+	if err != nil {
+		return nil, nil //nolint:nilnil,nilerr // the repository says what is wrong
+	}
+	s := &storagePlace{oneNode: storage.OneNode}
+	node, err := m.nodeInUse(ctx, storage)
+	if err != nil {
+		return nil, err
+	}
+	if node != "" {
+		s.nodes = nodeNamed(node)
+		return s, nil
+	}
+	if claim.Spec.VolumeName == "" {
+		if node := claim.Annotations[annotationSelectedNode]; node != "" {
+			s.nodes = nodeNamed(node)
+		}
+		return s, nil
+	}
+	volume, err := reconcile.Find(ctx, m.Live, types.NamespacedName{Name: claim.Spec.VolumeName}, &corev1.PersistentVolume{})
+	if err != nil || volume == nil || volume.Spec.NodeAffinity == nil {
+		return s, err
+	}
+	s.nodes = volume.Spec.NodeAffinity.Required
+	return s, nil
+}
+
+// nodeInUse returns the node whose pods use a storage of one node, or "".
+func (m *Mover) nodeInUse(ctx context.Context, s datamove.Storage) (string, error) {
+	if !s.OneNode {
+		return "", nil
+	}
+	var pods corev1.PodList
+	if err := m.Live.List(ctx, &pods, client.InNamespace(m.Namespace), client.MatchingLabels{datamove.LabelStorage: s.Label()}); err != nil {
+		return "", fmt.Errorf("list the pods that use claim %s: %w", s.Volume.PersistentVolumeClaim.ClaimName, err)
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if p.Spec.NodeName != "" && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+			return p.Spec.NodeName, nil
+		}
+	}
+	return "", nil
+}
+
+func nodeNamed(name string) *corev1.NodeSelector {
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{name}}},
+	}}}
+}

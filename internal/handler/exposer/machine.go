@@ -1,0 +1,63 @@
+package exposer
+
+import (
+	"context"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+// uploadExposer is what the exposers of DataUploads have in common.
+type uploadExposer interface {
+	Expose(ctx context.Context, upload *velerov2.DataUpload) (Exposure, error)
+	Finish(ctx context.Context, upload *velerov2.DataUpload) (Progress, error)
+	Dispose(ctx context.Context, upload *velerov2.DataUpload) (Progress, error)
+}
+
+// MachineBackups are the exposers of DataUploads of the type VirtualMachineBackup. Which one it is stands in dataMoverConfig, and never
+// changes.
+type MachineBackups struct {
+	// Tunnel reads the disks of a running machine over the tunnel of its launcher; nil: that is not served.
+	Tunnel uploadExposer
+	// Endpoints reads those of a pull backup that somebody else makes.
+	Endpoints uploadExposer
+}
+
+func (m *MachineBackups) chosen(upload *velerov2.DataUpload) (uploadExposer, error) {
+	switch source := upload.Spec.DataMoverConfig[datamove.ConfigSource]; {
+	case datamove.ReadsEndpoints(upload.Spec.DataMoverConfig):
+		return m.Endpoints, nil
+	case source != "":
+		return nil, refuse("spec.dataMoverConfig: %s %.80q: must be %s, or absent", datamove.ConfigSource, source, datamove.SourceEndpoints)
+	case m.Tunnel == nil:
+		return nil, refuse("spec.dataMoverConfig: %s is missing: must be %s", datamove.ConfigSource, datamove.SourceEndpoints)
+	}
+	return m.Tunnel, nil
+}
+
+// Expose makes the next step of the exposer that the DataUpload chooses.
+func (m *MachineBackups) Expose(ctx context.Context, upload *velerov2.DataUpload) (Exposure, error) {
+	e, err := m.chosen(upload)
+	if err != nil {
+		return Exposure{}, err
+	}
+	return e.Expose(ctx, upload)
+}
+
+// Finish is that of the exposer that the DataUpload chooses.
+func (m *MachineBackups) Finish(ctx context.Context, upload *velerov2.DataUpload) (Progress, error) {
+	e, err := m.chosen(upload)
+	if err != nil {
+		return Progress{}, err
+	}
+	return e.Finish(ctx, upload)
+}
+
+// Dispose is that of the exposer that the DataUpload chooses. Nothing was made for one that chooses none.
+func (m *MachineBackups) Dispose(ctx context.Context, upload *velerov2.DataUpload) (Progress, error) {
+	e, err := m.chosen(upload)
+	if err != nil {
+		return Progress{Done: true}, nil //nolint:nilerr // Expose has refused it
+	}
+	return e.Dispose(ctx, upload)
+}
