@@ -39,7 +39,7 @@ func (s *scene) restoreInSecondCluster(first *velero.Server, backup, want string
 	v := velero.Start(s.t, velero.Options{Kubeconfig: kubeconfig, Store: first.Store, Prefix: first.Prefix})
 	location := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: v.Namespace, Name: velero.Location}}
 	s.must(other.Patch(ctx, location, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"accessMode":"ReadOnly"}}`))))
-	s.must(wait.For(ctx, time.Minute, "the backup to be found in the bucket", func(ctx context.Context) (bool, string, error) {
+	s.must(wait.For(ctx, 3*time.Minute, "the backup to be found in the bucket", func(ctx context.Context) (bool, string, error) {
 		text, err := v.Command(ctx, "backup", "get", backup)
 		return err == nil, text, nil
 	}))

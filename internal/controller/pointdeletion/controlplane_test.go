@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -70,12 +72,35 @@ type world struct {
 	user       controlplane.User
 	admin      client.Client
 	repo       *velerov1.BackupRepository
+	clock      *heldClock
 	stop       func()
 }
 
+// heldClock is the machine's clock until it is held: then it stands, so that no pause ends while a slow machine looks at what is said of it.
+type heldClock struct {
+	clock.RealClock
+	at atomic.Pointer[time.Time]
+}
+
+func (c *heldClock) Now() time.Time {
+	if at := c.at.Load(); at != nil {
+		return *at
+	}
+	return c.RealClock.Now()
+}
+
+func (c *heldClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+func (c *heldClock) hold() {
+	now := c.RealClock.Now()
+	c.at.Store(&now)
+}
+
+func (c *heldClock) release() { c.at.Store(nil) }
+
 func newWorld(t *testing.T, ns string, user controlplane.User) *world {
 	t.Helper()
-	w := &world{T: t, ns: ns, velero: cluster.Namespace(t), mover: datamove.Mover, user: user, admin: cluster.Client(t, controlplane.Admin)}
+	w := &world{T: t, ns: ns, velero: cluster.Namespace(t), mover: datamove.Mover, user: user, admin: cluster.Client(t, controlplane.Admin), clock: &heldClock{}}
 	w.populate()
 	w.start()
 	return w
@@ -118,6 +143,7 @@ func (w *world) start() {
 	})
 	err := Setup(mgr, Options{
 		Namespace: w.ns, Image: backuprepository.Image{Name: "varve:test"}, Namespaces: func(context.Context) ([]string, error) { return []string{w.velero}, nil },
+		Clock: w.clock,
 	})
 	if err != nil {
 		w.Fatal(err)
@@ -285,11 +311,13 @@ func deletedInOneJob(w *world) {
 		w.Errorf("%+v", asked)
 	}
 	w.says(a, datamove.DeletionWaits, "a Job deletes it")
+	w.clock.hold()
 	w.end(job, batchv1.JobFailed, "the server does not answer")
 	if d := w.says(b, datamove.DeletionWaits, "the server does not answer"); d.Tries != 1 || d.RetryAt == nil {
 		w.Errorf("%+v", d)
 	}
 	w.says(a, datamove.DeletionWaits, "the server does not answer")
+	w.clock.release()
 	w.stop() // so that they are due at once
 	w.hurry(a)
 	w.hurry(b)
