@@ -73,9 +73,10 @@ const (
 
 // VirtualMachineBackupSpec says what is backed up, from which base and to where.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source) && has(self.backupTracker) == has(oldSelf.backupTracker) && (!has(self.backupTracker) || self.backupTracker == oldSelf.backupTracker) && has(self.mode) == has(oldSelf.mode) && (!has(self.mode) || self.mode == oldSelf.mode) && self.pvcName == oldSelf.pvcName && has(self.skipQuiesce) == has(oldSelf.skipQuiesce) && (!has(self.skipQuiesce) || self.skipQuiesce == oldSelf.skipQuiesce) && has(self.forceFullBackup) == has(oldSelf.forceFullBackup) && (!has(self.forceFullBackup) || self.forceFullBackup == oldSelf.forceFullBackup) && has(self.tokenSecretRef) == has(oldSelf.tokenSecretRef) && (!has(self.tokenSecretRef) || self.tokenSecretRef == oldSelf.tokenSecretRef)",message="spec is immutable, except for ttl: create another backup"
+// +kubebuilder:validation:XValidation:rule="has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source) && has(self.backupTracker) == has(oldSelf.backupTracker) && (!has(self.backupTracker) || self.backupTracker == oldSelf.backupTracker) && has(self.mode) == has(oldSelf.mode) && (!has(self.mode) || self.mode == oldSelf.mode) && self.pvcName == oldSelf.pvcName && has(self.skipQuiesce) == has(oldSelf.skipQuiesce) && (!has(self.skipQuiesce) || self.skipQuiesce == oldSelf.skipQuiesce) && has(self.forceFullBackup) == has(oldSelf.forceFullBackup) && (!has(self.forceFullBackup) || self.forceFullBackup == oldSelf.forceFullBackup) && has(self.tokenSecretRef) == has(oldSelf.tokenSecretRef) && (!has(self.tokenSecretRef) || self.tokenSecretRef == oldSelf.tokenSecretRef) && has(self.pulledBy) == has(oldSelf.pulledBy) && (!has(self.pulledBy) || self.pulledBy == oldSelf.pulledBy)",message="spec is immutable, except for ttl: create another backup"
 // +kubebuilder:validation:XValidation:rule="has(self.source) != has(self.backupTracker)",message="set exactly one of source (a VirtualMachine is backed up fully and keeps no checkpoint) and backupTracker"
-// +kubebuilder:validation:XValidation:rule="!has(self.mode) || !(self.mode in ['pull', 'Pull']) || has(self.tokenSecretRef)",message="tokenSecretRef is required in pull mode: name a Secret whose key token has what clients must send",fieldPath=".tokenSecretRef",reason="FieldValueRequired"
+// +kubebuilder:validation:XValidation:rule="!has(self.mode) || !(self.mode in ['pull', 'Pull']) || has(self.tokenSecretRef) || has(self.pulledBy) && self.pulledBy == 'DataUploads'",message="tokenSecretRef is required in pull mode: name a Secret whose key token has what clients must send",fieldPath=".tokenSecretRef",reason="FieldValueRequired"
+// +kubebuilder:validation:XValidation:rule="!has(self.pulledBy) || has(self.mode) && self.mode in ['pull', 'Pull']",message="pulledBy is for pull mode: remove it, or set mode to pull",fieldPath=".pulledBy"
 // +kubebuilder:validation:XValidation:rule="!has(self.ttl) || !has(self.ttlDuration) || duration(self.ttl) == duration(self.ttlDuration)",message="ttl and ttlDuration mean the same: set one of them",fieldPath=".ttl"
 type VirtualMachineBackupSpec struct {
 	// source is what is backed up, in the backup's namespace. A VirtualMachine (apiGroup kubevirt.io) is backed up fully and keeps no
@@ -120,6 +121,12 @@ type VirtualMachineBackupSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	TokenSecretRef *string `json:"tokenSecretRef,omitempty"`
 
+	// pulledBy says, in pull mode, who reads the disks: Clients, over the endpoints in status, or DataUploads, whose mover pods
+	// the launcher connects to. With DataUploads there are no endpoints, and the backup is made and deleted by Varve.
+	// Default: Clients.
+	// +optional
+	PulledBy PullReader `json:"pulledBy,omitempty"`
+
 	// ttl is how long a backup in pull mode lasts, from its creation. Then it fails and its tracker stays as it is. It may be changed
 	// while the backup exists. Default: 2h.
 	// +optional
@@ -135,7 +142,24 @@ type VirtualMachineBackupSpec struct {
 	TTLDuration *metav1.Duration `json:"ttlDuration,omitempty"`
 }
 
-// IsPull reports whether clients read the backup's data.
+// PullReader says who reads the disks of a backup in pull mode.
+//
+// +kubebuilder:validation:Enum=Clients;DataUploads
+type PullReader string
+
+const (
+	// PulledByClients: the backup has endpoints, which an export serves.
+	PulledByClients PullReader = "Clients"
+	// PulledByDataUploads: the launcher connects to mover pods, which store the disks in a repository.
+	PulledByDataUploads PullReader = "DataUploads"
+)
+
+// IsPulledByDataUploads reports whether mover pods read the backup's data.
+func (s *VirtualMachineBackupSpec) IsPulledByDataUploads() bool {
+	return s.IsPull() && s.PulledBy == PulledByDataUploads
+}
+
+// IsPull reports whether somebody reads the backup's data from the hypervisor, instead of the hypervisor writing it.
 func (s *VirtualMachineBackupSpec) IsPull() bool {
 	return strings.EqualFold(string(s.Mode), string(PullMode))
 }
@@ -372,6 +396,11 @@ type VirtualMachineBackupStatus struct {
 	// pullTunnel is where the launcher connects to.
 	// +optional
 	PullTunnel *PullTunnel `json:"pullTunnel,omitempty"`
+	// pullTunnels is where the launcher connects to with single volumes, if DataUploads pull the backup.
+	// +optional
+	// +listType=map
+	// +listMapKey=volume
+	PullTunnels []VolumeTunnel `json:"pullTunnels,omitempty"`
 	// scratch says, in pull mode, how full the claim is that holds what the guest overwrites.
 	// +optional
 	Scratch *ScratchSpace `json:"scratch,omitempty"`
@@ -411,6 +440,14 @@ type PullTunnel struct {
 	ServerName string `json:"serverName"`
 	// authorities have the certificates of those who may have signed it, in PEM.
 	Authorities string `json:"authorities"`
+}
+
+// VolumeTunnel is where a launcher offers one volume of its backup.
+type VolumeTunnel struct {
+	// volume is the volume's name in the virtual machine. No other volume is offered there.
+	Volume string `json:"volume"`
+
+	PullTunnel `json:",inline"`
 }
 
 // ScratchSpace says how full a scratch claim is.
