@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // Keys of spec.dataMoverConfig of a DataUpload with the snapshotType VirtualMachineBackup. Other keys are ignored.
@@ -28,6 +29,17 @@ const (
 
 // MaxGroupDisks is how many DataUploads a group may have. QEMU serves no more disks at once than a backup has connections for.
 const MaxGroupDisks = 64
+
+// AnnotationGroup is on the VirtualMachineBackup that is made for a group of DataUploads: the group's GroupKey. A backup of the group's name
+// without it is somebody else's.
+const AnnotationGroup = layout.Prefix + "data-upload-group"
+
+// LabelGroup is a label of the restore points of a group: the group's ID. A restore point's other labels say which namespace its DataUpload
+// was in.
+const LabelGroup = AnnotationGroup
+
+// GroupKey returns what names a group in the whole cluster. namespace is that of the group's DataUploads.
+func GroupKey(namespace, group string) string { return namespace + "/" + group }
 
 // MachineDisk says which disk of a running machine a DataUpload moves, and with which others.
 type MachineDisk struct {
