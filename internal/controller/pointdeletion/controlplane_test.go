@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -138,6 +139,8 @@ func (w *world) start() {
 	mgr := cluster.Manager(w.T, w.user, func(o *ctrl.Options) {
 		o.Cache.ByObject = backuprepository.CachedObjects(w.ns)
 		for kind, by := range CachedObjects() {
+			// The worlds share an API server. In a cluster there is one controller, which deletes for every DataUpload.
+			by.Namespaces = map[string]cache.Config{w.velero: {}}
 			o.Cache.ByObject[kind] = by
 		}
 	})
