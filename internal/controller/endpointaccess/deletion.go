@@ -9,6 +9,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/moversecret"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -58,7 +59,7 @@ func (r *reconciler) gatherReaders(ctx context.Context, b *backupv1.VirtualMachi
 			continue
 		}
 		backup, asked, ok := backupOf(o)
-		if !ok || backup != client.ObjectKeyFromObject(b) || !isServed(current, o) {
+		if !ok || backup != client.ObjectKeyFromObject(b) || !moversecret.Serves(current, o) {
 			continue
 		}
 		note, noted := noteOf(o)

@@ -4,23 +4,18 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/moversecret"
 	"github.com/varvebackup/varve/internal/datamove"
-	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
@@ -60,8 +55,8 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	if !ok || !noted {
 		return ctrl.Result{}, nil // its exposer has not seen the backup, or is of another version
 	}
-	current, err := r.readSettings(ctx)
-	if err != nil || !isServed(current, upload) {
+	current, err := r.secrets.Settings(ctx)
+	if err != nil || !moversecret.Serves(current, upload) {
 		return ctrl.Result{}, err
 	}
 	b, err := reconcile.Find(ctx, r.live, backup, &backupv1.VirtualMachineBackup{})
@@ -70,9 +65,9 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	}
 	ended := whyEnded(backup, b, note)
 	switch {
-	case isMoving(upload) && ended != "":
-		return ctrl.Result{}, r.tellEnd(ctx, upload, ended)
-	case isMoving(upload):
+	case moversecret.IsMoving(upload) && ended != "":
+		return ctrl.Result{}, r.secrets.TellEnd(ctx, upload, ended)
+	case moversecret.IsMoving(upload):
 		return r.keepSecret(ctx, upload, b)
 	case ended != "" || !upload.Status.Phase.Ended():
 		return ctrl.Result{}, nil
@@ -95,31 +90,6 @@ func noteOf(o *velerov2.DataUpload) (note datamove.ReadBackup, ok bool) {
 	return note, err == nil
 }
 
-func (r *reconciler) readSettings(ctx context.Context) (*settings.Settings, error) {
-	m, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: r.Namespace, Name: settings.ConfigMap}, &corev1.ConfigMap{})
-	if err != nil {
-		return nil, err
-	}
-	current, err := settings.OfConfigMap(m)
-	return &current, err
-}
-
-// isServed says whether the settings have Varve serve a DataUpload. Anybody can create one in a namespace of their own, with any annotation,
-// and would have tokens read of namespaces that are not theirs.
-func isServed(current *settings.Settings, o *velerov2.DataUpload) bool {
-	return current.Serves(o.Namespace) && current.ServesMover(o.Spec.DataMover)
-}
-
-// isMoving says that a handler has a DataUpload, and needs a mover pod for it.
-func isMoving(o *velerov2.DataUpload) bool {
-	switch o.Status.Phase {
-	case velerov2.PhaseAccepted, velerov2.PhasePrepared, velerov2.PhaseInProgress:
-		return o.Status.AcceptedByNode != "" && controllerutil.ContainsFinalizer(o, datamove.Finalizer) && !o.Spec.Cancel && o.DeletionTimestamp == nil
-	default:
-		return false
-	}
-}
-
 // whyEnded says why a backup cannot be read any more, or "".
 func whyEnded(name types.NamespacedName, b *backupv1.VirtualMachineBackup, note datamove.ReadBackup) string {
 	switch {
@@ -134,26 +104,9 @@ func whyEnded(name types.NamespacedName, b *backupv1.VirtualMachineBackup, note 
 	return ""
 }
 
-// tellEnd writes into the Secret of a mover pod that the backup cannot be read any more. Without its export pod, nobody else says so.
-func (r *reconciler) tellEnd(ctx context.Context, upload *velerov2.DataUpload, ended string) error {
-	pod, err := r.findPod(ctx, upload)
-	if err != nil || pod == nil {
-		return err // the exposer says so before there is another one
-	}
-	have, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(pod), &corev1.Secret{})
-	if err != nil || have == nil || !metav1.IsControlledBy(have, pod) || string(have.Data[datamove.EndpointEndedKey]) == ended {
-		return err
-	}
-	have.Data[datamove.EndpointEndedKey] = []byte(ended)
-	if err := r.cached.Update(ctx, have); err != nil {
-		return fmt.Errorf("write Secret %s/%s: %w", have.Namespace, have.Name, err)
-	}
-	return nil
-}
-
-// keepSecret makes the Secret of a mover pod, or brings it up to date. The pod owns it.
+// keepSecret makes the Secret of a mover pod, or brings it up to date.
 func (r *reconciler) keepSecret(ctx context.Context, upload *velerov2.DataUpload, b *backupv1.VirtualMachineBackup) (ctrl.Result, error) {
-	pod, err := r.findPod(ctx, upload)
+	pod, err := r.secrets.FindPod(ctx, upload)
 	if err != nil || pod == nil {
 		return ctrl.Result{RequeueAfter: soon}, err
 	}
@@ -165,45 +118,14 @@ func (r *reconciler) keepSecret(ctx context.Context, upload *velerov2.DataUpload
 		r.events.Eventf(pod, nil, corev1.EventTypeWarning, "EndpointAccessMissing", "Give", "%s", missing)
 		return ctrl.Result{RequeueAfter: retryMissing}, nil
 	}
-	key := client.ObjectKeyFromObject(pod)
-	have, err := reconcile.Find(ctx, r.live, key, &corev1.Secret{})
+	have, err := r.secrets.Find(ctx, pod)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	switch {
-	case have == nil:
-		secret := &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: pod.Namespace, Name: pod.Name, Labels: map[string]string{datamove.LabelObject: string(upload.UID)},
-				Annotations:     map[string]string{datamove.AnnotationOwner: string(datamove.Upload) + "/" + client.ObjectKeyFromObject(upload).String()},
-				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))},
-			},
-			Data: data,
-		}
-		err = r.cached.Create(ctx, secret)
-	case !metav1.IsControlledBy(have, pod):
-		return ctrl.Result{RequeueAfter: soon}, nil // That of an earlier pod goes with it; anything else must not be there.
-	case !equality.Semantic.DeepEqual(have.Data, data):
-		have.Data = maps.Clone(data)
-		err = r.cached.Update(ctx, have)
-	}
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return ctrl.Result{}, fmt.Errorf("write Secret %s: %w", key, err)
+	if kept, err := r.secrets.Keep(ctx, upload, pod, have, data); err != nil || !kept {
+		return ctrl.Result{RequeueAfter: soon}, err
 	}
 	return ctrl.Result{RequeueAfter: lookEvery}, nil
-}
-
-// findPod returns the mover pod of a DataUpload, or nil.
-func (r *reconciler) findPod(ctx context.Context, upload *velerov2.DataUpload) (*corev1.Pod, error) {
-	key := types.NamespacedName{Namespace: r.Namespace, Name: datamove.ChildName(datamove.Upload, upload.UID)}
-	pod, err := reconcile.Find(ctx, r.live, key, &corev1.Pod{})
-	if err != nil || pod == nil {
-		return nil, err
-	}
-	if pod.Labels[datamove.LabelObject] != string(upload.UID) || pod.Spec.ServiceAccountName != datamove.ServiceAccount || pod.DeletionTimestamp != nil {
-		return nil, nil
-	}
-	return pod, nil
 }
 
 // readAccess returns what opens the endpoints of a backup, or what it lacks.

@@ -11,6 +11,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/moversecret"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -27,15 +28,17 @@ type Options struct {
 
 type reconciler struct {
 	Options
-	cached client.Client
-	live   client.Reader
-	events events.EventRecorder
+	cached  client.Client
+	live    client.Reader
+	events  events.EventRecorder
+	secrets moversecret.Keeper
 }
 
 // Setup adds the controller to mgr.
 func Setup(mgr ctrl.Manager, o Options) error {
 	r := &reconciler{
-		Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-endpoint-access")),
+		Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(),
+		secrets: moversecret.Keeper{Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Namespace: o.Namespace}, events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-endpoint-access")),
 	}
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &velerov2.DataUpload{}, backupIndex, func(o client.Object) []string {
 		if upload, ok := o.(*velerov2.DataUpload); ok {
