@@ -15,10 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/pointdeletion"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -35,7 +37,7 @@ func TestControlPlane(t *testing.T) {
 	}
 	user := controlplane.Controller
 	user.Restricted = true
-	mgr := cluster.Manager(t, user)
+	mgr := cluster.Manager(t, user, func(o *ctrl.Options) { o.Cache.ByObject = pointdeletion.CachedObjects() }) // as package controller does
 	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace}); err != nil {
 		t.Fatal(err)
 	}

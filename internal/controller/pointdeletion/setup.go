@@ -103,7 +103,7 @@ func CachedObjects() map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{&velerov2.DataUpload{}: {Transform: shrinkUpload}}
 }
 
-// shrinkUpload keeps of a DataUpload what decisions need.
+// shrinkUpload keeps of a DataUpload what decisions need, and what other controllers find those of machines' disks by.
 func shrinkUpload(object any) (any, error) {
 	o, ok := object.(*velerov2.DataUpload)
 	if !ok {
@@ -113,7 +113,10 @@ func shrinkUpload(object any) (any, error) {
 	maps.DeleteFunc(o.Labels, func(name, _ string) bool { return name != datamove.LabelBackupName && name != datamove.LabelBackupUID })
 	maps.DeleteFunc(o.Annotations, func(name, _ string) bool { return name != datamove.AnnotationPointDeletion })
 	maps.DeleteFunc(o.Status.DataMoverResult, func(name, _ string) bool { return name != datamove.ResultRepository })
-	o.Spec = velerov2.DataUploadSpec{BackupStorageLocation: o.Spec.BackupStorageLocation, SourceNamespace: o.Spec.SourceNamespace, DataMover: o.Spec.DataMover}
+	o.Spec = velerov2.DataUploadSpec{
+		BackupStorageLocation: o.Spec.BackupStorageLocation, SourceNamespace: o.Spec.SourceNamespace, DataMover: o.Spec.DataMover,
+		SnapshotType: o.Spec.SnapshotType, DataMoverConfig: o.Spec.DataMoverConfig,
+	}
 	o.Status = velerov2.DataUploadStatus{
 		Phase: o.Status.Phase, SnapshotID: o.Status.SnapshotID, DataMoverResult: o.Status.DataMoverResult, CompletionTimestamp: o.Status.CompletionTimestamp,
 	}
