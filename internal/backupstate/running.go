@@ -47,6 +47,11 @@ func EndpointsReady() State {
 	return state(backupv1.ReasonEndpointsReady, "The endpoints in status.includedVolumes answer; deleting the backup says that its data was read.")
 }
 
+// MoversMayRead is what the condition Ready says of a backup that mover pods read.
+func MoversMayRead() State {
+	return state(backupv1.ReasonEndpointsReady, "The launcher offers the disks to the mover pods in status.pullTunnels.")
+}
+
 // ExportPending says that the export of a backup does not serve. why is what the export says about it, or empty.
 func ExportPending(export, why string) State {
 	if why == "" {

@@ -38,6 +38,9 @@ func (r *reconciler) gatherPull(ctx context.Context, c client.Reader, in *input)
 			return err
 		}
 	}
+	if in.Backup.Spec.IsPulledByDataUploads() {
+		return nil // it has no export, and what has an export's name is somebody else's
+	}
 	name := layout.BackupExport(in.Backup.Name)
 	if in.Pull.Export, err = reconcile.Find(ctx, c, types.NamespacedName{Namespace: namespace, Name: name}, &exportv1.VirtualMachineExport{}); err != nil || in.Pull.Export == nil {
 		return err

@@ -19,6 +19,9 @@ func decideCopied(in *input) decision {
 	case in.isPull() && !in.isBeingDeleted():
 		// Only a deletion says that clients have the data, whoever wrote this phase.
 		return toPruning(in, backupv1.BackupUnsuccessful, backupstate.EndedByItself())
+	case in.Backup.Spec.IsPulledByDataUploads() && in.Backup.Annotations[layout.AnnotationStored] != "true":
+		// The same of mover pods: without this, somebody else has deleted the backup.
+		return toPruning(in, backupv1.BackupUnsuccessful, backupstate.Aborted(in.Backup.Name))
 	case gone:
 		return toPruning(in, backupv1.BackupUnsuccessful, end)
 	case name != "":

@@ -99,7 +99,7 @@ func missingTime(in *input) *obstacle {
 func missingToken(in *input) *obstacle {
 	name := ptr.Deref(in.Backup.Spec.TokenSecretRef, "")
 	switch {
-	case !in.isPull():
+	case !in.isPull(), in.Backup.Spec.IsPulledByDataUploads():
 		return nil
 	case in.Pull.Token == nil:
 		return pollFor(backupstate.TokenSecretNotFound(name, podspec.TokenKey))
@@ -157,9 +157,27 @@ func childMeta(in *input, name string) metav1.ObjectMeta {
 	}
 }
 
+// decideMovers looks after a backup that mover pods read. The controller of DataUploads tells the launcher where they are, and deletes
+// the backup; the handler ends the phase then.
+func decideMovers(in *input) decision {
+	d := toStatus(in, change{
+		phase: backupv1.BackupServing, state: in.currentState(), deadline: in.expirationTime(),
+		more: func(s *backupv1.VirtualMachineBackupStatus) {
+			setReady(in, s, metav1.ConditionTrue, backupstate.MoversMayRead())
+		},
+	})
+	if d.Step == stepNone && in.Pull.TunnelSecret == nil && len(in.Pull.Key) > 0 { // somebody deleted it
+		return decision{Step: stepCreateTunnelSecret, Secret: newTunnelSecret(in)}
+	}
+	return d
+}
+
 // decideServing looks after a backup that clients read: it has an export, and status says where it serves. The handler ends
 // the phase when the backup is deleted.
 func decideServing(in *input) decision {
+	if in.Backup.Spec.IsPulledByDataUploads() {
+		return decideMovers(in)
+	}
 	// Status comes first: what cannot be made again must not be said to be there.
 	d := toStatus(in, change{
 		phase: backupv1.BackupServing, state: in.currentState(), deadline: in.expirationTime(),
@@ -306,7 +324,7 @@ func endService(s *backupv1.VirtualMachineBackupStatus, generation int64, now ti
 
 // forgetEndpoints removes from status what nobody can use any more.
 func forgetEndpoints(s *backupv1.VirtualMachineBackupStatus) {
-	s.PullTunnel, s.PullTunnelSecret, s.ExportName, s.Cert, s.EndpointCert, s.Scratch = nil, "", "", "", "", nil
+	s.PullTunnel, s.PullTunnels, s.PullTunnelSecret, s.ExportName, s.Cert, s.EndpointCert, s.Scratch = nil, nil, "", "", "", "", nil
 	meta.RemoveStatusCondition(&s.Conditions, backupv1.ConditionScratchLow)
 	for i := range s.IncludedVolumes {
 		s.IncludedVolumes[i].MapEndpoint, s.IncludedVolumes[i].DataEndpoint = "", ""

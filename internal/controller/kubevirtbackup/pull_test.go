@@ -602,3 +602,63 @@ func TestPull_tokenOfWhiteSpaceIsNone(t *testing.T) {
 		t.Errorf("%s: its export will be TokenSecretInvalid until the time is up", b.Status.Phase)
 	}
 }
+
+// createPulledByDataUploads creates a backup in pull mode that mover pods read.
+func (w *world) createPulledByDataUploads(name string) *backupv1.VirtualMachineBackup {
+	b := w.create(name, true)
+	b.Spec.Mode, b.Spec.PulledBy = backupv1.PullMode, backupv1.PulledByDataUploads
+	return b
+}
+
+func TestPulledByDataUploads_isReadyWithoutExport(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	w.token = nil // no client has one
+	b := w.createPulledByDataUploads("b")
+	w.starting(b)
+	b.Status.Phase, b.Status.Reason = backupv1.BackupServing, backupv1.ReasonServing
+	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full}}
+	w.settle(b)
+	if c := readyCondition(b); c == nil || c.Status != metav1.ConditionTrue || len(w.exports) != 0 || w.secrets[b.Status.PullTunnelSecret] == nil {
+		t.Fatalf("%+v, exports %v, secrets %v", c, w.exports, w.secrets)
+	}
+	b.Status.PullTunnels = []backupv1.VolumeTunnel{{Volume: "root", PullTunnel: backupv1.PullTunnel{Address: "10.0.0.1:9090"}}}
+	delete(w.secrets, b.Status.PullTunnelSecret)
+	if w.settle(b); w.secrets[b.Status.PullTunnelSecret] == nil || len(b.Status.PullTunnels) != 1 {
+		t.Errorf("secrets %v, tunnels %v", w.secrets, b.Status.PullTunnels)
+	}
+}
+
+func TestPulledByDataUploads_succeedsOnlyWhenAllIsStored(t *testing.T) {
+	t.Parallel()
+	for name, stored := range map[string]bool{"stored": true, "somebody deletes it": false} {
+		w := newWorld()
+		w.track()
+		b := w.createPulledByDataUploads("b")
+		w.starting(b)
+		b.Status.Phase, b.Status.Reason = backupv1.BackupServing, backupv1.ReasonServing
+		b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full}}
+		b.Status.PullTunnels = []backupv1.VolumeTunnel{{Volume: "root"}}
+		w.settle(b)
+		b.Finalizers = append(b.Finalizers, "test") // to look at it when it has ended
+		if stored {
+			b.Annotations = map[string]string{layout.AnnotationStored: "true"}
+		}
+		w.delete(b)
+		w.copied(b)
+		w.settle(b)
+		b.Status.Phase = backupv1.BackupPruned
+		w.settle(b)
+		w.mount()
+		w.settle(b)
+		want, moved := backupv1.BackupFailed, false
+		if stored {
+			want, moved = backupv1.BackupDone, true
+		}
+		latest := w.tracker.Status.LatestCheckpoint
+		if b.Status.Phase != want || (latest != nil && latest.BackupUID == b.UID) != moved || b.Status.PullTunnels != nil || len(w.secrets) != 0 {
+			t.Errorf("%s: %s %s, checkpoint %+v, tunnels %v, secrets %v", name, b.Status.Phase, b.Status.Message, latest, b.Status.PullTunnels, w.secrets)
+		}
+	}
+}
