@@ -37,6 +37,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/endpointaccess"
 	"github.com/varvebackup/varve/internal/controller/exportproxy"
 	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
+	"github.com/varvebackup/varve/internal/controller/machinegroup"
 	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/controller/pointdeletion"
 	"github.com/varvebackup/varve/internal/controller/storagepod"
@@ -225,6 +226,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}},
 		{"endpointaccess", func() error {
 			return endpointaccess.Setup(mgr, endpointaccess.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix})
+		}},
+		{"machinegroup", func() error {
+			return machinegroup.Setup(mgr, machinegroup.Options{
+				Namespace: o.Namespace, AuthoritySecret: virtualmachineexport.AuthoritySecret, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
+			})
 		}},
 		{"pointdeletion", func() error {
 			return pointdeletion.Setup(mgr, pointdeletion.Options{

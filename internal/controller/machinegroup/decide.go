@@ -1,0 +1,210 @@
+package machinegroup
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/moversecret"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/layout"
+)
+
+// lifetime is how long the backup of a group lasts. It ends a group whose DataUploads nobody drives.
+const lifetime = 24 * time.Hour
+
+// verdict is what is to be done about a group.
+type verdict string
+
+const (
+	// wait: nothing, until something changes.
+	wait verdict = "Wait"
+	// create makes the backup.
+	create verdict = "Create"
+	// serve gives the mover pods what they need, and tells the launcher of them.
+	serve verdict = "Serve"
+	// tellEnd tells the mover pods that the backup cannot be read any more.
+	tellEnd verdict = "TellEnd"
+	// markStored marks the backup: the restore points of all disks are published.
+	markStored verdict = "MarkStored"
+	// remove deletes the backup.
+	remove verdict = "Remove"
+)
+
+// member is a DataUpload of a group.
+type member struct {
+	upload *velerov2.DataUpload
+	disk   datamove.MachineDisk
+	// backup is the UID of the backup that its exposer has seen, or "". moved: its restore point is published.
+	backup types.UID
+	moved  bool
+}
+
+func (m *member) ended() bool {
+	return m.upload.Status.Phase.Ended() || m.upload.DeletionTimestamp != nil
+}
+
+func (m *member) stored(backup types.UID) bool {
+	return m.moved && m.backup == backup && m.upload.Status.Phase == velerov2.PhaseCompleted && m.upload.DeletionTimestamp == nil
+}
+
+// group is everything that a decision depends on.
+type group struct {
+	// namespace is that of the DataUploads, and name the group's and its backup's.
+	namespace, name string
+	members         []member
+	// backup has the group's name in the machine's namespace; nil if there is none. It may be somebody else's.
+	backup *backupv1.VirtualMachineBackup
+}
+
+// decision is a verdict with its reason, for logs and events.
+type decision struct {
+	verdict verdict
+	reason  string
+}
+
+// decide says what is to be done next.
+func decide(g *group) decision {
+	switch b := g.backup; {
+	case b == nil:
+		return decideBirth(g)
+	case !isOfGroup(b, g.namespace, g.name):
+		return decision{verdict: wait, reason: "the backup of that name is somebody else's"} // the exposers say so
+	default:
+		return decideLife(g)
+	}
+}
+
+func isOfGroup(b *backupv1.VirtualMachineBackup, namespace, name string) bool {
+	return b.Spec.IsPulledByDataUploads() && b.Annotations[datamove.AnnotationGroup] == datamove.GroupKey(namespace, name)
+}
+
+// decideBirth says whether the machine is to be backed up now.
+func decideBirth(g *group) decision {
+	taken := false
+	for i := range g.members {
+		m := &g.members[i]
+		switch {
+		case m.ended():
+			return decision{verdict: wait, reason: fmt.Sprintf("DataUpload %s has ended", m.upload.Name)}
+		case m.backup != "":
+			return decision{verdict: wait, reason: fmt.Sprintf("DataUpload %s has seen a backup that is gone", m.upload.Name)}
+		}
+		taken = taken || moversecret.IsMoving(m.upload)
+	}
+	switch why := disagreement(g.members); {
+	case len(g.members) == 0:
+		return decision{verdict: wait, reason: "nobody is there"}
+	case why != "":
+		return decision{verdict: wait, reason: why}
+	case !taken:
+		return decision{verdict: wait, reason: "no DataUpload has been taken"}
+	}
+	return decision{verdict: create}
+}
+
+// disagreement says why the DataUploads are no group, or "".
+func disagreement(members []member) string {
+	if len(members) == 0 {
+		return ""
+	}
+	first := &members[0]
+	volumes := map[string]bool{}
+	for i := range members {
+		m := &members[i]
+		same := m.disk
+		same.Volume = first.disk.Volume
+		switch {
+		case same != first.disk || m.upload.Spec.SourceNamespace != first.upload.Spec.SourceNamespace:
+			return fmt.Sprintf("DataUploads %s and %s are of one group and name different machines, trackers, claims or numbers of disks", first.upload.Name, m.upload.Name)
+		case volumes[m.disk.Volume]:
+			return fmt.Sprintf("two DataUploads of the group have the volume %s", m.disk.Volume)
+		}
+		volumes[m.disk.Volume] = true
+	}
+	if len(members) != first.disk.Disks {
+		return fmt.Sprintf("the group has %d of %d DataUploads", len(members), first.disk.Disks)
+	}
+	return ""
+}
+
+// decideLife says how the backup of the group goes on.
+func decideLife(g *group) decision {
+	b := g.backup
+	if b.DeletionTimestamp != nil {
+		return endFor(g, "was deleted")
+	}
+	stored, ended := 0, 0
+	for i := range g.members {
+		m := &g.members[i]
+		if m.ended() {
+			ended++
+		}
+		if m.stored(b.UID) {
+			stored++
+		}
+	}
+	why, over := b.Ended()
+	switch {
+	case over && ended == len(g.members):
+		return decision{verdict: remove, reason: "nobody reads it, and it has ended"}
+	case over:
+		return endFor(g, "has ended: "+why)
+	case stored > 0 && stored == disks(g) && b.Annotations[layout.AnnotationStored] != "true":
+		return decision{verdict: markStored}
+	case stored > 0 && stored == disks(g):
+		return decision{verdict: remove, reason: "every disk is stored"}
+	case ended == len(g.members):
+		return decision{verdict: remove, reason: "its DataUploads have ended, and not every disk is stored"}
+	case b.Status.Phase != backupv1.BackupServing:
+		return decision{verdict: wait, reason: "the point in time is not fixed yet"}
+	}
+	return decision{verdict: serve}
+}
+
+// disks returns how many DataUploads the group has when it is complete.
+func disks(g *group) int {
+	if len(g.members) == 0 {
+		return 0
+	}
+	return g.members[0].disk.Disks
+}
+
+// endFor tells those who still read that the backup has ended.
+func endFor(g *group, why string) decision {
+	for i := range g.members {
+		if moversecret.IsMoving(g.members[i].upload) {
+			return decision{verdict: tellEnd, reason: fmt.Sprintf("VirtualMachineBackup %s/%s %s", g.backup.Namespace, g.backup.Name, why)}
+		}
+	}
+	return decision{verdict: wait}
+}
+
+// newBackup returns the backup of a group that has members.
+func newBackup(g *group) *backupv1.VirtualMachineBackup {
+	first := &g.members[0]
+	b := &backupv1.VirtualMachineBackup{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: first.upload.Spec.SourceNamespace, Name: g.name,
+			Annotations: map[string]string{datamove.AnnotationGroup: datamove.GroupKey(g.namespace, g.name)},
+		},
+		Spec: backupv1.VirtualMachineBackupSpec{
+			Mode: backupv1.PullMode, PulledBy: backupv1.PulledByDataUploads, PVCName: first.disk.ScratchClaim, TTL: &metav1.Duration{Duration: lifetime},
+		},
+	}
+	if first.disk.Tracker != "" {
+		b.Spec.BackupTracker = first.disk.Tracker
+		return b
+	}
+	b.Spec.Source = &corev1.TypedLocalObjectReference{
+		APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: backupv1.SourceKindVirtualMachine, Name: first.disk.Machine,
+	}
+	return b
+}

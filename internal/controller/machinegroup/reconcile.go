@@ -1,0 +1,175 @@
+package machinegroup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/moversecret"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// Reconcile takes one group one step further. The request has the namespace of its DataUploads, and the group's name.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.advance(ctx, req.NamespacedName)
+	if err != nil && !apierrors.IsConflict(err) {
+		err = fmt.Errorf("group %s of DataUploads: %w", req.NamespacedName, err)
+	}
+	return reconcile.RetryConflict(result, err)
+}
+
+func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
+	g, err := r.gather(ctx, key)
+	if err != nil || g == nil {
+		return ctrl.Result{}, err
+	}
+	d := decide(g)
+	result, err := r.apply(ctx, g, d)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if d.verdict != wait && d.verdict != serve {
+		log.FromContext(ctx).Info("group of DataUploads", "group", key.String(), "does", string(d.verdict), "reason", d.reason)
+	}
+	return result, nil
+}
+
+func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Result, error) {
+	switch d.verdict {
+	case create:
+		err := r.cached.Create(ctx, newBackup(g))
+		if apierrors.IsAlreadyExists(err) {
+			return ctrl.Result{RequeueAfter: soon}, nil
+		}
+		if err != nil {
+			r.warn(g, "BackupNotCreated", err.Error())
+			return ctrl.Result{}, fmt.Errorf("create VirtualMachineBackup %s: %w", g.name, err)
+		}
+		return ctrl.Result{RequeueAfter: soon}, nil
+	case serve:
+		return r.serve(ctx, g)
+	case tellEnd:
+		for i := range g.members {
+			if !moversecret.IsMoving(g.members[i].upload) {
+				continue
+			}
+			if err := r.secrets.TellEnd(ctx, g.members[i].upload, d.reason); err != nil {
+				return ctrl.Result{}, err
+			}
+		}
+		return ctrl.Result{RequeueAfter: lookEvery}, nil
+	case markStored:
+		marked := g.backup.DeepCopy()
+		if marked.Annotations == nil {
+			marked.Annotations = map[string]string{}
+		}
+		marked.Annotations[layout.AnnotationStored] = "true"
+		if err := r.cached.Patch(ctx, marked, reconcile.MergeFrom(g.backup)); err != nil {
+			return ctrl.Result{}, fmt.Errorf("mark VirtualMachineBackup %s: %w", g.name, err)
+		}
+		return ctrl.Result{RequeueAfter: soon}, nil
+	case remove:
+		err := r.cached.Delete(ctx, g.backup, client.Preconditions{UID: &g.backup.UID, ResourceVersion: &g.backup.ResourceVersion})
+		if client.IgnoreNotFound(err) != nil {
+			return ctrl.Result{}, fmt.Errorf("delete VirtualMachineBackup %s: %w", g.name, err)
+		}
+		return ctrl.Result{}, nil
+	case wait:
+		if len(g.members) > 0 && g.backup == nil && d.reason != "" {
+			r.warnIfDisagreed(g)
+		}
+	}
+	return ctrl.Result{}, nil
+}
+
+// warnIfDisagreed tells the DataUploads of a group that can never be one. What is only not there yet needs no warning: their exposers
+// say what they wait for.
+func (r *reconciler) warnIfDisagreed(g *group) {
+	if why := disagreement(g.members); why != "" && len(g.members) >= disks(g) {
+		r.warn(g, "GroupDiffers", why)
+	}
+}
+
+func (r *reconciler) warn(g *group, reason, why string) {
+	for i := range g.members {
+		r.events.Eventf(g.members[i].upload, nil, corev1.EventTypeWarning, reason, "BackUp", "%s", why)
+	}
+}
+
+// gather reads a group from the API server; nil if nothing of it is served.
+func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*group, error) {
+	known, err := r.listMembers(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	current, err := r.secrets.Settings(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g := &group{namespace: key.Namespace, name: key.Name}
+	for i := range known {
+		upload, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(&known[i]), &velerov2.DataUpload{})
+		if err != nil {
+			return nil, err
+		}
+		if upload == nil {
+			continue
+		}
+		disk, of := diskOf(upload)
+		if of != key || !moversecret.Serves(current, upload) {
+			continue
+		}
+		m := member{upload: upload, disk: disk}
+		if note, err := datamove.DecodeReadBackup(upload.Annotations[datamove.AnnotationExposed]); err == nil {
+			m.backup, m.moved = note.Backup, note.Moved
+		}
+		g.members = append(g.members, m)
+	}
+	slices.SortFunc(g.members, func(a, b member) int {
+		return strings.Compare(a.disk.Volume+"/"+a.upload.Name, b.disk.Volume+"/"+b.upload.Name)
+	})
+	g.backup, err = r.findBackup(ctx, g)
+	return g, err
+}
+
+// findBackup returns the backup that has the group's name. That of a group without DataUploads is found by its annotation.
+func (r *reconciler) findBackup(ctx context.Context, g *group) (*backupv1.VirtualMachineBackup, error) {
+	if len(g.members) > 0 {
+		key := types.NamespacedName{Namespace: g.members[0].upload.Spec.SourceNamespace, Name: g.name}
+		return reconcile.Find(ctx, r.live, key, &backupv1.VirtualMachineBackup{})
+	}
+	var list backupv1.VirtualMachineBackupList
+	if err := r.cached.List(ctx, &list); err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		if b := &list.Items[i]; isOfGroup(b, g.namespace, g.name) {
+			return reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{})
+		}
+	}
+	return nil, nil
+}
+
+// diskOf returns which disk a DataUpload moves, and its group; the zero key if it moves none of a running machine.
+func diskOf(o *velerov2.DataUpload) (datamove.MachineDisk, types.NamespacedName) {
+	if o.Spec.SnapshotType != velerov2.SnapshotMachineBackup || o.Spec.DataMoverConfig[datamove.ConfigSource] != "" {
+		return datamove.MachineDisk{}, types.NamespacedName{}
+	}
+	disk, err := datamove.ParseMachineDisk(o.Spec.DataMoverConfig)
+	if err != nil {
+		return datamove.MachineDisk{}, types.NamespacedName{} // its exposer refuses it
+	}
+	return disk, types.NamespacedName{Namespace: o.Namespace, Name: disk.Group}
+}
