@@ -1,6 +1,6 @@
 // Package exposer makes the volume of a DataUpload or a DataDownload accessible to a mover pod, hands a restored volume to the claim
-// that waits for it, and disposes of everything that was made. CSI does so for snapshots, Restore for restored volumes. Endpoints, which
-// makes nothing, is for disks of pull backups that somebody else makes.
+// that waits for it, and disposes of everything that was made. CSI does so for snapshots, Restore for restored volumes. Two make nothing:
+// Endpoints is for disks of pull backups that somebody else makes, Tunnel for disks of running machines.
 //
 // Each call is one step: it reads what there is, makes or removes what can be made or removed now, and returns what it waits for. No
 // call blocks, each may be repeated, and the next may come from another process after a crash between any two requests to the API
@@ -34,4 +34,5 @@ package exposer
 // +kubebuilder:rbac:groups="",resources=events,namespace=varve,verbs=list
 // +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses,verbs=get
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups;virtualmachinebackuptrackers,verbs=get
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get
 // +kubebuilder:rbac:groups=velero.io,resources=datauploads;datadownloads,verbs=patch

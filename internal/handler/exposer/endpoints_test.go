@@ -106,7 +106,7 @@ func (w *world) endpoint(kind string) string {
 }
 
 func (w *world) endpoints() *MachineBackups {
-	return &MachineBackups{Endpoints: &Endpoints{w.access()}}
+	return &MachineBackups{Tunnel: &Tunnel{w.access()}, Endpoints: &Endpoints{w.access()}}
 }
 
 // source returns where the disk is to be read.
@@ -333,7 +333,7 @@ func endpointsFinish(w *world) {
 }
 
 func endpointsOtherSource(w *world) {
-	for source, says := range map[string]string{"": "source is missing", "nbd": `source "nbd": must be endpoints`} {
+	for source, says := range map[string]string{"": "set source to endpoints to read a pull backup that exists, or virtualMachine, group", "nbd": `source "nbd": must be endpoints`} {
 		p := &velerov2.DataUpload{Spec: velerov2.DataUploadSpec{DataMoverConfig: map[string]string{datamove.ConfigSource: source}}}
 		_, err := w.endpoints().Expose(w.Context(), p)
 		w.refused(err, says)

@@ -42,6 +42,8 @@ type Volume struct {
 	SourceUID types.UID
 	// Endpoint is where the disk is read if it is in a pull backup; nil for all others.
 	Endpoint *datamove.EndpointSource
+	// Tunnel is which disk of a running machine it is; nil for all others.
+	Tunnel *datamove.TunnelSource
 }
 
 // Progress is how far Finish or Dispose is.

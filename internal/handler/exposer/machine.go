@@ -17,20 +17,22 @@ type uploadExposer interface {
 // MachineBackups are the exposers of DataUploads of the type VirtualMachineBackup. Which one it is stands in dataMoverConfig, and never
 // changes.
 type MachineBackups struct {
-	// Tunnel reads the disks of a running machine over the tunnel of its launcher; nil: that is not served.
+	// Tunnel reads the disks of a running machine over the tunnel of its launcher.
 	Tunnel uploadExposer
 	// Endpoints reads those of a pull backup that somebody else makes.
 	Endpoints uploadExposer
 }
 
 func (m *MachineBackups) chosen(upload *velerov2.DataUpload) (uploadExposer, error) {
-	switch source := upload.Spec.DataMoverConfig[datamove.ConfigSource]; {
-	case datamove.ReadsEndpoints(upload.Spec.DataMoverConfig):
+	config := upload.Spec.DataMoverConfig
+	switch source := config[datamove.ConfigSource]; {
+	case datamove.ReadsEndpoints(config):
 		return m.Endpoints, nil
 	case source != "":
 		return nil, refuse("spec.dataMoverConfig: %s %.80q: must be %s, or absent", datamove.ConfigSource, source, datamove.SourceEndpoints)
-	case m.Tunnel == nil:
-		return nil, refuse("spec.dataMoverConfig: %s is missing: must be %s", datamove.ConfigSource, datamove.SourceEndpoints)
+	case config[datamove.ConfigMachine] == "" && config[datamove.ConfigGroup] == "":
+		return nil, refuse("spec.dataMoverConfig says nothing: set %s to %s to read a pull backup that exists, or %s, %s and the other keys for a disk of a running machine",
+			datamove.ConfigSource, datamove.SourceEndpoints, datamove.ConfigMachine, datamove.ConfigGroup)
 	}
 	return m.Tunnel, nil
 }
