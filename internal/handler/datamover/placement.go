@@ -8,7 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -47,6 +49,9 @@ func (m *Mover) isReachable(ctx context.Context, o client.Object, v *Object, sel
 func (m *Mover) placeOf(ctx context.Context, o client.Object, v *Object) (*corev1.NodeSelector, time.Duration, error) {
 	switch o := o.(type) {
 	case *velerov2.DataUpload:
+		if node, err := m.nodeOfMachine(ctx, o); err != nil || node != "" {
+			return nodeNamed(node), 0, err
+		}
 		claim, err := m.findClaim(ctx, o.Spec.SourceNamespace, o.Spec.SourcePVC)
 		if err != nil || claim == nil || claim.Spec.VolumeName == "" {
 			return nil, 0, err
@@ -69,6 +74,21 @@ func (m *Mover) placeOf(ctx context.Context, o client.Object, v *Object) (*corev
 		}
 	}
 	return nil, 0, nil
+}
+
+// nodeOfMachine returns the node of the running machine whose disk a DataUpload moves, or "": its launcher need not send the disk over the
+// network.
+func (m *Mover) nodeOfMachine(ctx context.Context, o *velerov2.DataUpload) (string, error) {
+	config := o.Spec.DataMoverConfig
+	if o.Spec.SnapshotType != velerov2.SnapshotMachineBackup || datamove.ReadsEndpoints(config) || config[datamove.ConfigMachine] == "" {
+		return "", nil
+	}
+	key := types.NamespacedName{Namespace: o.Spec.SourceNamespace, Name: config[datamove.ConfigMachine]}
+	instance, err := reconcile.Find(ctx, m.Live, key, &kubevirtv1.VirtualMachineInstance{})
+	if err != nil || instance == nil {
+		return "", err
+	}
+	return instance.Status.NodeName, nil
 }
 
 func (m *Mover) findClaim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {

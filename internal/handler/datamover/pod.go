@@ -24,6 +24,8 @@ const (
 	graceSeconds = 30
 	// tokenSeconds is how long a mover's token is valid. The kubelet renews it.
 	tokenSeconds = 3600
+	// tunnelPortName is the name of the port where the launcher of a running machine calls.
+	tunnelPortName = "tunnel"
 	// tokenDirectory is where programs in pods look for their token.
 	tokenDirectory = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
@@ -54,7 +56,7 @@ type podInput struct {
 }
 
 // moverPod returns the pod that moves an object's data. It holds no token but its own account's, and mounts nothing but the volume, or
-// what opens the endpoints of its disk, the access to its repository, and scratch space.
+// what opens the endpoints or the tunnel of its disk, the access to its repository, and scratch space.
 func moverPod(in podInput) *corev1.Pod {
 	v := &in.view
 	own := map[string]string{datamove.LabelObject: string(v.UID)}
@@ -135,11 +137,14 @@ func (in *podInput) job() datamove.Job {
 	}
 	if upload, ok := in.object.(*velerov2.DataUpload); ok {
 		job.SourceNamespace, job.SourceClaim, job.SourceUID = upload.Spec.SourceNamespace, upload.Spec.SourcePVC, in.volume.SourceUID
-		job.Endpoint = in.volume.Endpoint
+		job.Endpoint, job.Tunnel = in.volume.Endpoint, in.volume.Tunnel
 		for _, key := range []string{datamove.LabelBackupName, datamove.LabelBackupUID} {
 			if value := upload.Labels[key]; value != "" {
 				job.Labels = merged(job.Labels, map[string]string{key: value})
 			}
+		}
+		if job.Tunnel != nil {
+			job.Labels = merged(job.Labels, map[string]string{datamove.LabelGroup: upload.Spec.DataMoverConfig[datamove.ConfigGroup]})
 		}
 	}
 	return job
@@ -163,6 +168,11 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 	if in.volume.Endpoint != nil {
 		mount(ownSecret(datamove.ChildName(in.view.Kind, in.view.UID), datamove.EndpointTokenKey, datamove.EndpointAuthoritiesKey, datamove.EndpointEndedKey),
 			corev1.VolumeMount{MountPath: datamove.EndpointDirectory, ReadOnly: true})
+	}
+	if in.volume.Tunnel != nil {
+		mount(ownSecret(datamove.ChildName(in.view.Kind, in.view.UID), datamove.TunnelTokenKey, datamove.TunnelCertificateKey, datamove.TunnelPrivateKey, datamove.EndpointEndedKey),
+			corev1.VolumeMount{MountPath: datamove.TunnelDirectory, ReadOnly: true})
+		c.Ports = []corev1.ContainerPort{{Name: tunnelPortName, ContainerPort: datamove.TunnelPort, Protocol: corev1.ProtocolTCP}}
 	}
 	if in.volume.Claim == "" {
 		return

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
@@ -109,6 +110,84 @@ func TestMoverPod_readsEndpointsWithItsOwnSecret(t *testing.T) {
 	})
 	if !found || !mounted {
 		t.Errorf("%+v", pod.Spec)
+	}
+}
+
+func TestMoverPod_readsTheDiskOfARunningMachineThroughItsPort(t *testing.T) {
+	t.Parallel()
+	from := &datamove.TunnelSource{Volume: "root", BackupUID: "b1", Checkpoint: "daily-2", BaseCheckpoint: "daily-1", BaseUID: "b0"}
+	pod := podFor(t, func(in *podInput) {
+		o := upload()
+		asked := datamove.MachineDisk{Machine: "web", Volume: "root", ScratchClaim: "scratch", Group: "monday", Disks: 2}
+		o.Spec.SnapshotType, o.Spec.DataMoverConfig = velerov2.SnapshotMachineBackup, asked.Config()
+		in.object, in.volume = o, Volume{SourceUID: "pvc-1", Tunnel: from, Bytes: 1 << 20}
+	})
+	c := pod.Spec.Containers[0]
+	const golden = `{"version":1,"kind":"DataUpload","namespace":"velero","name":"b1-x","uid":"u1","sourceNamespace":"app","sourceClaim":"data","sourceUID":"pvc-1",` +
+		`"tunnel":{"backupUID":"b1","volume":"root","checkpoint":"daily-2","baseCheckpoint":"daily-1","baseUID":"b0"},` +
+		`"labels":{"varvebackup.io/data-upload-group":"monday","velero.io/backup-name":"b1"}}`
+	if diff := cmp.Diff(golden, c.Env[0].Value); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := datamove.DecodeJob(c.Env[0].Value); err != nil {
+		t.Error(err)
+	}
+	found := false
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil {
+			t.Errorf("a claim: %+v", v)
+		}
+		if v.Secret == nil || v.Secret.SecretName != pod.Name {
+			continue
+		}
+		found = *v.Secret.DefaultMode == 0o400 && (v.Secret.Optional == nil || !*v.Secret.Optional) && cmp.Equal(v.Secret.Items, []corev1.KeyToPath{
+			{Key: "token", Path: "token"}, {Key: "tls.crt", Path: "tls.crt"}, {Key: "tls.key", Path: "tls.key"}, {Key: "ended", Path: "ended"},
+		})
+	}
+	mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+		return m.MountPath == datamove.TunnelDirectory && m.ReadOnly && m.SubPath == "" // which the kubelet would not bring up to date
+	})
+	if !found || !mounted || !cmp.Equal(c.Ports, []corev1.ContainerPort{{Name: "tunnel", ContainerPort: 9090, Protocol: corev1.ProtocolTCP}}) {
+		t.Errorf("%+v", pod.Spec)
+	}
+	if len(podFor(t, func(*podInput) {}).Spec.Containers[0].Ports) > 0 {
+		t.Error("a pod that nobody calls has a port")
+	}
+}
+
+// The launcher of a running machine need not send its disk to another node.
+func TestPlaceOf_diskOfARunningMachineIsTheMachinesNode(t *testing.T) {
+	t.Parallel()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, kubevirtv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	instance := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: "web"}}
+	instance.Status.NodeName = "node-z"
+	starting := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: "starting"}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}}
+	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}}
+	volume.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: nodeNamed("node-v")}
+	m := &Mover{Live: fake.NewClientBuilder().WithScheme(scheme).WithObjects(instance, starting, claim, volume).Build()}
+	for name, c := range map[string]struct {
+		snapshotType string
+		config       map[string]string
+		want         string
+	}{
+		"a running machine":      {velerov2.SnapshotMachineBackup, map[string]string{datamove.ConfigMachine: "web"}, "node-z"},
+		"one that has no node":   {velerov2.SnapshotMachineBackup, map[string]string{datamove.ConfigMachine: "starting"}, "node-v"},
+		"one that does not run":  {velerov2.SnapshotMachineBackup, map[string]string{datamove.ConfigMachine: "off"}, "node-v"},
+		"endpoints":              {velerov2.SnapshotMachineBackup, map[string]string{datamove.ConfigMachine: "web", datamove.ConfigSource: datamove.SourceEndpoints}, "node-v"},
+		"a snapshot of a volume": {velerov2.SnapshotCSI, map[string]string{datamove.ConfigMachine: "web"}, "node-v"},
+	} {
+		o := upload()
+		o.Spec.SnapshotType, o.Spec.DataMoverConfig = c.snapshotType, c.config
+		selector, wait, err := m.placeOf(t.Context(), o, &Object{})
+		if err != nil || wait != 0 || onlyNode(selector) != c.want {
+			t.Errorf("%s: %v, %v, %v", name, selector, wait, err)
+		}
 	}
 }
 

@@ -13,3 +13,4 @@ package datamover
 // +kubebuilder:rbac:groups=velero.io,resources=backuprepositories,verbs=get;list;watch;create,namespace=varve
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=create,namespace=varve
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,resourceNames=varve-data-mover,verbs=get;update,namespace=varve
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get

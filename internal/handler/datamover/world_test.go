@@ -348,12 +348,13 @@ func (w *world) mover(mgr ctrl.Manager, node string) *Mover {
 		w.t.Fatal(err)
 	}
 	recorder := events.NewFakeRecorder(10000)
+	access := exposer.Access{Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()), Namespace: w.varve, Clock: w.clock}
 	return &Mover{
 		NodeName: node, Namespace: w.varve, ObjectNamespaces: []string{w.ns}, Image: Image{Name: "varve"}, Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()),
 		Uploads: map[string]Exposer[*velerov2.DataUpload]{
-			velerov2.SnapshotCSI: uploads{w.exposer}, velerov2.SnapshotMachineBackup: &exposer.MachineBackups{Endpoints: &exposer.Endpoints{Access: exposer.Access{
-				Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()), Namespace: w.varve, Clock: w.clock,
-			}}},
+			velerov2.SnapshotCSI: uploads{w.exposer}, velerov2.SnapshotMachineBackup: &exposer.MachineBackups{
+				Tunnel: &exposer.Tunnel{Access: access}, Endpoints: &exposer.Endpoints{Access: access},
+			},
 		}, Downloads: downloads{w.exposer},
 		Deleter:  w.deleter,
 		Settings: &CurrentSettings{Namespace: w.varve, Events: recorder, Log: logr.Discard()},
