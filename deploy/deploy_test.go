@@ -41,6 +41,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineexport"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/export/proxy"
 	"github.com/varvebackup/varve/internal/layout"
@@ -457,6 +458,23 @@ func TestNetworkPolicies_ofExportsOpenTheirPortsAlone(t *testing.T) {
 	}
 	if !slices.Equal(open, []int{podspec.HTTPSPort, podspec.TunnelPort}) {
 		t.Errorf("open: %v", open)
+	}
+}
+
+// A mover pod reads what the launcher of a running machine sends. Nobody else calls it.
+func TestNetworkPolicies_ofMoversAdmitLaunchersAlone(t *testing.T) {
+	t.Parallel()
+	policy := find[*networkingv1.NetworkPolicy](t, "varve-mover")
+	selected := metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: datamove.LabelObject, Operator: metav1.LabelSelectorOpExists}}}
+	if policy.Namespace != layout.Namespace || !cmp.Equal(policy.Spec.PodSelector, selected) ||
+		!slices.Equal(policy.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) || len(policy.Spec.Ingress) != 1 {
+		t.Fatalf("%+v", policy)
+	}
+	rule := policy.Spec.Ingress[0]
+	if len(rule.From) != 1 || rule.From[0].NamespaceSelector == nil || rule.From[0].PodSelector == nil || len(rule.From[0].NamespaceSelector.MatchLabels) > 0 ||
+		!maps.Equal(rule.From[0].PodSelector.MatchLabels, map[string]string{layout.LabelApp: virtualmachineinstance.AppLauncher}) ||
+		len(rule.Ports) != 1 || rule.Ports[0].Port.IntValue() != datamove.TunnelPort {
+		t.Errorf("%+v", rule)
 	}
 }
 
