@@ -75,8 +75,8 @@ func (r *run) endpointOptions() endpoint.Options {
 		Authorities: func(context.Context) ([]byte, error) { return read(r.Files.EndpointAuthorities) },
 		Token: func(context.Context) (string, error) {
 			// It is asked for before each attempt: an export pod that is gone for good does not say so.
-			if why, err := read(r.Files.EndpointEnded); err == nil && len(why) > 0 {
-				return "", errclass.Errorf(errclass.Expired, "%s", why)
+			if err := whyEnded(r.Files.EndpointEnded); err != nil {
+				return "", err
 			}
 			content, err := read(r.Files.EndpointToken)
 			token := strings.TrimSpace(string(content)) // as the client sends it

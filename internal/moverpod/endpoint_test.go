@@ -90,7 +90,7 @@ func TestEndpointUpload_fullAndIncrementals(t *testing.T) {
 			s, m := newSite(t), newMachine(diskBytes, 1)
 			server := exportsite.Open(t, m.volume)
 			full := s.newEndpointPod(t, server, newEndpointUpload("1", "", kubeVirt)).run(t, datamove.Succeeded)
-			if full.TotalBytes != diskBytes || full.FullReason != "" {
+			if full.TotalBytes != diskBytes || full.FullReason != "" || full.Repository == "" {
 				t.Errorf("%+v", full)
 			}
 			s.wantRestored(t, full, m)

@@ -48,8 +48,8 @@ type Files struct {
 	Volume string
 	// Termination gets the last error, if it exists.
 	Termination string
-	// TunnelToken, TunnelCertificate and TunnelKey are those of datamove.TunnelDirectory.
-	TunnelToken, TunnelCertificate, TunnelKey string
+	// TunnelToken, TunnelCertificate, TunnelKey and TunnelEnded are those of datamove.TunnelDirectory.
+	TunnelToken, TunnelCertificate, TunnelKey, TunnelEnded string
 	// EndpointToken, EndpointAuthorities and EndpointEnded are those of datamove.EndpointDirectory.
 	EndpointToken, EndpointAuthorities, EndpointEnded string
 }
@@ -60,7 +60,7 @@ func PodFiles(job datamove.Job) Files {
 		Access: filepath.Join(datamove.AccessDirectory, datamove.AccessKey), Cache: datamove.CacheDirectory, Volume: job.VolumePath(),
 		Termination: "/dev/termination-log",
 		TunnelToken: filepath.Join(datamove.TunnelDirectory, datamove.TunnelTokenKey), TunnelCertificate: filepath.Join(datamove.TunnelDirectory, datamove.TunnelCertificateKey),
-		TunnelKey:     filepath.Join(datamove.TunnelDirectory, datamove.TunnelPrivateKey),
+		TunnelKey: filepath.Join(datamove.TunnelDirectory, datamove.TunnelPrivateKey), TunnelEnded: filepath.Join(datamove.TunnelDirectory, datamove.EndpointEndedKey),
 		EndpointToken: filepath.Join(datamove.EndpointDirectory, datamove.EndpointTokenKey), EndpointAuthorities: filepath.Join(datamove.EndpointDirectory, datamove.EndpointAuthoritiesKey),
 		EndpointEnded: filepath.Join(datamove.EndpointDirectory, datamove.EndpointEndedKey),
 	}
@@ -84,6 +84,8 @@ type limits struct {
 	// launcher is how long the launcher of a tunnel may be silent. Then the process ends, and is started again for as long as the handler
 	// thinks that the backup lives.
 	launcher time.Duration
+	// ended is how often an upload from a tunnel looks whether the backup can still be read.
+	ended time.Duration
 	// endpoint is how long the endpoints of a pull backup may bring nothing, and endpointStall how long one connection may. An export pod
 	// that is lost is replaced in that time.
 	endpoint, endpointStall time.Duration
@@ -94,7 +96,7 @@ func (l limits) withDefaults() limits {
 		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second),
 		interrupted: cmp.Or(l.interrupted, 24*time.Second), report: cmp.Or(l.report, 30*time.Minute),
 		progress: cmp.Or(l.progress, time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
-		flush: cmp.Or(l.flush, time.Minute), launcher: cmp.Or(l.launcher, 2*time.Minute),
+		flush: cmp.Or(l.flush, time.Minute), launcher: cmp.Or(l.launcher, 2*time.Minute), ended: cmp.Or(l.ended, time.Second),
 		endpoint: cmp.Or(l.endpoint, 10*time.Minute), endpointStall: cmp.Or(l.endpointStall, time.Minute),
 	}
 }

@@ -90,7 +90,12 @@ func (r *run) uploadMachineDisk(ctx context.Context, repo *repository.Repository
 		},
 	}
 	r.Log.Info("storing the disk of a running machine", "volume", from.Volume, "restorePoint", id, "base", base, "parent", parent)
-	report, err := r.storeDisk(ctx, repo, id, source, parent, judgeTunnel)
+	reading, stop := r.untilEnded(ctx, r.Files.TunnelEnded)
+	defer stop()
+	report, err := r.storeDisk(reading, repo, id, source, parent, judgeTunnel)
+	if err != nil && ctx.Err() == nil && errors.Is(context.Cause(reading), errclass.Expired) {
+		err = judgeTunnel(context.Cause(reading)) // it is why the rest failed
+	}
 	if err == nil && base != "" && parent == "" && report.FullReason == "" {
 		// Changes were offered, and nothing is there that they could be added to.
 		report.FullReason = string(repository.FullNoParent)

@@ -113,13 +113,14 @@ func (s *site) newTunnelPod(t *testing.T, m *machine, job datamove.Job) *tunnelP
 	p := s.newPod(t, job, "")
 	dir := t.TempDir()
 	p.Files.TunnelToken, p.Files.TunnelCertificate, p.Files.TunnelKey = filepath.Join(dir, "token"), filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	p.Files.TunnelEnded = filepath.Join(dir, datamove.EndpointEndedKey)
 	issuer := newIssuer(t)
 	pair, err := issuer.Issue([]string{moverHost})
 	if err != nil {
 		t.Fatal(err)
 	}
 	m.ca = issuer.Authorities()
-	for path, content := range map[string][]byte{p.Files.TunnelToken: []byte(tunnelToken), p.Files.TunnelCertificate: pair.Certificate, p.Files.TunnelKey: pair.Key} {
+	for path, content := range map[string][]byte{p.Files.TunnelToken: []byte(tunnelToken), p.Files.TunnelCertificate: pair.Certificate, p.Files.TunnelKey: pair.Key, p.Files.TunnelEnded: nil} {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -201,8 +202,13 @@ const diskBytes = 16*mib + 512
 func TestMachineUpload_fullAndIncrementals(t *testing.T) {
 	t.Parallel()
 	s, m := newSite(t), newMachine(diskBytes, 1)
-	full := s.uploadMachine(t, m, newMachineUpload("1", ""))
-	if full.TotalBytes != diskBytes || full.FullReason != "" {
+	job := newMachineUpload("1", "")
+	job.Labels = map[string]string{datamove.LabelGroup: "monday"}
+	full := s.uploadMachine(t, m, job)
+	if points := s.points(t); len(points) != 1 || points[0].Group != "monday" || points[0].Labels[datamove.LabelGroup] != "monday" {
+		t.Errorf("%+v", points)
+	}
+	if full.TotalBytes != diskBytes || full.FullReason != "" || full.Repository == "" {
 		t.Errorf("%+v", full)
 	}
 	s.wantRestored(t, full, m)
@@ -356,6 +362,33 @@ func TestMachineUpload_refuses(t *testing.T) {
 		p := s.newTunnelPod(t, m, newMachineUpload("1", ""))
 		stop := p.connect(t, m, nil)
 		p.fails(t, c.says)
+		stop()
+		if points := s.points(t); len(points) != 0 {
+			t.Errorf("%s: %d restore points", name, len(points))
+		}
+	}
+}
+
+// The backup has ended. The mover is told, and neither waits for the launcher nor for one that hangs.
+func TestMachineUpload_isToldThatTheBackupHasEnded(t *testing.T) {
+	t.Parallel()
+	for name, connected := range map[string]bool{"a disk that hangs": true, "no launcher": false} {
+		s, m := newSite(t), newMachine(diskBytes, 10)
+		p := s.newTunnelPod(t, m, newMachineUpload("1", ""))
+		p.limits.launcher, p.limits.ended = time.Hour, 10*time.Millisecond
+		end := func() {
+			if err := os.WriteFile(p.Files.TunnelEnded, []byte("VirtualMachineBackup app/monday was deleted"), 0o600); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		stop := func() {}
+		if connected {
+			m.volume.setHook(func(ctx context.Context, _ extent.Extent) error { end(); <-ctx.Done(); return ctx.Err() })
+			stop = p.connect(t, m, nil)
+		} else {
+			time.AfterFunc(200*time.Millisecond, end)
+		}
+		p.fails(t, "app/monday was deleted: the next DataUpload takes another moment")
 		stop()
 		if points := s.points(t); len(points) != 0 {
 			t.Errorf("%s: %d restore points", name, len(points))

@@ -19,27 +19,29 @@ func (r *run) upload(ctx context.Context, repo *repository.Repository) (datamove
 	if err != nil {
 		return datamove.Report{}, lasting(err, "")
 	}
-	if r.Job.Tunnel != nil {
-		return r.uploadMachineDisk(ctx, repo, id)
-	}
-	if r.Job.Endpoint != nil {
-		return r.uploadEndpoint(ctx, repo, id)
-	}
-	path, err := r.sourceDisk()
-	if err != nil {
-		return datamove.Report{}, err
-	}
-	store := r.uploadDisk
-	if path == "" {
-		store = func(ctx context.Context, repo *repository.Repository, id, _ string) (datamove.Report, error) {
-			return r.uploadFiles(ctx, repo, id)
-		}
-	}
-	report, err := store(ctx, repo, id, path)
+	report, err := r.uploadSource(ctx, repo, id)
 	if err == nil {
 		report.Repository = repo.ID()
 	}
 	return report, err
+}
+
+// uploadSource makes a restore point of what the job names.
+func (r *run) uploadSource(ctx context.Context, repo *repository.Repository, id string) (datamove.Report, error) {
+	switch {
+	case r.Job.Tunnel != nil:
+		return r.uploadMachineDisk(ctx, repo, id)
+	case r.Job.Endpoint != nil:
+		return r.uploadEndpoint(ctx, repo, id)
+	}
+	path, err := r.sourceDisk()
+	switch {
+	case err != nil:
+		return datamove.Report{}, err
+	case path == "":
+		return r.uploadFiles(ctx, repo, id)
+	}
+	return r.uploadDisk(ctx, repo, id, path)
 }
 
 // history returns the history of the volume.
@@ -65,7 +67,7 @@ func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, p
 func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id string, source mover.Source, parent string, judge func(error) error) (datamove.Report, error) {
 	var stored atomic.Int64
 	point, err := mover.Backup(ctx, repo, mover.BackupRequest{
-		ID: id, History: r.history(repo), Labels: r.labels(), Workers: r.Job.Parallel,
+		ID: id, History: r.history(repo), Group: r.Job.Labels[datamove.LabelGroup], Labels: r.labels(), Workers: r.Job.Parallel,
 		Sources:     []mover.Source{source},
 		Parent:      parent,
 		FlushEvery:  r.limits.flush,
