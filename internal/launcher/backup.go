@@ -115,7 +115,7 @@ func (l *Launcher) ConnectBackup(_ context.Context, req *pb.ConnectBackupRequest
 	if err != nil {
 		return nil, err
 	}
-	end := pull.FarEnd{Address: req.Address, ServerName: req.ServerName, Authorities: req.Authorities, Token: req.Token}
+	end := pull.FarEnd{Volume: req.Volume, Address: req.Address, ServerName: req.ServerName, Authorities: req.Authorities, Token: req.Token}
 	if err := pulled.Connect(end); err != nil {
 		return nil, grpcError(err)
 	}

@@ -1833,13 +1833,15 @@ func (*AbortBackupResponse) Descriptor() ([]byte, []int) {
 type ConnectBackupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Uid   string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
-	// host:port, and what the certificate there must be for.
+	// host:port, and what the certificate there must be for. An empty address ends the offer, and needs none of the following.
 	Address    string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	ServerName string `protobuf:"bytes,3,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
 	// The authorities that may have signed that certificate, in PEM.
 	Authorities []byte `protobuf:"bytes,4,opt,name=authorities,proto3" json:"authorities,omitempty"`
 	// What both sides prove to each other that they hold.
-	Token         []byte `protobuf:"bytes,5,opt,name=token,proto3" json:"token,omitempty"`
+	Token []byte `protobuf:"bytes,5,opt,name=token,proto3" json:"token,omitempty"`
+	// The volume that is offered there, and no other one is. Empty: all of them. A launcher that does not know the field offers all.
+	Volume        string `protobuf:"bytes,6,opt,name=volume,proto3" json:"volume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1907,6 +1909,13 @@ func (x *ConnectBackupRequest) GetToken() []byte {
 		return x.Token
 	}
 	return nil
+}
+
+func (x *ConnectBackupRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
 }
 
 type ConnectBackupResponse struct {
@@ -2285,14 +2294,18 @@ func (x *Backup) GetTunnel() *Tunnel {
 	return nil
 }
 
-// Tunnel is the connection to the far end of a pull backup.
+// Tunnel is the connections to the far ends of a pull backup, together.
 type Tunnel struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Connected bool                   `protobuf:"varint,1,opt,name=connected,proto3" json:"connected,omitempty"`
-	// How often both sides have proven themselves.
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All of them are connected.
+	Connected bool `protobuf:"varint,1,opt,name=connected,proto3" json:"connected,omitempty"`
+	// How often both sides of one have proven themselves, also of those that have ended.
 	Sessions int64 `protobuf:"varint,2,opt,name=sessions,proto3" json:"sessions,omitempty"`
-	// For people: why the last attempt failed, or the last connection ended. Empty while connected.
-	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// For people: why the last attempt of one failed, or its last connection ended; of several, the first in the order of volumes.
+	// Empty while connected.
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// How many of the sessions were the first with their far end; the others are reconnects. 0 from a launcher that has one far end.
+	FirstSessions int64 `protobuf:"varint,4,opt,name=first_sessions,json=firstSessions,proto3" json:"first_sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2346,6 +2359,13 @@ func (x *Tunnel) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *Tunnel) GetFirstSessions() int64 {
+	if x != nil {
+		return x.FirstSessions
+	}
+	return 0
 }
 
 type BackedUpVolume struct {
@@ -2646,14 +2666,15 @@ const file_launcher_proto_rawDesc = "" +
 	"fullReason\"&\n" +
 	"\x12AbortBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x15\n" +
-	"\x13AbortBackupResponse\"\x9b\x01\n" +
+	"\x13AbortBackupResponse\"\xb3\x01\n" +
 	"\x14ConnectBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1f\n" +
 	"\vserver_name\x18\x03 \x01(\tR\n" +
 	"serverName\x12 \n" +
 	"\vauthorities\x18\x04 \x01(\fR\vauthorities\x12\x14\n" +
-	"\x05token\x18\x05 \x01(\fR\x05token\"\x17\n" +
+	"\x05token\x18\x05 \x01(\fR\x05token\x12\x16\n" +
+	"\x06volume\x18\x06 \x01(\tR\x06volume\"\x17\n" +
 	"\x15ConnectBackupResponse\"'\n" +
 	"\x13FinishBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x16\n" +
@@ -2713,11 +2734,12 @@ const file_launcher_proto_rawDesc = "" +
 	"\aSKIPPED\x10\x02\x12\x10\n" +
 	"\fAGENT_ABSENT\x10\x03\x12\x11\n" +
 	"\rFREEZE_FAILED\x10\x04\x12\x10\n" +
-	"\fTHAWED_EARLY\x10\x05\"X\n" +
+	"\fTHAWED_EARLY\x10\x05\"\x7f\n" +
 	"\x06Tunnel\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\bR\tconnected\x12\x1a\n" +
 	"\bsessions\x18\x02 \x01(\x03R\bsessions\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\xfa\x01\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12%\n" +
+	"\x0efirst_sessions\x18\x04 \x01(\x03R\rfirstSessions\"\xfa\x01\n" +
 	"\x0eBackedUpVolume\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12 \n" +
 	"\vincremental\x18\x02 \x01(\bR\vincremental\x12#\n" +

@@ -60,9 +60,11 @@ type LauncherClient interface {
 	BeginBackup(ctx context.Context, in *BeginBackupRequest, opts ...grpc.CallOption) (*Backup, error)
 	// AbortBackup ends the backup with this uid as failed: ABORTED. An unknown uid is no error.
 	AbortBackup(ctx context.Context, in *AbortBackupRequest, opts ...grpc.CallOption) (*AbortBackupResponse, error)
-	// ConnectBackup has a pull backup that is SERVING offer its volumes to the far end of its tunnel (docs/tunnel.md), until the
-	// backup ends; State tells how that goes. A later call replaces what an earlier one said; the connection stays if the
-	// address and the name do. FAILED_PRECONDITION: the backup is not SERVING. NOT_FOUND: the launcher has none with this uid.
+	// ConnectBackup has a pull backup that is SERVING offer its volumes to the far end of a tunnel (docs/tunnel.md), until the
+	// backup ends; State tells how that goes. Each volume, and all of them together, have one far end: a later call replaces what
+	// an earlier one said of the same volume. The connection stays if the address and the name do. An empty address ends the offer.
+	// FAILED_PRECONDITION: the backup is not SERVING. NOT_FOUND: the launcher has none with this uid. INVALID_ARGUMENT: there
+	// cannot be such a far end, or the backup has no such volume.
 	ConnectBackup(ctx context.Context, in *ConnectBackupRequest, opts ...grpc.CallOption) (*ConnectBackupResponse, error)
 	// FinishBackup ends a pull backup that is SERVING as a success: it becomes DONE. A second call changes nothing.
 	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.
@@ -249,9 +251,11 @@ type LauncherServer interface {
 	BeginBackup(context.Context, *BeginBackupRequest) (*Backup, error)
 	// AbortBackup ends the backup with this uid as failed: ABORTED. An unknown uid is no error.
 	AbortBackup(context.Context, *AbortBackupRequest) (*AbortBackupResponse, error)
-	// ConnectBackup has a pull backup that is SERVING offer its volumes to the far end of its tunnel (docs/tunnel.md), until the
-	// backup ends; State tells how that goes. A later call replaces what an earlier one said; the connection stays if the
-	// address and the name do. FAILED_PRECONDITION: the backup is not SERVING. NOT_FOUND: the launcher has none with this uid.
+	// ConnectBackup has a pull backup that is SERVING offer its volumes to the far end of a tunnel (docs/tunnel.md), until the
+	// backup ends; State tells how that goes. Each volume, and all of them together, have one far end: a later call replaces what
+	// an earlier one said of the same volume. The connection stays if the address and the name do. An empty address ends the offer.
+	// FAILED_PRECONDITION: the backup is not SERVING. NOT_FOUND: the launcher has none with this uid. INVALID_ARGUMENT: there
+	// cannot be such a far end, or the backup has no such volume.
 	ConnectBackup(context.Context, *ConnectBackupRequest) (*ConnectBackupResponse, error)
 	// FinishBackup ends a pull backup that is SERVING as a success: it becomes DONE. A second call changes nothing.
 	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.

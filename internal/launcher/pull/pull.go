@@ -79,9 +79,12 @@ type Job struct {
 	mu      sync.Mutex
 	volumes map[string]Volume
 
-	// connecting guards tunnel. It is not held while volumes are read.
+	// reads has an element for each read in progress.
+	reads chan struct{}
+
+	// connecting guards tunnels. It is not held while volumes are read, nor while a tunnel ends.
 	connecting sync.Mutex
-	tunnel     *connection
+	tunnels    connections
 
 	// scratch belongs to Run's goroutine.
 	scratch scratch
@@ -90,7 +93,7 @@ type Job struct {
 // New returns a backup that its Run will carry out. ctx bounds its work, but not its cleanup. An error says what is wrong
 // with the request.
 func New(ctx context.Context, cfg Config, req *pb.BeginBackupRequest) (*Job, error) {
-	j := &Job{cfg: cfg, finish: make(chan struct{})}
+	j := &Job{cfg: cfg, finish: make(chan struct{}), reads: make(chan struct{}, mostReads)}
 	_, err := backupjob.New(ctx, cfg.Config, req, func(common *backupjob.Job) backupjob.Mode {
 		j.Job, j.req = common, common.Request()
 		return (*mode)(j)
@@ -136,7 +139,8 @@ func (j *Job) Infos() (infos []export.Info) {
 	return infos
 }
 
-// counted counts the data that is read. A panic of the volume fails the backup.
+// counted counts the data that is read, and limits the reads in progress: each needs memory. A panic of the volume fails the
+// backup.
 type counted struct {
 	export.Volume
 
@@ -152,6 +156,12 @@ func (c counted) Regions(ctx context.Context, e extent.Extent, report func(expor
 
 // Read implements export.Volume.
 func (c counted) Read(ctx context.Context, e extent.Extent, scope export.Scope, sink func(export.Chunk) error) error {
+	select {
+	case c.job.reads <- struct{}{}:
+		defer func() { <-c.job.reads }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	err := errPanicked
 	c.job.Guard(func() {
 		err = c.Volume.Read(ctx, e, scope, func(chunk export.Chunk) error {
@@ -209,12 +219,12 @@ func (j *Job) lostVolume() error {
 // closeTimeout is how long the end of a backup waits for its readers. The guest may be waiting for that end.
 const closeTimeout = 5 * time.Second
 
-// closeVolumes ends the tunnel and every read. Nothing is lost with the connections. It does not wait for long: what takes
+// closeVolumes ends the tunnels and every read. Nothing is lost with the connections. It does not wait for long: what takes
 // longer goes on, and reaches nothing once libvirt's job has ended.
 func (j *Job) closeVolumes() {
 	j.mu.Lock()
 	volumes := j.volumes
-	j.volumes = nil // there is no other tunnel from here on
+	j.volumes = nil // there are no other tunnels from here on
 	j.mu.Unlock()
 	if volumes == nil {
 		return
@@ -224,7 +234,7 @@ func (j *Job) closeVolumes() {
 		defer close(closed)
 		var all sync.WaitGroup
 		all.Go(func() { j.Guard(j.disconnect) })
-		for _, v := range volumes { // a read that does not heed the end of the tunnel ends with its volume
+		for _, v := range volumes { // a read that does not heed the end of its tunnel ends with its volume
 			all.Go(func() { j.Guard(func() { _ = v.Close() }) })
 		}
 		all.Wait()
