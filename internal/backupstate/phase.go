@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // Component is a program that writes the status of backups.
@@ -111,8 +112,18 @@ func MayWrite(writer Component, from, to backupv1.BackupPhase) bool {
 	}
 }
 
-// IsReadable reports whether the endpoints of a backup in pull mode answer. Whoever deletes it then says that its data was
-// read: the controller does not change the condition after a deletion.
+// IsReadable reports whether the endpoints of a backup in pull mode answer. The controller does not change the condition after a
+// deletion, so that it still says what was the case then.
 func IsReadable(s *backupv1.VirtualMachineBackupStatus) bool {
 	return s.Phase == backupv1.BackupServing && meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionReady)
+}
+
+// EndsWell reports whether the end of a backup in pull mode is a success if it is deleted now: somebody has its data. Whoever
+// deletes a backup that clients read says so. Of one that DataUploads read, Varve's controller says it, because a deletion by
+// anybody else says nothing about restore points.
+func EndsWell(b *backupv1.VirtualMachineBackup) bool {
+	if b.Spec.IsPulledByDataUploads() && b.Annotations[layout.AnnotationStored] != "true" {
+		return false
+	}
+	return IsReadable(&b.Status)
 }

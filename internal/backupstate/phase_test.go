@@ -11,7 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // constant is a string constant of the API with its comment.
@@ -133,6 +137,41 @@ func TestMayWrite_keepsComponentsApart(t *testing.T) {
 	} {
 		if got := MayWrite(test.writer, test.from, test.to); got != test.want {
 			t.Errorf("%s, %s to %s: %v", test.writer, test.from, test.to, got)
+		}
+	}
+}
+
+func TestEndsWell_needsAReader(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		by     backupv1.PullReader
+		mode   backupv1.BackupMode
+		phase  backupv1.BackupPhase
+		ready  metav1.ConditionStatus
+		stored string
+		want   bool
+	}{
+		"clients can read it":             {mode: "Pull", phase: "Serving", ready: "True", want: true},
+		"clients, said so":                {mode: "pull", by: "Clients", phase: "Serving", ready: "True", want: true},
+		"clients could never read it":     {mode: "Pull", phase: "Serving", ready: "False"},
+		"it does not serve yet":           {mode: "Pull", phase: "Starting", ready: "True"},
+		"it has failed":                   {mode: "Pull", phase: "CopyFailed", ready: "True"},
+		"clients do not store it":         {mode: "Pull", phase: "Serving", ready: "False", stored: "true"},
+		"it is stored":                    {mode: "Pull", by: "DataUploads", phase: "Serving", ready: "True", stored: "true", want: true},
+		"it is stored, in the other case": {mode: "pull", by: "DataUploads", phase: "Serving", ready: "True", stored: "true", want: true},
+		"it is not stored":                {mode: "Pull", by: "DataUploads", phase: "Serving", ready: "True"},
+		"something else is said":          {mode: "Pull", by: "DataUploads", phase: "Serving", ready: "True", stored: "false"},
+		"it is stored, and not served":    {mode: "Pull", by: "DataUploads", phase: "Serving", ready: "False", stored: "true"},
+		"it is stored, and has failed":    {mode: "Pull", by: "DataUploads", phase: "CopyFailed", ready: "True", stored: "true"},
+	} {
+		b := &backupv1.VirtualMachineBackup{}
+		b.Spec.Mode, b.Spec.PulledBy, b.Status.Phase = c.mode, c.by, c.phase
+		meta.SetStatusCondition(&b.Status.Conditions, metav1.Condition{Type: backupv1.ConditionReady, Status: c.ready, Reason: "Test"})
+		if c.stored != "" {
+			b.Annotations = map[string]string{layout.AnnotationStored: c.stored}
+		}
+		if got := EndsWell(b); got != c.want {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }

@@ -90,6 +90,9 @@ const (
 	// AnnotationCopiesPerNode on the KubeVirt object is how many backups may copy on one node at a time. Default:
 	// 4.
 	AnnotationCopiesPerNode = "varvebackup.io/parallel-backups-per-node"
+	// AnnotationStored is "true" on a backup that DataUploads pull once the restore points of all its disks are published. Varve's
+	// controller alone may set it (deploy/admission): without it, a deletion of the backup is an abort and its tracker does not move.
+	AnnotationStored = "varvebackup.io/data-uploads-stored"
 	// LabelAttachment is on an attachment pod; its value is the utility volume's name.
 	LabelAttachment = "varvebackup.io/attachment"
 	// LabelBackup is on what belongs to a backup in pull mode; its value is the backup's UID.

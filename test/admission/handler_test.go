@@ -237,6 +237,8 @@ func TestHandler_leavesEndpointsAlone(t *testing.T) {
 	p := place(t)
 	p.backup.Status.Phase = backupv1.BackupServing
 	p.backup.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", DataEndpoint: "https://a/data", MapEndpoint: "https://a/map"}, {Name: "new"}}
+	tunnel := backupv1.PullTunnel{Address: "a:9090", ServerName: "a", Authorities: "PEM"}
+	p.backup.Status.PullTunnels = []backupv1.VolumeTunnel{{Volume: "root", PullTunnel: tunnel}}
 	admitted(t, cluster.Client(t, controlplane.Controller).Status().Update(t.Context(), p.backup))
 	for name, c := range map[string]struct {
 		edit func(*backupv1.VirtualMachineBackupStatus)
@@ -255,8 +257,13 @@ func TestHandler_leavesEndpointsAlone(t *testing.T) {
 		"a tunnel": {func(s *backupv1.VirtualMachineBackupStatus) {
 			s.PullTunnel = &backupv1.PullTunnel{Address: "b:9090", ServerName: "b", Authorities: "PEM"}
 		}, "only the controller writes which machine"},
-		"authorities": {func(s *backupv1.VirtualMachineBackupStatus) { s.Cert = "PEM" }, "only the controller writes which machine"},
-		"back":        {func(s *backupv1.VirtualMachineBackupStatus) { s.Phase = backupv1.BackupStarting }, "a handler takes a backup"},
+		"a volume's tunnel": {func(s *backupv1.VirtualMachineBackupStatus) {
+			s.PullTunnels = append(s.PullTunnels, backupv1.VolumeTunnel{Volume: "new", PullTunnel: tunnel})
+		}, "only the controller writes which machine"},
+		"a volume's far end": {func(s *backupv1.VirtualMachineBackupStatus) { s.PullTunnels[0].Address = "b:9090" }, "only the controller writes which machine"},
+		"no tunnels":         {func(s *backupv1.VirtualMachineBackupStatus) { s.PullTunnels = nil }, "only the controller writes which machine"},
+		"authorities":        {func(s *backupv1.VirtualMachineBackupStatus) { s.Cert = "PEM" }, "only the controller writes which machine"},
+		"back":               {func(s *backupv1.VirtualMachineBackupStatus) { s.Phase = backupv1.BackupStarting }, "a handler takes a backup"},
 	} {
 		b := p.backup.DeepCopy()
 		c.edit(&b.Status)

@@ -189,6 +189,33 @@ func TestEndedLabel_isVarvesAlone(t *testing.T) {
 	refused(t, user.Update(t.Context(), b.DeepCopy()), text)
 }
 
+// Only the controller knows whether the restore points of a backup are published.
+func TestStoredAnnotation_isVarvesAlone(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	user, varve := cluster.Client(t, controlplane.Plain), cluster.Client(t, controlplane.Controller)
+	const text = "only Varve's controller sets the annotation"
+	stored := newBackup(ns)
+	stored.Annotations = map[string]string{layout.AnnotationStored: "true", "mine": "1"}
+	for _, who := range []controlplane.User{controlplane.Plain, otherAccount, controlplane.HandlerOn("node-1")} {
+		refused(t, cluster.Client(t, who).Create(t.Context(), stored.DeepCopy()), text)
+	}
+	b := newBackup(ns)
+	b.Annotations = map[string]string{"mine": "1"}
+	admitted(t, user.Create(t.Context(), b))
+	b.Annotations[layout.AnnotationStored] = "true"
+	for _, who := range []controlplane.User{controlplane.Plain, otherAccount, controlplane.HandlerOn("node-1")} {
+		refused(t, cluster.Client(t, who).Update(t.Context(), b.DeepCopy()), text)
+	}
+	admitted(t, varve.Update(t.Context(), b))
+	b.Annotations["mine"] = "2"
+	admitted(t, user.Update(t.Context(), b))
+	b.Annotations[layout.AnnotationStored] = "false"
+	refused(t, user.Update(t.Context(), b.DeepCopy()), text)
+	b.Annotations = nil
+	refused(t, user.Update(t.Context(), b.DeepCopy()), text)
+}
+
 // TestFeatureGates changes the cluster's configuration, so it does not run in parallel.
 func TestFeatureGates(t *testing.T) {
 	ns := cluster.Namespace(t)
