@@ -96,6 +96,11 @@ func LauncherCannotPull(machine string) State {
 	return HypervisorError("The launcher of VirtualMachine " + machine + " is of an older version, which knows no pull mode: restart the machine")
 }
 
+// LauncherCannotOffer is the failure of a backup that DataUploads pull from a launcher that cannot offer its volumes one by one.
+func LauncherCannotOffer(machine string) State {
+	return HypervisorError("The launcher of VirtualMachine " + machine + " is of an older version, which cannot offer single volumes: restart the machine")
+}
+
 // JobLost says that the launcher answers and does not know the backup that it was copying.
 func JobLost() State { return HypervisorError("The launcher does not know the backup any more") }
 

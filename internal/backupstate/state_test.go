@@ -41,6 +41,7 @@ var samples = map[string]State{
 	"TokenSecretEmpty":         TokenSecretEmpty("clients", "token"),
 	"EndedByItself":            EndedByItself(),
 	"LauncherCannotPull":       LauncherCannotPull("vm"),
+	"LauncherCannotOffer":      LauncherCannotOffer("vm"),
 	"TunnelKeyMissing":         TunnelKeyMissing(),
 	"ScratchDeleted":           ScratchDeleted("scratch"),
 	"ScratchReplaced":          ScratchReplaced("scratch"),

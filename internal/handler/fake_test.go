@@ -38,7 +38,13 @@ type fakeLauncher struct {
 	stops   []int64
 	// connected is the last call of ConnectBackup.
 	connected *pb.ConnectBackupRequest
-	deleted   []string
+	// offered has the last call of ConnectBackup for each volume, without those that end an offer.
+	offered map[string]*pb.ConnectBackupRequest
+	// ended are the volumes whose offer was ended, in order.
+	ended []string
+	// refuseConnect is the error that ConnectBackup returns for a volume instead.
+	refuseConnect map[string]error
+	deleted       []string
 	// redefined has the names of every RedefineCheckpoints call so far.
 	redefined []string
 	// lost are volumes whose bitmaps RedefineCheckpoints reports as lost.
@@ -58,7 +64,7 @@ type fakeLauncher struct {
 // newFakeLauncher serves in the emptyDir of a launcher pod below podsDir until the test ends or kill is called.
 func newFakeLauncher(t *testing.T, podsDir string, pod types.UID) *fakeLauncher {
 	t.Helper()
-	f := &fakeLauncher{pod: pod, state: &pb.State{PullsBackups: true}, changed: make(chan struct{}), lost: map[string]string{}}
+	f := &fakeLauncher{pod: pod, state: &pb.State{PullsBackups: true, OffersSingleVolumes: true}, changed: make(chan struct{}), lost: map[string]string{}}
 	socket := layout.NodeSocket(podsDir, pod)
 	for _, dir := range []string{filepath.Dir(socket), layout.NodeUtilityDir(podsDir, pod)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -269,7 +275,19 @@ func (f *fakeLauncher) ConnectBackup(_ context.Context, r *pb.ConnectBackupReque
 	if f.state.GetBackup().GetPhase() != pb.Backup_SERVING {
 		return nil, status.Error(codes.FailedPrecondition, "it does not serve")
 	}
+	if err := f.refuseConnect[r.GetVolume()]; err != nil {
+		return nil, err
+	}
 	f.connected = r
+	if r.GetAddress() == "" {
+		delete(f.offered, r.GetVolume())
+		f.ended = append(f.ended, r.GetVolume())
+		return &pb.ConnectBackupResponse{}, nil
+	}
+	if f.offered == nil {
+		f.offered = map[string]*pb.ConnectBackupRequest{}
+	}
+	f.offered[r.GetVolume()] = r
 	return &pb.ConnectBackupResponse{}, nil
 }
 

@@ -25,7 +25,7 @@ import (
 
 // pullBackup makes a backup in pull mode in phase Starting, and the attachment pod that brings its claim and its token to the
 // node.
-func (w *world) pullBackup(tr *backupv1.VirtualMachineBackupTracker, token string) *backupv1.VirtualMachineBackup {
+func (w *world) pullBackup(tr *backupv1.VirtualMachineBackupTracker, token string, changes ...func(*backupv1.VirtualMachineBackup)) *backupv1.VirtualMachineBackup {
 	w.t.Helper()
 	volume := "pv-" + w.ns
 	claim := w.claim("target", volume)
@@ -39,6 +39,9 @@ func (w *world) pullBackup(tr *backupv1.VirtualMachineBackupTracker, token strin
 	b := w.backupOf("b1", tr, func(b *backupv1.VirtualMachineBackup) {
 		gen.SetBackupMode(backupv1.PullMode)(b)
 		b.Spec.TokenSecretRef = ptr.To("clients")
+		for _, change := range changes {
+			change(b)
+		}
 	})
 	name := layout.BackupUtilityVolume(b.UID)
 	pod := &corev1.Pod{ObjectMeta: gen.Meta(w.ns, layout.AttachmentPod("vm", w.vmi.UID, name))}
@@ -238,10 +241,10 @@ func TestPull_launcherThatKnowsNoPullIsNotAsked(t *testing.T) {
 }
 
 // serving takes a backup in pull mode to Serving.
-func (w *world) serving() *backupv1.VirtualMachineBackup {
+func (w *world) serving(changes ...func(*backupv1.VirtualMachineBackup)) *backupv1.VirtualMachineBackup {
 	w.t.Helper()
 	w.started()
-	b := w.pullBackup(w.tracker("tr", "root"), "token of b1")
+	b := w.pullBackup(w.tracker("tr", "root"), "token of b1", changes...)
 	w.begun(1)
 	w.launcher.job(func(j *pb.Backup) { j.Phase = pb.Backup_SERVING })
 	w.untilPhase(b, "Serving")

@@ -12,8 +12,8 @@ func (l *Launcher) State() (*pb.State, <-chan struct{}) {
 	frozen := l.isFrozen()
 	l.mu.Lock()
 	s := &pb.State{
-		PullsBackups: true,
-		Phase:        l.life.phase, End: l.life.end, Message: l.life.message,
+		PullsBackups: true, OffersSingleVolumes: true,
+		Phase: l.life.phase, End: l.life.end, Message: l.life.message,
 		AgentConnected: l.info.AgentConnected && l.life.isUp(),
 		Interfaces:     toInterfaces(l.info.Interfaces),
 		GuestOs:        guestOS(l.info.GuestOS),

@@ -41,6 +41,9 @@ func (r *Reconciler) beginBackup(ctx context.Context, s *gathered) (ctrl.Result,
 	if s.backup.Spec.IsPull() && !state.GetPullsBackups() {
 		return r.failBackup(ctx, s, backupstate.LauncherCannotPull(s.backup.Status.SourceName))
 	}
+	if s.backup.Spec.IsPulledByDataUploads() && !state.GetOffersSingleVolumes() {
+		return r.failBackup(ctx, s, backupstate.LauncherCannotOffer(s.backup.Status.SourceName))
+	}
 	p, err := r.planBackup(ctx, s)
 	if err != nil {
 		return ctrl.Result{}, err

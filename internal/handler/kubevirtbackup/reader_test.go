@@ -2,10 +2,12 @@ package kubevirtbackup
 
 import (
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime"
+	clocktesting "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -75,4 +77,48 @@ func TestMeasurePull_followsTheBackup(t *testing.T) {
 	pushed.Spec.Mode = backupv1.PushMode
 	report(pushed, serving)
 	want("a push backup", counted)
+}
+
+// A launcher with an error is told again after a while, of each far end; one that is connected is not.
+func TestConnected_isToldAgainAfterAnError(t *testing.T) {
+	t.Parallel()
+	now := clocktesting.NewFakePassiveClock(time.Unix(1, 0))
+	r := &Reconciler{Clock: now}
+	b := &backupv1.VirtualMachineBackup{}
+	b.UID = "uid"
+	b.Spec.Mode, b.Spec.PulledBy = backupv1.PullMode, backupv1.PulledByDataUploads
+	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root"}, {Name: "data"}}
+	root := backupv1.VolumeTunnel{Volume: "root", PullTunnel: backupv1.PullTunnel{Address: "a:1"}}
+	b.Status.PullTunnels = []backupv1.VolumeTunnel{root, {Volume: "other", PullTunnel: root.PullTunnel}}
+	if diff := cmp.Diff([]backupv1.VolumeTunnel{root}, farEndsOf(b)); diff != "" {
+		t.Error(diff)
+	}
+	job := &launcherpb.Backup{Uid: "uid", Tunnel: &launcherpb.Tunnel{}}
+	s := &gathered{backup: b, state: &launcherpb.State{Backup: job}}
+	connected := func(what string, want bool) {
+		t.Helper()
+		if got := r.isConnected(s, root); got != want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+	connected("never told", false)
+	r.assumeTold(b)
+	connected("told by another handler", false)
+	if got := r.toldInVain(b.UID, farEndsOf(b)); len(got) != 1 || got[0] != "data" {
+		t.Errorf("told in vain: %v", got)
+	}
+	r.connected[b.UID]["root"] = farEnd{root.PullTunnel, now.Now()}
+	connected("told", true)
+	job.Tunnel.Error = "volume data: refused"
+	connected("just told", true)
+	now.SetTime(now.Now().Add(tellAgain))
+	connected("an error after a while", false)
+	job.Tunnel.Error = ""
+	connected("no error", true)
+	root.Address = "b:1"
+	connected("another address", false)
+	r.forgetBackup(b.UID)
+	if len(r.connected) > 0 {
+		t.Errorf("remembered: %v", r.connected)
+	}
 }

@@ -69,8 +69,8 @@ type Reconciler struct {
 
 	mu      sync.Mutex
 	written map[types.UID]time.Time
-	// connected has where the launchers were told to offer backups.
-	connected map[types.UID]farEnd
+	// connected has where the launchers were told to offer backups: all volumes, under an empty name, and single ones.
+	connected map[types.UID]map[string]farEnd
 }
 
 // gathered is everything that one pass depends on.
@@ -196,7 +196,7 @@ func (r *Reconciler) superviseJob(ctx context.Context, s *gathered) (ctrl.Result
 
 // endDeleted ends the job of a deleted backup.
 func (r *Reconciler) endDeleted(ctx context.Context, s *gathered) (ctrl.Result, error) {
-	if backupstate.IsReadable(&s.backup.Status) {
+	if backupstate.EndsWell(s.backup) {
 		_, err := s.launcher.RPC().FinishBackup(ctx, &launcherpb.FinishBackupRequest{Uid: string(s.backup.UID)})
 		if err != nil && status.Code(err) != codes.FailedPrecondition { // the job is about to say why it cannot be finished
 			return ctrl.Result{}, fmt.Errorf("finish: %w", err)
@@ -223,7 +223,7 @@ func isUnasked(b *backupv1.VirtualMachineBackup, job *launcherpb.Backup) bool {
 	if !b.Spec.IsPull() {
 		return false
 	}
-	asked := !b.DeletionTimestamp.IsZero() && backupstate.IsReadable(&b.Status)
+	asked := !b.DeletionTimestamp.IsZero() && backupstate.EndsWell(b)
 	return job.GetPhase() == launcherpb.Backup_FINISHING || job.GetPhase() == launcherpb.Backup_DONE && !asked
 }
 

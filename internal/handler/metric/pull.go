@@ -13,16 +13,18 @@ type Pull struct {
 	Machine string
 	// Serving says that clients can read it. Without it the gauges of the backup end.
 	Serving bool
-	// ReadBytes and Sessions, of the tunnel, only grow.
+	// ReadBytes, and the sessions of all tunnels, only grow.
 	ReadBytes uint64
 	Sessions  int64
-	Connected bool
+	// FirstSessions are those of Sessions that were the first of their tunnel. An older launcher, which has one tunnel, says 0.
+	FirstSessions int64
+	Connected     bool
 	// ScratchUsed and ScratchFree are bytes. Both are 0 while they are not known.
 	ScratchUsed, ScratchFree uint64
 }
 
-// reconnects returns how often the tunnel was made again.
-func (p Pull) reconnects() int64 { return max(0, p.Sessions-1) }
+// reconnects returns how often tunnels were made again.
+func (p Pull) reconnects() int64 { return max(0, p.Sessions-max(1, p.FirstSessions)) }
 
 // pulls has the backups in pull mode of one node. Gauges are computed from it on each scrape, and there are as many as
 // backups may run on a node.

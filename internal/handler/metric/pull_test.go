@@ -77,3 +77,13 @@ func TestPulled_countsWhatIsNew(t *testing.T) {
 	s.Pulled(name, "fourth", Pull{ReadBytes: 5000, Sessions: 9})
 	want("a third and a fourth", ended)
 }
+
+// The first session of each far end is no reconnect. An older launcher has one far end and does not say so.
+func TestReconnects_areThoseBeyondTheFirst(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ sessions, first, want int64 }{{0, 0, 0}, {1, 0, 0}, {3, 0, 2}, {1, 1, 0}, {3, 3, 0}, {5, 3, 2}} {
+		if got := (Pull{Sessions: c.sessions, FirstSessions: c.first}).reconnects(); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}

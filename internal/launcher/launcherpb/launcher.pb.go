@@ -932,9 +932,11 @@ type State struct {
 	// disks: once disks is there, this is too.
 	StrayBitmaps []string `protobuf:"bytes,11,rep,name=stray_bitmaps,json=strayBitmaps,proto3" json:"stray_bitmaps,omitempty"`
 	// The launcher knows BeginBackupRequest.pull. One that does not would push to the scratch claim.
-	PullsBackups  bool `protobuf:"varint,12,opt,name=pulls_backups,json=pullsBackups,proto3" json:"pulls_backups,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	PullsBackups bool `protobuf:"varint,12,opt,name=pulls_backups,json=pullsBackups,proto3" json:"pulls_backups,omitempty"`
+	// The launcher knows ConnectBackupRequest.volume. One that does not would offer all volumes to each far end.
+	OffersSingleVolumes bool `protobuf:"varint,13,opt,name=offers_single_volumes,json=offersSingleVolumes,proto3" json:"offers_single_volumes,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *State) Reset() {
@@ -1047,6 +1049,13 @@ func (x *State) GetStrayBitmaps() []string {
 func (x *State) GetPullsBackups() bool {
 	if x != nil {
 		return x.PullsBackups
+	}
+	return false
+}
+
+func (x *State) GetOffersSingleVolumes() bool {
+	if x != nil {
+		return x.OffersSingleVolumes
 	}
 	return false
 }
@@ -2565,7 +2574,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\rgrace_seconds\x18\x01 \x01(\x03R\fgraceSeconds\"\x12\n" +
 	"\x10ShutdownResponse\"\r\n" +
 	"\vExitRequest\"\x0e\n" +
-	"\fExitResponse\"\xf5\x05\n" +
+	"\fExitResponse\"\xa9\x06\n" +
 	"\x05State\x124\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1e.varve.launcher.v1.State.PhaseR\x05phase\x12.\n" +
 	"\x03end\x18\x02 \x01(\x0e2\x1c.varve.launcher.v1.State.EndR\x03end\x12\x18\n" +
@@ -2581,7 +2590,8 @@ const file_launcher_proto_rawDesc = "" +
 	"\x06frozen\x18\n" +
 	" \x01(\bR\x06frozen\x12#\n" +
 	"\rstray_bitmaps\x18\v \x03(\tR\fstrayBitmaps\x12#\n" +
-	"\rpulls_backups\x18\f \x01(\bR\fpullsBackups\"V\n" +
+	"\rpulls_backups\x18\f \x01(\bR\fpullsBackups\x122\n" +
+	"\x15offers_single_volumes\x18\r \x01(\bR\x13offersSingleVolumes\"V\n" +
 	"\x05Phase\x12\b\n" +
 	"\x04IDLE\x10\x00\x12\f\n" +
 	"\bSTARTING\x10\x01\x12\v\n" +
