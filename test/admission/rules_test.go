@@ -110,6 +110,10 @@ var rules = []rule{
 		"pull without a token", "tokenSecretRef is required in pull mode: name a Secret whose key token has what clients must send",
 		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.Mode = backupv1.PullMode }), nil,
 	},
+	{
+		"a puller of a push backup", "pulledBy is for pull mode: remove it, or set mode to pull",
+		backupWith(func(s *backupv1.VirtualMachineBackupSpec) { s.PulledBy = backupv1.PulledByDataUploads }), nil,
+	},
 	{"two times", "ttl and ttlDuration mean the same: set one of them", backupWith(func(s *backupv1.VirtualMachineBackupSpec) {
 		s.TTL, s.TTLDuration = &metav1.Duration{Duration: time.Hour}, &metav1.Duration{Duration: time.Minute}
 	}), nil},
