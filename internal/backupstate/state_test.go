@@ -50,6 +50,7 @@ var samples = map[string]State{
 	"Serving":                  Serving("node"),
 	"ServingCondition":         ServingCondition(),
 	"EndpointsReady":           EndpointsReady(),
+	"MoversMayRead":            MoversMayRead(),
 	"ExportPending":            ExportPending("backup-export-b", "Pod virt-export-b is being created."),
 	"ExportForeign":            ExportForeign("backup-export-b"),
 	"SecretForeign":            SecretForeign("backup-1-tunnel"),

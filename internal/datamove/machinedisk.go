@@ -21,6 +21,8 @@ const (
 	ConfigTracker = "tracker"
 	// ConfigScratchClaim is the name of the claim that takes in what the guest overwrites while its disks are read.
 	ConfigScratchClaim = "scratchClaim"
+	// ConfigSkipQuiesce is "true" if the guest's file systems are not to be frozen at the moment that is stored. The same for all of a group.
+	ConfigSkipQuiesce = "skipQuiesce"
 	// ConfigGroup is the ID that the DataUploads of one moment of the machine have in common.
 	ConfigGroup = "group"
 	// ConfigDisks is how many DataUploads the group has.
@@ -49,6 +51,8 @@ type MachineDisk struct {
 	Tracker string
 	// ScratchClaim is the name of a claim.
 	ScratchClaim string
+	// SkipQuiesce: the guest is not frozen.
+	SkipQuiesce bool
 	// Group is a DNS label, and the name of the VirtualMachineBackup.
 	Group string
 	// Disks is from 1 to MaxGroupDisks.
@@ -62,6 +66,9 @@ func (d *MachineDisk) Config() map[string]string {
 	}
 	if d.Tracker != "" {
 		config[ConfigTracker] = d.Tracker
+	}
+	if d.SkipQuiesce {
+		config[ConfigSkipQuiesce] = strconv.FormatBool(d.SkipQuiesce)
 	}
 	return config
 }
@@ -93,6 +100,11 @@ func ParseMachineDisk(config map[string]string) (MachineDisk, error) {
 		failures = append(failures, fmt.Sprintf("%s %.80q: must be a number from 1 to %d", ConfigDisks, config[ConfigDisks], MaxGroupDisks))
 	}
 	d.Disks = disks
+	if text, ok := config[ConfigSkipQuiesce]; ok {
+		if d.SkipQuiesce, err = strconv.ParseBool(text); err != nil {
+			failures = append(failures, fmt.Sprintf("%s %.80q: must be true or false", ConfigSkipQuiesce, text))
+		}
+	}
 	if len(failures) > 0 {
 		return MachineDisk{}, errclass.Errorf(errclass.Invalid, "spec.dataMoverConfig: %s", strings.Join(failures, "; "))
 	}

@@ -19,7 +19,9 @@ func TestMachineDisk_survivesItsConfig(t *testing.T) {
 	t.Parallel()
 	untracked := machineDisk()
 	untracked.Tracker = ""
-	for _, d := range []MachineDisk{machineDisk(), untracked} {
+	running := machineDisk()
+	running.SkipQuiesce = true
+	for _, d := range []MachineDisk{machineDisk(), untracked, running} {
 		config := d.Config()
 		config["parallelFilesUpload"] = "3" // Velero's own
 		if got, err := ParseMachineDisk(config); err != nil || got != d {
@@ -46,6 +48,7 @@ func TestParseMachineDisk_namesWhatIsWrong(t *testing.T) {
 		"no disks":             {ConfigDisks, "0", "disks"},
 		"too many disks":       {ConfigDisks, "65", "disks"},
 		"a word":               {ConfigDisks, "two", "disks"},
+		"maybe frozen":         {ConfigSkipQuiesce, "maybe", "skipQuiesce"},
 	} {
 		config := maps.Clone(valid.Config())
 		config[c.key] = c.value

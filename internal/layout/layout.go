@@ -81,8 +81,6 @@ const (
 	AnnotationTracking = "varvebackup.io/changed-block-tracking"
 	// AnnotationForceStop is "true" on an instance whose stop must not wait for a backup.
 	AnnotationForceStop = "varvebackup.io/force-stop"
-	// AnnotationStored is "true" on a backup that DataUploads pull, when the restore points of all its disks are published.
-	AnnotationStored = "varvebackup.io/data-uploads-stored"
 	// AnnotationContentGeneration changes on a claim whenever the claim's content is replaced.
 	AnnotationContentGeneration = "varvebackup.io/content-generation"
 	// AnnotationRunEpoch records on a claim which run mounted it writable last (package runepoch).

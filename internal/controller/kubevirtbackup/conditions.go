@@ -10,8 +10,9 @@ import (
 	"github.com/varvebackup/varve/internal/backupstate"
 )
 
-// setConditions sets the conditions that follow from the phase. Quiesced belongs to the handler and stays as it is.
-func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, deleting bool, now time.Time) {
+// setConditions sets the conditions that follow from the phase. Quiesced belongs to the handler and stays as it is. endsWell says that the
+// deletion of a backup in the phase Serving is a success.
+func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, deleting, endsWell bool, now time.Time) {
 	active := backupstate.FindPhase(s.Phase).Condition
 	for _, t := range []string{
 		backupv1.ConditionInitializing, backupv1.ConditionProgressing, backupv1.ConditionDone, backupv1.ConditionFailed,
@@ -44,7 +45,7 @@ func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, del
 	}
 	setCondition(s, c, generation, now)
 	c.Type = backupv1.ConditionAborting
-	if s.Phase.Final() || s.Result == backupv1.BackupSucceeded || s.Phase == backupv1.BackupCopied || backupstate.IsReadable(s) {
+	if s.Phase.Final() || s.Result == backupv1.BackupSucceeded || s.Phase == backupv1.BackupCopied || s.Phase == backupv1.BackupServing && endsWell {
 		c.Status, c.Message = metav1.ConditionFalse, ""
 	}
 	setCondition(s, c, generation, now)

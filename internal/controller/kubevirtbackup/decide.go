@@ -121,7 +121,7 @@ func toStatus(in *input, c change) decision {
 	if c.more != nil {
 		c.more(s)
 	}
-	setConditions(s, in.Backup.Generation, in.isBeingDeleted(), in.Now)
+	setConditions(s, in.Backup.Generation, in.isBeingDeleted(), backupstate.EndsWell(in.Backup), in.Now)
 	d := decision{Wake: c.deadline}
 	if !equality.Semantic.DeepEqual(s, &in.Backup.Status) {
 		d.Step, d.Status, d.UserActs = stepStatus, s, c.state.UserActs

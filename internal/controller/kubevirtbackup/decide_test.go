@@ -623,7 +623,7 @@ func TestConditions(t *testing.T) {
 		s := &backupv1.VirtualMachineBackupStatus{Phase: phase, Reason: "Why", Message: "what"}
 		quiesced := metav1.Condition{Type: backupv1.ConditionQuiesced, Status: metav1.ConditionFalse, Reason: backupv1.ReasonAgentAbsent}
 		s.Conditions = []metav1.Condition{quiesced}
-		setConditions(s, 3, true, epoch)
+		setConditions(s, 3, true, false, epoch)
 		for _, other := range []string{backupv1.ConditionInitializing, backupv1.ConditionProgressing, backupv1.ConditionDone, backupv1.ConditionFailed} {
 			if got := meta.IsStatusConditionTrue(s.Conditions, other); got != (other == want) {
 				t.Errorf("%s: %s is %v", phase, other, got)
@@ -639,7 +639,7 @@ func TestConditions(t *testing.T) {
 			t.Errorf("%s: the handler's condition changed: %s", phase, diff)
 		}
 		before := s.DeepCopy()
-		setConditions(s, 3, true, epoch.Add(time.Hour))
+		setConditions(s, 3, true, false, epoch.Add(time.Hour))
 		if diff := cmp.Diff(before, s); diff != "" {
 			t.Errorf("%s: a second projection changes: %s", phase, diff)
 		}

@@ -646,6 +646,10 @@ func TestPulledByDataUploads_succeedsOnlyWhenAllIsStored(t *testing.T) {
 			b.Annotations = map[string]string{layout.AnnotationStored: "true"}
 		}
 		w.delete(b)
+		w.settle(b)
+		if aborts := meta.IsStatusConditionTrue(b.Status.Conditions, backupv1.ConditionAborting); aborts == stored {
+			t.Errorf("%s: Aborting is %v", name, aborts)
+		}
 		w.copied(b)
 		w.settle(b)
 		b.Status.Phase = backupv1.BackupPruned

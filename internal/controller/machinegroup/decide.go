@@ -196,7 +196,7 @@ func newBackup(g *group) *backupv1.VirtualMachineBackup {
 			Annotations: map[string]string{datamove.AnnotationGroup: datamove.GroupKey(g.namespace, g.name)},
 		},
 		Spec: backupv1.VirtualMachineBackupSpec{
-			Mode: backupv1.PullMode, PulledBy: backupv1.PulledByDataUploads, PVCName: first.disk.ScratchClaim, TTL: &metav1.Duration{Duration: lifetime},
+			Mode: backupv1.PullMode, PulledBy: backupv1.PulledByDataUploads, PVCName: first.disk.ScratchClaim, SkipQuiesce: first.disk.SkipQuiesce, TTL: &metav1.Duration{Duration: lifetime},
 		},
 	}
 	if first.disk.Tracker != "" {

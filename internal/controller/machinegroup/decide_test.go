@@ -138,9 +138,9 @@ func TestNewBackup(t *testing.T) {
 		t.Error(diff)
 	}
 	for i := range g.members {
-		g.members[i].disk.Tracker = ""
+		g.members[i].disk.Tracker, g.members[i].disk.SkipQuiesce = "", true
 	}
-	if b := newBackup(g); b.Spec.MachineName() != "web" || b.Spec.TrackerName() != "" {
+	if b := newBackup(g); !b.Spec.SkipQuiesce || b.Spec.MachineName() != "web" || b.Spec.TrackerName() != "" {
 		t.Errorf("%+v", b.Spec)
 	}
 }
