@@ -46,7 +46,10 @@ func (s *Store) Backups(ctx context.Context, a datamove.Access) (*Backups, error
 		return nil, errclass.Errorf(errclass.Invalid, "%s is not the repository of a namespace in a location", at)
 	}
 	bucket := *at.S3
-	bucket.Prefix = prefix
+	// Velero cleans the prefix for its backups (pkg/persistence, NewObjectStoreLayout); Varve takes it as it is for repositories.
+	if bucket.Prefix = path.Clean(prefix) + "/"; prefix == "" {
+		bucket.Prefix = ""
+	}
 	st, err := repository.Location{S3: &bucket}.Open(ctx, false)
 	if err != nil {
 		return nil, err
