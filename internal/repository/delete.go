@@ -15,7 +15,7 @@ import (
 
 // Delete removes restore points. Maintenance frees what no other restore point shares. A restore point that a running backup
 // started from can be deleted; the backup keeps what it needs, and so does whoever has a Lease. If one of the restore points does
-// not exist, or is pinned (errclass.Conflict), none is removed: the caller may have decided long ago. A lost restore point is
+// not exist (ErrNoPoint), or is pinned (ErrPinned), none is removed: the caller may have decided long ago. A lost restore point is
 // forgotten.
 func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 	found, err := r.findDeletable(ctx, ids)
@@ -108,7 +108,7 @@ func (r *Repository) findDeletable(ctx context.Context, ids []string) ([]*engine
 			}
 		}
 		if m := found[i].Manifest; m != nil && len(engine.UserPins(m.Pins)) > 0 {
-			return nil, fmt.Errorf("%w: restore point %s is pinned; nothing was deleted", errclass.Conflict, id)
+			return nil, errclass.Errorf(ErrPinned, "%w: restore point %s is pinned; nothing was deleted", errclass.Conflict, id)
 		}
 	}
 	return found, nil
@@ -118,7 +118,11 @@ func (r *Repository) findDeletable(ctx context.Context, ids []string) ([]*engine
 func (r *Repository) findForgettable(ctx context.Context, id string, notFound error) (*engine.StoredPoint, error) {
 	_, err := r.conn.Kopia.BlobReader().GetMetadata(ctx, blob.ID(storage.RecordPrefix+id))
 	if errors.Is(err, blob.ErrBlobNotFound) {
-		return nil, notFound
+		// Where the repository is not any more, there is no restore point either.
+		if err := r.conn.CheckNotReplaced(ctx); err != nil {
+			return nil, err
+		}
+		return nil, errclass.Errorf(ErrNoPoint, "%w", notFound)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("record of restore point %s: %w", id, err)

@@ -14,6 +14,10 @@ var (
 	ErrPassword = engine.ErrPassword
 	// ErrUnreachable is of class Transient: the storage does not answer.
 	ErrUnreachable = storage.ErrUnreachable
+	// ErrNoPoint is of class NotFound, and ErrPinned of class Conflict: Delete has read the repository, and the restore point is not there, or
+	// is pinned. The classes alone may say something of the repository.
+	ErrNoPoint = errclass.New(errclass.NotFound, "not found: no such restore point")
+	ErrPinned  = errclass.New(errclass.Conflict, "conflict: the restore point is pinned")
 	// ErrNoBucket is of class NotFound: the storage has no bucket of this name.
 	ErrNoBucket = storage.ErrNoBucket
 )

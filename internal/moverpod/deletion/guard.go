@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/datamove"
-	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
@@ -43,15 +42,15 @@ func remove(ctx context.Context, r *repository.Repository, ids []string) (pinned
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	if err := r.Delete(ctx, ids...); err == nil || !errors.Is(err, errclass.NotFound) && !errors.Is(err, errclass.Conflict) {
+	if err := r.Delete(ctx, ids...); err == nil || !errors.Is(err, repository.ErrNoPoint) && !errors.Is(err, repository.ErrPinned) {
 		return nil, err
 	}
 	// One of them is gone or pinned, so none was deleted.
 	for _, id := range ids {
 		switch err := r.Delete(ctx, id); {
-		case errors.Is(err, errclass.Conflict):
+		case errors.Is(err, repository.ErrPinned):
 			pinned = append(pinned, id)
-		case err != nil && !errors.Is(err, errclass.NotFound):
+		case err != nil && !errors.Is(err, repository.ErrNoPoint):
 			return pinned, err
 		}
 	}
