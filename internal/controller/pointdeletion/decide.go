@@ -185,7 +185,7 @@ func waits(u *upload, message string) datamove.PointDeletion {
 func leaveLater(in *input, u *upload, why datamove.KeptReason, message string) datamove.PointDeletion {
 	n := waits(u, message)
 	n.Why, n.Since = why, u.Deletion.Since
-	if u.Deletion.Why != why || n.Since == nil {
+	if u.Deletion.Why != why || n.Since == nil || n.Since.After(in.Now) { // a clock that was ahead has written it
 		now := in.Now.UTC().Truncate(time.Second)
 		n.Since = &now
 	}
@@ -200,12 +200,14 @@ func (d *decision) chooseDue(in *input, ready []*upload) {
 	var due []*upload
 	settled := false
 	for _, u := range ready {
-		if at := u.Deletion.RetryAt; at != nil && at.After(in.Now) {
+		// No pause is longer than lockedRetry: a clock that was ahead has written what is.
+		if at := u.Deletion.RetryAt; at != nil && at.After(in.Now) && at.Sub(in.Now) <= lockedRetry {
 			d.look(at.Sub(in.Now), true)
 			continue
 		}
 		due = append(due, u)
-		settled = settled || in.Now.Sub(u.Deleted) >= settle
+		age := in.Now.Sub(u.Deleted) // by the clock of the API server
+		settled = settled || age >= settle || age < -settle
 	}
 	points := pointsOf(due)
 	if len(points) == 0 {

@@ -181,6 +181,29 @@ func TestDecide_countsEachReasonAnew(t *testing.T) {
 	}
 }
 
+// A controller whose clock was days ahead, or the clock of the API server, has put times into the future.
+func TestDecide_waitsForNoTimeThatAWrongClockWrote(t *testing.T) {
+	t.Parallel()
+	future := testNow.Add(72 * time.Hour)
+	in := newInput()
+	in.Uploads[0].Deletion.RetryAt = &future
+	if d := decide(in); len(d.Points) != 1 {
+		t.Errorf("not tried: %+v", d)
+	}
+	in = newInput()
+	in.Uploads[0].Deleted = future
+	if d := decide(in); len(d.Points) != 1 {
+		t.Errorf("not tried: %+v", d)
+	}
+	in = newInput()
+	in.LocationGone = true
+	in.Uploads[0].Deletion = datamove.PointDeletion{State: datamove.DeletionWaits, Why: datamove.KeptLocationGone, Since: &future}
+	d := in.after(decide(in), leaveAfter)
+	if n := d.Notes[in.Uploads[0].UID]; n.State != datamove.DeletionLeft {
+		t.Errorf("not left: %+v", d)
+	}
+}
+
 func TestDecide_whatAJobHasDone(t *testing.T) {
 	t.Parallel()
 	point := pointOf(ptr1())
