@@ -7,8 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kopia/kopia/repo/blob"
+
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
@@ -125,6 +128,50 @@ func TestCollect_missesNothingThatItHasNeverSeen(t *testing.T) {
 	s.backup("other")
 	s.point("a", "monday")
 	s.looks("a", 0, long, long, long)
+}
+
+// What no DataUpload has made is the user's, whatever its labels.
+func TestCollect_leavesWhatTheUserHasMade(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.backup("monday", "tuesday")
+	store(t, s.access, "a", map[string]string{datamove.LabelBackupName: "monday", datamove.LabelBackupUID: "uid-of-m"})
+	s.point("b", "monday") // so that the backup is missed
+	s.looks("ab", 0)
+	s.removeBackup("monday")
+	s.looks("a", time.Hour, long, long)
+}
+
+// A later version may know of a reason to keep what this one would delete.
+func TestCollect_followsNoMemoryOfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.backup("monday", "tuesday")
+	s.point("a", "monday")
+	s.looks("a", 0)
+	s.removeBackup("monday")
+	s.looks("a", time.Hour)
+	st, err := repositoryaccess.Locate(s.access).Open(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := storage.ReadBlob(t.Context(), st, sightings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := strings.Replace(string(text), `"version":1`, `"version":2`, 1)
+	if err := st.PutBlob(t.Context(), sightings, storage.Bytes(later), blob.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.collect(long); err == nil || !strings.Contains(err.Error(), "version 2, want 1") {
+		t.Errorf("%v", err)
+	}
+	if got := s.points(); got != "a" {
+		t.Errorf("left: %q", got)
+	}
 }
 
 func TestCollect_endsWhenItCannotList(t *testing.T) {

@@ -144,3 +144,50 @@ func TestS3_collects(t *testing.T) {
 		}
 	})
 }
+
+// A list of backups that leaves one out, in every look, has not lost it.
+func TestS3_collectsNothingThatAListLeavesOut(t *testing.T) {
+	t.Parallel()
+	server := s3.Start(t, s3.Options{})
+	s := newBucket(t, server.Endpoint, location.Lock{})
+	for _, name := range []string{"monday", "tuesday"} {
+		put(t, server.Client(t), server.Bucket, "cluster-a/backups/"+name+"/velero-backup.json")
+	}
+	s.point("a", "monday")
+	s.looks("a", 0)
+	faults := s3.StartFaults(t, server, 0, s3.Rule{
+		Method: http.MethodGet,
+		Match:  func(r *http.Request) bool { return r.URL.Query().Get("prefix") == "cluster-a/backups/" },
+		Fault:  reply(http.StatusOK, "<ListBucketResult><IsTruncated>false</IsTruncated><CommonPrefixes><Prefix>cluster-a/backups/tuesday/</Prefix></CommonPrefixes></ListBucketResult>"),
+	})
+	id := s.access.UniqueID
+	s.access = accessTo(faults.Endpoint)
+	s.access.UniqueID = id
+	s.looks("a", time.Hour, long, long)
+	if !strings.Contains(s.log.String(), "a backup that was not listed is there") {
+		t.Errorf("the list is whole: %s", s.log.String())
+	}
+}
+
+func TestS3_collectsNothingThatTheBucketLocks(t *testing.T) {
+	t.Parallel()
+	const period = 72 * time.Hour
+	server := s3.Start(t, s3.Options{ObjectLock: true})
+	s := newBucket(t, server.Endpoint, location.Lock{Mode: "GOVERNANCE", Period: period})
+	client := server.Client(t)
+	for _, name := range []string{"monday", "tuesday"} {
+		put(t, client, server.Bucket, "cluster-a/backups/"+name+"/velero-backup.json")
+	}
+	id := s.point("a", "monday")
+	s.looks("a", 0)
+	// versitygw lists a directory that has deleted versions alone.
+	for o := range client.ListObjects(t.Context(), server.Bucket, minio.ListObjectsOptions{Prefix: "cluster-a/backups/monday/", Recursive: true, WithVersions: true}) {
+		if err := client.RemoveObject(t.Context(), server.Bucket, o.Key, minio.RemoveObjectOptions{VersionID: o.VersionID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if done := s.looks("a", time.Hour, long); done.Kept[id].Why != datamove.KeptLocked {
+		t.Errorf("%+v", done)
+	}
+	s.looks("", period)
+}

@@ -101,6 +101,14 @@ func point(t *testing.T, a datamove.Access, digit, backup string) string {
 	if backup != "" {
 		labels[datamove.LabelBackupName], labels[datamove.LabelBackupUID] = backup, "uid-of-"+backup[:1]
 	}
+	store(t, a, digit, labels)
+	return id
+}
+
+// store makes a restore point with labels.
+func store(t *testing.T, a datamove.Access, digit string, labels map[string]string) {
+	t.Helper()
+	id := strings.Repeat(digit, 32)
 	withRepository(t, a, func(r *repository.Repository) {
 		root := t.TempDir()
 		if err := os.WriteFile(filepath.Join(root, "f"), []byte(id), 0o600); err != nil {
@@ -111,7 +119,6 @@ func point(t *testing.T, a datamove.Access, digit, backup string) string {
 			t.Fatal(err)
 		}
 	})
-	return id
 }
 
 func (s *site) pin(id string) {
