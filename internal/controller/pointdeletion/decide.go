@@ -305,6 +305,9 @@ func outcome(in *input, u *upload) datamove.PointDeletion {
 		}
 		return again(in, u, n)
 	case datamove.KeptForeign:
+		if owns(u, point) {
+			return again(in, u, datamove.PointDeletion{Message: "the Job was asked for restore point " + point + " by a DataUpload of another backup: it is asked for again"})
+		}
 		return left("restore point " + point + " belongs to another backup")
 	case datamove.KeptLocationGone, datamove.KeptReplaced: // no Job says so
 	}

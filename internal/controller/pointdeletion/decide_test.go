@@ -217,12 +217,16 @@ func TestDecide_whatAJobHasDone(t *testing.T) {
 		says    string
 		retry   time.Duration
 	}{
-		"deleted":      {state: datamove.DeletionDone},
-		"pinned":       {kept: &datamove.Kept{Why: datamove.KeptPinned}, state: datamove.DeletionWaits, says: "is pinned: unpin it", retry: firstRetry},
-		"locked":       {kept: &datamove.Kept{Why: datamove.KeptLocked, Until: &soon}, state: datamove.DeletionWaits, says: "until 2026-11-24T13:00:00Z", retry: time.Hour},
-		"locked long":  {kept: &datamove.Kept{Why: datamove.KeptLocked, Until: &later}, state: datamove.DeletionWaits, says: "until 2026-11-27", retry: lockedRetry},
-		"of another":   {kept: &datamove.Kept{Why: datamove.KeptForeign}, state: datamove.DeletionLeft, says: "another backup"},
-		"backup there": {kept: &datamove.Kept{Why: datamove.KeptBackupThere}, state: datamove.DeletionWaits, says: "backup b1", retry: firstRetry},
+		"deleted":     {state: datamove.DeletionDone},
+		"pinned":      {kept: &datamove.Kept{Why: datamove.KeptPinned}, state: datamove.DeletionWaits, says: "is pinned: unpin it", retry: firstRetry},
+		"locked":      {kept: &datamove.Kept{Why: datamove.KeptLocked, Until: &soon}, state: datamove.DeletionWaits, says: "until 2026-11-24T13:00:00Z", retry: time.Hour},
+		"locked long": {kept: &datamove.Kept{Why: datamove.KeptLocked, Until: &later}, state: datamove.DeletionWaits, says: "until 2026-11-27", retry: lockedRetry},
+		"of another": {kept: &datamove.Kept{Why: datamove.KeptForeign}, edit: func(u *upload) {
+			u.UID, u.Deletion.ForBackup = "00000000-0000-0000-0000-000000000009", true
+		}, state: datamove.DeletionLeft, says: "another backup"},
+		// The Job was for a DataUpload of another backup that names the restore point as well.
+		"of another, for who made it": {kept: &datamove.Kept{Why: datamove.KeptForeign}, state: datamove.DeletionWaits, says: "again", retry: firstRetry},
+		"backup there":                {kept: &datamove.Kept{Why: datamove.KeptBackupThere}, state: datamove.DeletionWaits, says: "backup b1", retry: firstRetry},
 		"backup there for long": {kept: &datamove.Kept{Why: datamove.KeptBackupThere}, edit: func(u *upload) {
 			u.Deletion.Why, u.Deletion.Since = datamove.KeptBackupThere, ptrTo(testNow.Add(-leaveAfter))
 		}, state: datamove.DeletionLeft, says: "is in location velero/default"},
