@@ -263,6 +263,32 @@ func TestDecide_whatAJobHasDone(t *testing.T) {
 
 func ptr1() *upload { u := newUpload(1); return &u }
 
+// The backup stays, and one Job after the other says so. The DataUpload goes after leaveAfter, counted from the first of them.
+func TestDecide_countsABackupThatStaysOverAllJobs(t *testing.T) {
+	t.Parallel()
+	in := newInput()
+	uid, kept := in.Uploads[0].UID, map[string]datamove.Kept{pointOf(&in.Uploads[0]): {Why: datamove.KeptBackupThere}}
+	begun := in.Now
+	d := decide(in)
+	for jobs := 0; !d.Notes[uid].Over(); {
+		if in.Now.Sub(begun) > 2*leaveAfter {
+			t.Fatalf("it waits after %d Jobs: %+v", jobs, d)
+		}
+		if len(d.Points) == 0 {
+			in.Job = nil
+			d = in.after(d, firstRetry)
+			continue
+		}
+		jobs++
+		d = in.after(d, time.Second)
+		in.ended(kept, "")
+		d = in.after(d, time.Second)
+	}
+	if n := d.Notes[uid]; n.State != datamove.DeletionLeft || in.Now.Sub(begun) < leaveAfter {
+		t.Errorf("after %s: %+v", in.Now.Sub(begun), n)
+	}
+}
+
 // A Job that runs, or that is of before, has deleted nothing.
 func TestDecide_waitsForTheJob(t *testing.T) {
 	t.Parallel()

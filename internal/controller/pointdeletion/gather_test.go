@@ -2,6 +2,7 @@ package pointdeletion
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
@@ -64,7 +66,11 @@ func TestReadJob_takesNoSilenceForSuccess(t *testing.T) {
 		"it failed":                    {batchv1.JobFailed, "the server does not answer", nil, true, false},
 		"it failed without a word":     {batchv1.JobFailed, "", nil, true, false},
 		"of a BackupRepository before": {batchv1.JobComplete, done, func(j *batchv1.Job, _ *corev1.Pod) { j.OwnerReferences[0].UID = "w" }, false, true},
-		"of nobody":                    {batchv1.JobComplete, done, func(j *batchv1.Job, _ *corev1.Pod) { j.OwnerReferences = nil }, false, true},
+		"that is deleted": {batchv1.JobComplete, done, func(j *batchv1.Job, _ *corev1.Pod) {
+			at := metav1.NewTime(testNow)
+			j.DeletionTimestamp, j.Finalizers = &at, []string{"x"}
+		}, false, true},
+		"of nobody": {batchv1.JobComplete, done, func(j *batchv1.Job, _ *corev1.Pod) { j.OwnerReferences = nil }, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -82,6 +88,46 @@ func TestReadJob_takesNoSilenceForSuccess(t *testing.T) {
 			}
 			if over := decide(in).Notes[in.Uploads[0].UID].Over(); over != (!c.failed && !c.foreign) {
 				t.Errorf("over: %v", over)
+			}
+		})
+	}
+}
+
+// A restore point that another DataUpload refers to is not deleted, unless that one is deleted too, or is to be.
+func TestGather_seesWhoRefersToARestorePoint(t *testing.T) {
+	t.Parallel()
+	deleted := metav1.NewTime(testNow)
+	for name, c := range map[string]struct {
+		edit  func(*velerov2.DataUpload)
+		keeps bool
+	}{
+		"a copy":                   {func(*velerov2.DataUpload) {}, true},
+		"a copy that failed":       {func(o *velerov2.DataUpload) { o.Status.Phase = velerov2.PhaseFailed }, true},
+		"one that is deleted":      {func(o *velerov2.DataUpload) { o.DeletionTimestamp, o.Finalizers = &deleted, []string{"other"} }, false},
+		"of another restore point": {func(o *velerov2.DataUpload) { u := newUpload(2); o.Status.SnapshotID = u.SnapshotID }, false},
+		"in another location":      {func(o *velerov2.DataUpload) { o.Spec.BackupStorageLocation = "other" }, false},
+		"of a backup that is deleted": {func(o *velerov2.DataUpload) {
+			o.Annotations = map[string]string{datamove.AnnotationPointDeletion: datamove.PointDeletion{UID: o.UID, ForBackup: true}.Encode()}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			u := newUpload(1)
+			owner := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "owner", UID: u.UID, DeletionTimestamp: &deleted, Finalizers: []string{datamove.Finalizer}}}
+			owner.Spec.BackupStorageLocation = "default"
+			owner.Status.Phase, owner.Status.SnapshotID = velerov2.PhaseCompleted, u.SnapshotID
+			other := owner.DeepCopy()
+			other.Name, other.UID, other.DeletionTimestamp, other.Finalizers = "other", "00000000-0000-0000-0000-000000000009", nil, nil
+			c.edit(other)
+			at := datamove.RepositoryName("shop", locationOf(owner))
+			l := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "default"}}
+			r := &repositories{Options: Options{Namespace: "varve", Clock: testclock.NewFakePassiveClock(testNow)}, cached: newClient(t, owner, other, l), live: newClient(t)}
+			in, objects, _, err := r.gather(t.Context(), at)
+			if err != nil || objects[u.UID] == nil {
+				t.Fatalf("%+v %v", in, err)
+			}
+			if note := decide(in).Notes[u.UID]; strings.Contains(note.Message, "velero/other refers to") != c.keeps {
+				t.Errorf("%+v", note)
 			}
 		})
 	}
