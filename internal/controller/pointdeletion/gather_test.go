@@ -21,7 +21,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-func newClient(t *testing.T, objects ...client.Object) client.Client {
+func newClient(t *testing.T, objects ...client.Object) client.WithWatch {
 	t.Helper()
 	s := runtime.NewScheme()
 	if err := errors.Join(scheme.AddToScheme(s), velerov1.AddToScheme(s), velerov2.AddToScheme(s)); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -69,7 +70,27 @@ func (r *repositories) apply(ctx context.Context, in *input, objects map[types.U
 		if err := r.areCurrent(ctx, objects, d); err != nil {
 			return err
 		}
-		return r.makeJob(ctx, in.Repository, d)
+		if err := r.makeJob(ctx, in.Repository, d); err != nil {
+			return r.noteRefusal(ctx, in, objects, d.Chosen, err)
+		}
+	}
+	return nil
+}
+
+// noteRefusal notes why there is no Job, such as a quota, which nobody but its administrator can end. It is tried again as after a failure.
+func (r *repositories) noteRefusal(ctx context.Context, in *input, objects map[types.UID]*velerov2.DataUpload, chosen []types.UID, refusal error) error {
+	for i := range in.Uploads {
+		u := &in.Uploads[i]
+		if !slices.Contains(chosen, u.UID) {
+			continue
+		}
+		n := again(in, u, datamove.PointDeletion{Message: refusal.Error(), UID: u.UID, ForBackup: u.Deletion.ForBackup})
+		if u.Deletion.Why == datamove.KeptBackupThere { // no Job has said otherwise
+			n.Why, n.Since = u.Deletion.Why, u.Deletion.Since
+		}
+		if err := r.write(ctx, objects[u.UID], n); err != nil {
+			return errors.Join(refusal, err)
+		}
 	}
 	return nil
 }
@@ -93,13 +114,14 @@ func (r *repositories) areCurrent(ctx context.Context, objects map[types.UID]*ve
 	return nil
 }
 
-// write notes on a DataUpload how far the deletion is.
+// write notes on a DataUpload how far the deletion is. o is then what was written.
 func (r *repositories) write(ctx context.Context, o *velerov2.DataUpload, n datamove.PointDeletion) error {
 	changed := o.DeepCopy()
 	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, datamove.AnnotationPointDeletion, n.Encode())
 	if err := r.cached.Patch(ctx, changed, reconcile.MergeFrom(o)); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("write DataUpload %s/%s: %w", o.Namespace, o.Name, err))
 	}
+	changed.DeepCopyInto(o)
 	if n.State == datamove.DeletionLeft {
 		r.events.Eventf(o, nil, corev1.EventTypeWarning, "RestorePointLeft", "Delete", "The restore point is not deleted: %s.", n.Message)
 	}
