@@ -307,8 +307,10 @@ var nothingKept = datamove.DeletionReport{}.Encode()
 
 func deletedInOneJob(w *world) {
 	a, b, stays := w.upload("a", "b1"), w.upload("b", "b1"), w.upload("c", "b2")
+	w.stop() // so that a slow machine does not delete them further apart than a Job waits for more
 	w.delete(a)
 	w.delete(b)
+	w.start()
 	job, asked := w.job()
 	if len(asked.Points) != 2 {
 		w.Errorf("%+v", asked)
