@@ -155,6 +155,8 @@ type world struct {
 	deleter Deleter
 	// wrap changes the writer of the handlers that are started.
 	wrap func(client.Client) client.Client
+	// csi exposes the snapshots of the handlers that are started; nil: the fake exposer does.
+	csi func(exposer.Access) Exposer[*velerov2.DataUpload]
 	// registry has the metrics of the handler that was started last.
 	registry *prometheus.Registry
 }
@@ -349,10 +351,14 @@ func (w *world) mover(mgr ctrl.Manager, node string) *Mover {
 	}
 	recorder := events.NewFakeRecorder(10000)
 	access := exposer.Access{Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()), Namespace: w.varve, Clock: w.clock}
+	var csi Exposer[*velerov2.DataUpload] = uploads{w.exposer}
+	if w.csi != nil {
+		csi = w.csi(access)
+	}
 	return &Mover{
 		NodeName: node, Namespace: w.varve, ObjectNamespaces: []string{w.ns}, Image: Image{Name: "varve"}, Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()),
 		Uploads: map[string]Exposer[*velerov2.DataUpload]{
-			velerov2.SnapshotCSI: uploads{w.exposer}, velerov2.SnapshotMachineBackup: &exposer.MachineBackups{
+			velerov2.SnapshotCSI: csi, velerov2.SnapshotMachineBackup: &exposer.MachineBackups{
 				Tunnel: &exposer.Tunnel{Access: access}, Endpoints: &exposer.Endpoints{Access: access},
 			},
 		}, Downloads: downloads{w.exposer},
