@@ -110,6 +110,10 @@ func TestDecide(t *testing.T) {
 		{"the same, another's turn", accepted, func(in *Input) {
 			in.Object.Driver, in.DriverNode, in.Turn = "node-b", NodeState{Name: "node-b", NotReadySince: now.Add(-61 * time.Second)}, 2*time.Second
 		}, Wait, "", "", "", nil},
+		// Upstream's defect 4, from another node: nobody but the lost driver looked after a prepared object.
+		{"prepared, the driver's node is lost", preparedPhase, func(in *Input) {
+			in.Object.Driver, in.DriverNode = "node-b", NodeState{Name: "node-b", NotReadySince: now.Add(-61 * time.Second)}
+		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" && c.Phase == preparedPhase }},
 		{"driver's node is gone", canceling, func(in *Input) { in.Object.Driver, in.DriverNode = "node-b", NodeState{Name: "node-b", Gone: true} }, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" }},
 		{"the same, ended with nothing left", completed, func(in *Input) { in.Object.Driver, in.DriverNode = "node-b", NodeState{Name: "node-b", Gone: true} }, Wait, "", "", "", nil},
 		{"the same, ended and deleted", completed, func(in *Input) {

@@ -268,7 +268,6 @@ func TestTake_hasOneWinner(t *testing.T) {
 	}
 }
 
-// Upstream's defect 8: agents that count and then take can pass a limit together.
 // Somebody tries again by creating an ended object again, as kubectl shows it: what a handler has noted on the other one comes with it.
 func TestTake_forgetsWhatACopyBrings(t *testing.T) {
 	t.Parallel()

@@ -403,8 +403,14 @@ func (w *world) download(name string, edit ...func(*velerov2.DataDownload)) *vel
 // target makes the claim that downloads wait for.
 func (w *world) target() {
 	w.t.Helper()
+	w.targetOn("data", nil)
+}
+
+// targetOn makes a claim with annotations, which may say on which node the pod is that uses it.
+func (w *world) targetOn(name string, annotations map[string]string) {
+	w.t.Helper()
 	w.create(&corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "data"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Annotations: annotations},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: ptr.To("c"),
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: scratchSize}},
