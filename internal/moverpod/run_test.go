@@ -205,6 +205,26 @@ func TestCancel_whileDataMoves(t *testing.T) {
 	}
 }
 
+// Upstream's defect 9: the total of a disk was 0 while it was read, so nobody knew how far it was.
+func TestProgress_hasTheTotalWhileDataMoves(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, 512*mib))
+	p.Job.Parallel = 1
+	var once atomic.Bool
+	p.api.setRefuse(func(r *http.Request) int {
+		if isPatch(r) && once.CompareAndSwap(false, true) {
+			go p.api.cancel() // what follows is not needed
+		}
+		return 0
+	})
+	p.run(t, datamove.Canceled)
+	all := p.api.progress()
+	if len(all) == 0 || all[0].TotalBytes != 512*mib || all[0].BytesDone >= 512*mib {
+		t.Errorf("progress %v", all)
+	}
+}
+
 func TestInterruption_isNoOutcome(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
