@@ -12,7 +12,27 @@ import (
 // result is what the demo found. Its JSON form is written to build/demo/result.json.
 type result struct {
 	Backups []backupResult `json:"backups"`
+	Uploads []uploadResult `json:"uploads"`
 	OK      bool           `json:"ok"`
+}
+
+// uploadResult is what a repository has stored of one moment.
+type uploadResult struct {
+	Name    string         `json:"name"`
+	Volumes []storedResult `json:"volumes"`
+	Seconds float64        `json:"seconds"`
+}
+
+// storedResult is one disk of a moment. The sums are those of the moment that is restored.
+type storedResult struct {
+	Name         string `json:"name"`
+	VirtualBytes int64  `json:"virtualBytes"`
+	NewBytes     int64  `json:"newBytes"`
+	FullReason   string `json:"fullReason,omitempty"`
+
+	SHA256Expected string `json:"sha256Expected,omitempty"`
+	SHA256Restored string `json:"sha256Restored,omitempty"`
+	Identical      bool   `json:"identical"`
 }
 
 type backupResult struct {
@@ -33,7 +53,8 @@ type volumeResult struct {
 	Identical      bool   `json:"identical"`
 }
 
-// judgeAll sets OK if there are three points in time, each with both disks, and all are identical.
+// judgeAll sets OK if there are three points in time, each with both disks, and all are identical, and if the last moment in the repository
+// came back so.
 func (r *result) judgeAll() {
 	r.OK = len(r.Backups) == 3
 	for _, b := range r.Backups {
@@ -41,6 +62,15 @@ func (r *result) judgeAll() {
 		for _, v := range b.Volumes {
 			r.OK = r.OK && v.Identical
 		}
+	}
+	r.OK = r.OK && len(r.Uploads) == 2
+	if !r.OK {
+		return
+	}
+	last := r.Uploads[len(r.Uploads)-1]
+	r.OK = len(last.Volumes) == 2
+	for _, v := range last.Volumes {
+		r.OK = r.OK && v.Identical
 	}
 }
 
@@ -70,6 +100,26 @@ func (r *result) printTable(out io.Writer) {
 				verdict = "DIFFERENT"
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s (%s)\t%s\t%s\t%s\t%s\t%s\n", name, kind, v.Name, v.Type, formatMiB(v.MovedBytes), formatMiB(v.VirtualBytes), seconds, frozen, verdict)
+		}
+	}
+	w.Flush()
+	if len(r.Uploads) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nIN THE REPOSITORY\tVOLUME\tNEW OR CHANGED\tVIRTUAL\tSECONDS\tAFTER THE MACHINE WAS DELETED")
+	for _, u := range r.Uploads {
+		for i, v := range u.Volumes {
+			name, seconds, verdict := "", "", ""
+			if i == 0 {
+				name, seconds = u.Name, fmt.Sprintf("%.1f", u.Seconds)
+			}
+			if v.SHA256Expected != "" {
+				verdict = "identical, and boots"
+				if !v.Identical {
+					verdict = "DIFFERENT"
+				}
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", name, v.Name, formatMiB(v.NewBytes), formatMiB(v.VirtualBytes), seconds, verdict)
 		}
 	}
 	w.Flush()

@@ -31,21 +31,28 @@ var disks = []lab.Disk{{Name: "root", Bytes: 3 * gib}, {Name: "data", Bytes: 2 *
 // story is a running demo.
 type story struct {
 	*teller
-	lab    *lab.Lab
-	chain  []*backupv1alpha1.VirtualMachineBackup
-	result *result
+	lab *lab.Lab
+	// build, kubeconfig and boxDir are paths.
+	build, kubeconfig, boxDir string
+	chain                     []*backupv1alpha1.VirtualMachineBackup
+	stored                    *lab.MachineUploads
+	result                    *result
 }
 
 // runStory runs the main job. After an error it still returns what it found so far.
-func runStory(ctx context.Context, t *teller, kubeconfig, build string) (*result, error) {
+func runStory(ctx context.Context, t *teller, kubeconfig, build, boxDir string) (*result, error) {
 	t.tellStep("clean up what an earlier demo left")
 	l, err := lab.OpenFresh(ctx, kubeconfig, build, namespace, 5*time.Minute)
 	if err != nil {
 		return nil, err
 	}
-	s := &story{teller: t, lab: l, result: &result{}}
+	if err := l.DeleteUploads(ctx, 3*time.Minute); err != nil {
+		return nil, err
+	}
+	s := &story{teller: t, lab: l, build: build, kubeconfig: kubeconfig, boxDir: boxDir, result: &result{}}
 	for _, chapter := range []func(context.Context) error{
 		s.prepareMachine, s.enableTracking, s.takeFull, s.takeIncrementals, s.restartMachine, s.incrementalAfterRestart,
+		s.storeMoments, s.loseMachine, s.bringBack,
 	} {
 		if err := chapter(ctx); err != nil {
 			return s.result, err

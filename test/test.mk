@@ -65,7 +65,7 @@ endif
 	@$(TIMES) report $(TEST_TIMES) $(TIERS)
 
 .PHONY: demo
-demo: box-up install guest ## The main job on a box, told step by step; result in build/demo/result.json
+demo: box-s3 install guest ## The main job on a box, told step by step; result in build/demo/result.json
 	$(GO) run ./demo -kubeconfig $(KUBECONFIG)
 
 .PHONY: bench
