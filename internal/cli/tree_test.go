@@ -63,7 +63,7 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 func TestExamplesParse(t *testing.T) {
 	t.Parallel()
 	walk(tree("varve"), func(c *cobra.Command) {
-		for line := range strings.Lines(c.Example) {
+		for line := range strings.Lines(strings.ReplaceAll(c.Example, "\\\n", " ")) {
 			words := strings.Fields(line)
 			if len(words) == 0 || words[0] != "varve" {
 				continue

@@ -1,6 +1,7 @@
 package resource
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
@@ -28,20 +29,31 @@ func (s *Session) CompleteArgs(newList func() client.ObjectList, most int) cmdli
 		if len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return s.listNames(c.Context(), newList(), typed, args)
+		return s.listNames(c.Context(), "", newList(), typed, args)
 	}
 }
 
 // CompleteFlag offers the names of objects as a flag's value.
 func (s *Session) CompleteFlag(c *cobra.Command, flag string, newList func() client.ObjectList) {
 	cmdline.RegisterCompletion(c, flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-		return s.listNames(c.Context(), newList(), typed, nil)
+		return s.listNames(c.Context(), "", newList(), typed, nil)
 	})
 }
 
-// listNames lists the objects whose names begin with what was typed, without those in except. Completion cannot show an
-// error: without a cluster it offers nothing.
-func (s *Session) listNames(ctx context.Context, list client.ObjectList, typed string, except []string) ([]string, cobra.ShellCompDirective) {
+// CompleteFlagIn is CompleteFlag for objects in the namespace that another flag names.
+func (s *Session) CompleteFlagIn(c *cobra.Command, flag, namespaceFlag string, newList func() client.ObjectList) {
+	cmdline.RegisterCompletion(c, flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		namespace := ""
+		if f := c.Flags().Lookup(namespaceFlag); f != nil {
+			namespace = f.Value.String()
+		}
+		return s.listNames(c.Context(), namespace, newList(), typed, nil)
+	})
+}
+
+// listNames lists the objects of a namespace, or if it is empty of the selected one, whose names begin with what was typed, without those
+// in except. Completion cannot show an error: without a cluster it offers nothing.
+func (s *Session) listNames(ctx context.Context, namespace string, list client.ObjectList, typed string, except []string) ([]string, cobra.ShellCompDirective) {
 	if ctx == nil {
 		ctx = context.Background()
 	}
@@ -51,7 +63,7 @@ func (s *Session) listNames(ctx context.Context, list client.ObjectList, typed s
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	if err := c.List(ctx, list, client.InNamespace(c.Namespace)); err != nil {
+	if err := c.List(ctx, list, client.InNamespace(cmp.Or(namespace, c.Namespace))); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	taken := map[string]bool{}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -57,22 +60,34 @@ func (w *Waiting) addFlags(c *cobra.Command, timeout time.Duration) {
 // Run shows progress while f waits, within the timeout. goal completes "until"; describe is the command, without the
 // program, that shows the state later.
 func (w *Waiting) Run(ctx context.Context, s *Session, goal, describe string, f func(ctx context.Context, show func(progress.Report)) error) error {
+	return w.run(ctx, s, w.ShowWhile, goal, describe, f)
+}
+
+// RunEach is Run for what goes on at the same time: each name of a report is shown by itself.
+func (w *Waiting) RunEach(ctx context.Context, s *Session, goal, describe string, f func(ctx context.Context, show func(progress.Report)) error) error {
+	return w.run(ctx, s, w.ShowEach, goal, describe, f)
+}
+
+// display is one of the methods of session.Display.
+type display = func(s *session.Session, f func(show func(progress.Report)) error) error
+
+func (w *Waiting) run(ctx context.Context, s *Session, show display, goal, describe string, f func(ctx context.Context, show func(progress.Report)) error) error {
 	if w.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, w.timeout, failure.ErrTimeout)
 		defer cancel()
 	}
-	last := progress.Report{}
-	err := w.ShowWhile(s.Session, func(show func(progress.Report)) error {
+	var last lastReports
+	err := show(s.Session, func(show func(progress.Report)) error {
 		return f(ctx, func(r progress.Report) {
-			last = r
+			last.add(r)
 			show(r)
 		})
 	})
 	switch {
 	case errors.Is(err, failure.ErrTimeout):
 		return &failure.Error{
-			Err: fmt.Errorf("%w after %s while waiting until %s; last seen: %s", failure.ErrTimeout, w.timeout, goal, last), Code: errclass.ExitTimeout,
+			Err: fmt.Errorf("%w after %s while waiting until %s; last seen: %s", failure.ErrTimeout, w.timeout, goal, &last), Code: errclass.ExitTimeout,
 			Hint: "nothing was undone: " + s.CommandHint(describe) + " shows its progress",
 		}
 	case cluster.Classify(err) == cluster.Interrupted && err != nil:
@@ -87,3 +102,32 @@ func (w *Waiting) Run(ctx context.Context, s *Session, goal, describe string, f 
 
 // WaitFunc waits for something, and shows how far it is.
 type WaitFunc = func(ctx context.Context, show func(progress.Report)) error
+
+// lastReports are the last report of each name. Its methods may be called from several goroutines.
+type lastReports struct {
+	mu  sync.Mutex
+	all []progress.Report
+}
+
+func (l *lastReports) add(r progress.Report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.IndexFunc(l.all, func(o progress.Report) bool { return o.Name == r.Name }); i >= 0 {
+		l.all[i] = r
+		return
+	}
+	l.all = append(l.all, r)
+}
+
+func (l *lastReports) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.all) == 0 {
+		return progress.Report{}.String()
+	}
+	var texts []string
+	for _, r := range l.all {
+		texts = append(texts, r.String())
+	}
+	return strings.Join(texts, "; ")
+}
