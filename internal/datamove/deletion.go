@@ -26,6 +26,9 @@ const (
 	LabelDeletion = layout.Prefix + "restore-point-deletion"
 	// ResultRepository is the key of a DataUpload's dataMoverResult that has the unique ID of the repository with its restore point.
 	ResultRepository = "repository"
+	// ResultFullReason is the key of a DataUpload's dataMoverResult that says why everything was read; it is absent if the upload was
+	// incremental, or could not be.
+	ResultFullReason = "fullReason"
 )
 
 // DeletionVariable is the environment variable of a deletion pod that has its DeletionJob.

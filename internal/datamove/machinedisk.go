@@ -37,7 +37,7 @@ const MaxGroupDisks = 64
 const AnnotationGroup = layout.Prefix + "data-upload-group"
 
 // LabelGroup is a label of the restore points of a group: the group's ID. A restore point's other labels say which namespace its DataUpload
-// was in.
+// was in. DataUploads that the command line makes have it as well, for people: spec.dataMoverConfig is what counts.
 const LabelGroup = AnnotationGroup
 
 // GroupKey returns what names a group in the whole cluster. namespace is that of the group's DataUploads.

@@ -17,10 +17,10 @@ func NewCommand(s *resource.Session) *cobra.Command {
 	return s.GroupCommand("data", "Move volumes into repositories and back",
 		`Move volumes into repositories and back.
 
-An upload (DataUpload) puts a snapshot of a volume into the repository of a backup storage
-location. A download (DataDownload) makes a volume from one and gives it to a claim that waits
-for it. Velero makes them for the volumes of a backup or a restore; you can make your own. They
-are in the namespace of their location.`,
+An upload (DataUpload) puts a snapshot of a volume, or a disk of a running virtual machine, into
+the repository of a backup storage location. A download (DataDownload) makes a volume from one
+and gives it to a claim that waits for it. Velero makes them for the volumes of a backup or a
+restore; you can make your own. They are in the namespace of their location.`,
 		`  varve data upload list -n velero --watch
   varve data upload describe nightly-x7k2p -n velero`,
 		nil,
@@ -46,7 +46,7 @@ func newListCommand(s *resource.Session, k kind) *cobra.Command {
 fast that is and how long the rest takes at this rate.
 
 -o wide adds the data mover, the ID of what is stored, and what the ` + k.noun + ` waits for or why it
-failed.`,
+failed.` + k.wideHelp,
 		Example: `  # Follow those that run
   varve data ` + k.noun + ` list -n velero --watch
 

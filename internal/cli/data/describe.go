@@ -69,23 +69,27 @@ func podsOf(m *movement) []client.ListOption {
 
 func writeMovement(p *output.Page, m *movement, pods []corev1.Pod) {
 	volume := "Volume"
-	var incremental string
+	var incremental, fullReason string
 	switch o := m.object.(type) {
 	case *velerov2.DataUpload:
 		volume = "From claim"
 		if o.Status.IncrementalBytes > 0 {
 			incremental = human.Bytes(o.Status.IncrementalBytes)
 		}
+		fullReason = o.Status.DataMoverResult[datamove.ResultFullReason]
 	case *velerov2.DataDownload:
 		volume = "To claim"
 	}
 	created := m.object.GetCreationTimestamp()
-	p.Fields(
+	fields := []string{
 		"Name", m.object.GetName(),
 		"Namespace", m.object.GetNamespace(),
 		"Created", p.Moment(created.Time),
 		"Labels", output.FormatLabels(m.object.GetLabels()),
 		volume, m.volume,
+	}
+	fields = append(fields, describeMachineDisk(m.disk)...)
+	p.Fields(append(fields,
 		"Location", m.location,
 		"Data mover", m.dataMover(),
 		"Phase", string(m.phase),
@@ -93,18 +97,33 @@ func writeMovement(p *output.Page, m *movement, pods []corev1.Pod) {
 		"Cancel asked", map[bool]string{true: "yes"}[m.canceled],
 		"Moved", m.amount(),
 		"New or changed", incremental,
+		"Full because", fullReason,
 		"Snapshot ID", m.snapshotID,
 		"Node", m.node,
 		"Started", p.Timestamp(m.started),
 		"Completed", p.Timestamp(m.completed),
 		"Took", m.took(p.Now),
-	)
+	)...)
 	t := &output.Table{Header: []string{"POD", "NODE", "PHASE", "RESTARTS", "AGE"}}
 	for i := range pods {
 		pod := &pods[i]
 		t.Add(pod.Namespace+"/"+pod.Name, pod.Spec.NodeName, string(pod.Status.Phase), restarts(pod), p.Age(pod.CreationTimestamp.Time))
 	}
 	p.Section("Mover pod", t, "none")
+}
+
+// describeMachineDisk returns fields that say which disk of a running machine is moved; none for nil.
+func describeMachineDisk(d *datamove.MachineDisk) []string {
+	if d == nil {
+		return nil
+	}
+	return []string{
+		"Virtual machine", d.Machine,
+		"Disk", d.Volume,
+		"Tracker", d.Tracker,
+		"Scratch claim", d.ScratchClaim,
+		"Group", d.Group + ", of " + human.Count(d.Disks, "disk"),
+	}
 }
 
 func restarts(pod *corev1.Pod) string {

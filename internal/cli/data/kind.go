@@ -22,14 +22,16 @@ import (
 // kind is what differs between the commands of uploads and those of downloads.
 type kind struct {
 	// noun is "upload" or "download".
-	noun    string
-	object  func() client.Object
-	newList func() client.ObjectList
+	noun string
+	// wideHelp completes the help of -o wide with what this kind alone has.
+	wideHelp string
+	object   func() client.Object
+	newList  func() client.ObjectList
 }
 
 var (
-	uploads   = kind{"upload", func() client.Object { return &velerov2.DataUpload{} }, func() client.ObjectList { return &velerov2.DataUploadList{} }}
-	downloads = kind{"download", func() client.Object { return &velerov2.DataDownload{} }, func() client.ObjectList { return &velerov2.DataDownloadList{} }}
+	uploads   = kind{"upload", " Of the disk of a running machine, it adds the group.", func() client.Object { return &velerov2.DataUpload{} }, func() client.ObjectList { return &velerov2.DataUploadList{} }}
+	downloads = kind{"download", "", func() client.Object { return &velerov2.DataDownload{} }, func() client.ObjectList { return &velerov2.DataDownloadList{} }}
 )
 
 // get reads an object in the selected namespace.
@@ -69,14 +71,20 @@ func (k kind) untilEnded(s *resource.Session, c *cluster.Client, object client.O
 func (k kind) newTable(s *resource.Session, measured *rates, list client.ObjectList, wide bool) (*output.Table, error) {
 	t := &output.Table{Header: []string{"NAME", "VOLUME", "PHASE", "DONE", "RATE", "LEFT", "TOOK", "LOCATION", "NODE", "AGE"}}
 	if wide {
+		if k.noun == uploads.noun {
+			t.Header = append(t.Header, "GROUP")
+		}
 		t.Header = append(t.Header, "DATA MOVER", "SNAPSHOT ID", "MESSAGE")
 	}
 	now := s.Now()
 	err := meta.EachListItem(list, func(item runtime.Object) error {
 		m := newMovement(item)
 		rate, left := measured.measure(now, m)
-		row := []string{m.object.GetName(), m.volume, string(m.phase), m.amount(), rate, left, m.took(now), m.location, m.node, human.Age(now, m.object.GetCreationTimestamp().Time)}
+		row := []string{m.object.GetName(), m.source(), string(m.phase), m.amount(), rate, left, m.took(now), m.location, m.node, human.Age(now, m.object.GetCreationTimestamp().Time)}
 		if wide {
+			if k.noun == uploads.noun {
+				row = append(row, m.group())
+			}
 			row = append(row, m.dataMover(), m.snapshotID, m.message)
 		}
 		t.Add(row...)

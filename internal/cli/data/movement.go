@@ -19,7 +19,9 @@ import (
 type movement struct {
 	object client.Object
 
-	kind                      datamove.Kind
+	kind datamove.Kind
+	// disk is which disk of a running machine an upload moves, or nil.
+	disk                      *datamove.MachineDisk
 	volume, location, mover   string
 	canceled                  bool
 	phase                     velerov2.Phase
@@ -33,7 +35,7 @@ func newMovement(object runtime.Object) *movement {
 	switch o := object.(type) {
 	case *velerov2.DataUpload:
 		return &movement{
-			object: o, kind: datamove.Upload, volume: o.Spec.SourceNamespace + "/" + o.Spec.SourcePVC,
+			object: o, kind: datamove.Upload, disk: machineDiskOf(o), volume: o.Spec.SourceNamespace + "/" + o.Spec.SourcePVC,
 			location: o.Spec.BackupStorageLocation, mover: o.Spec.DataMover, canceled: o.Spec.Cancel,
 			phase: cmp.Or(o.Status.Phase, velerov2.PhaseNew), message: o.Status.Message, node: o.Status.Node, snapshotID: o.Status.SnapshotID,
 			progress: o.Status.Progress, started: o.Status.StartTimestamp, completed: o.Status.CompletionTimestamp,
@@ -48,6 +50,22 @@ func newMovement(object runtime.Object) *movement {
 	default:
 		panic("neither a DataUpload nor a DataDownload")
 	}
+}
+
+// source returns what is moved: the claim, or machine and volume of a running machine's disk.
+func (m *movement) source() string {
+	if m.disk == nil {
+		return m.volume
+	}
+	return m.object.(*velerov2.DataUpload).Spec.SourceNamespace + "/" + m.disk.Machine + ":" + m.disk.Volume
+}
+
+// group returns the group of a running machine's disk, or "".
+func (m *movement) group() string {
+	if m.disk == nil {
+		return ""
+	}
+	return m.disk.Group
 }
 
 // dataMover returns the name of who serves it.

@@ -3,7 +3,6 @@ package data
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,7 +16,6 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
-	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -34,6 +32,10 @@ type uploadRequest struct {
 	snapshot, namespace, location string
 	timeout                       time.Duration
 	labels                        map[string]string
+
+	// machine, unless it is empty, asks for the disks of a running virtual machine. The fields below belong to it.
+	machine, scratchClaim, tracker string
+	volumes                        []string
 }
 
 func newUploadCreateCommand(s *resource.Session) *cobra.Command {
@@ -41,72 +43,119 @@ func newUploadCreateCommand(s *resource.Session) *cobra.Command {
 	var w resource.Waiting
 	var form string
 	c := &cobra.Command{
-		Use: "create [NAME] --snapshot SNAPSHOT --location LOCATION", Short: "Put a volume snapshot into a repository",
-		Long: `Put a volume snapshot into the repository of a backup storage location.
+		Use: "create [NAME] {--snapshot SNAPSHOT | --vm MACHINE --scratch-claim CLAIM} --location LOCATION", Short: "Put a volume snapshot, or the disks of a running machine, into a repository",
+		Long: `Put a volume snapshot, or the disks of a running virtual machine, into the repository of a
+backup storage location. Uploads are made in the namespace of the location.
 
-The snapshot is used up: the upload deletes it when its data is stored, and also when the upload
-fails or is cancelled. Take a snapshot for each upload.
+With --snapshot: the snapshot is used up. The upload deletes it when its data is stored, and also
+when the upload fails or is cancelled. Take a snapshot for each upload. Without a NAME, the name
+begins with that of the snapshot.
 
-Without a NAME, the name begins with that of the snapshot. The upload is made in the namespace of
-the location.`,
+With --vm: the disks are read at one point in time while the machine runs on, without a snapshot.
+Each disk is an upload NAME-VOLUME; together they are the group NAME, and one backup called NAME
+is made for them in the machine's namespace. The changes of the machine must be tracked. What the
+guest overwrites meanwhile goes to --scratch-claim, a claim in the machine's namespace with
+volumeMode Filesystem. If an upload cannot be created, those before it are deleted again.
+
+With --tracker, only what has changed since the tracker's last backup is read; without it,
+everything. Use one tracker for each location: a disk whose last restore point is not in the
+repository is read in full. The tracker moves when all uploads of the group have completed.
+
+--volume leaves the other disks out of the restore points. A tracker moves for all disks
+nevertheless, so that the next upload of those that were left out is full.`,
 		Example: `  # Store a snapshot of a claim in namespace app, with progress
-  varve data upload create --snapshot data-monday --from-namespace app --location default -n varve --wait`,
+  varve data upload create --snapshot data-monday --from-namespace app --location default -n varve --wait
+
+  # What has changed on the disks of the running machine web in namespace app
+  varve tracker create web-default --vm web -n app
+  varve data upload create web-monday --vm web --tracker web-default --scratch-claim web-scratch \
+    --from-namespace app --location default -n varve --wait
+
+  # The uploads of one moment
+  varve data upload list -n varve -l ` + datamove.LabelGroup + `=web-monday`,
 		Args: cmdline.AtMostOne("at most a name"), ValidArgsFunction: cobra.NoFileCompletions,
-		PreRunE: func(*cobra.Command, []string) error { return r.validateFlags() },
+		PreRunE: func(_ *cobra.Command, args []string) error { return r.validateFlags(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.Connect()
 			if err != nil {
 				return err
 			}
-			u, err := r.newObject(cmd.Context(), c, args)
+			all, err := r.newObjects(cmd.Context(), c, args)
 			if err != nil {
 				return err
 			}
-			if err := c.Create(cmd.Context(), u); err != nil {
-				return fmt.Errorf("create upload: %w", err)
+			if err := createUploads(cmd.Context(), c, all); err != nil {
+				return err
 			}
-			if form == "" {
+			for _, u := range all {
+				if form != "" {
+					break
+				}
 				if err := output.PrintDone(cmd.OutOrStdout(), u, "created"); err != nil {
 					return err
 				}
 			}
 			if w.Wait {
-				wait := uploads.untilEnded(s, c, u, func(m *movement) { m.object.(*velerov2.DataUpload).DeepCopyInto(u) })
-				if err := w.Run(cmd.Context(), s, "upload "+u.Name+" has completed", "data upload describe "+u.Name, wait); err != nil {
+				if err := waitForUploads(cmd.Context(), s, c, &w, all); err != nil {
 					return err
 				}
 			}
-			return printUpload(cmd.OutOrStdout(), form, u, w.Wait)
+			return printUploads(cmd.OutOrStdout(), form, all, w.Wait)
 		},
 	}
-	c.Flags().StringVar(&r.snapshot, "snapshot", "", "the VolumeSnapshot; it is deleted in the end")
-	c.Flags().StringVar(&r.namespace, "from-namespace", "", "the snapshot's namespace (default: that of the upload)")
-	c.Flags().StringVar(&r.location, "location", "", "the backup storage location, in the namespace of the upload")
-	c.Flags().DurationVar(&r.timeout, "operation-timeout", operationTimeout, "how long the upload waits for one thing, such as the snapshot")
-	c.Flags().StringToStringVar(&r.labels, "labels", nil, "labels of the upload, such as app=web")
+	r.addFlags(s, c)
 	output.AddFlag(c, &form, output.AsJSON, output.AsYAML, output.AsName)
-	w.AddFlags(c, "the upload has completed or failed", 0)
+	w.AddFlags(c, "all uploads have completed or failed", 0)
 	return c
 }
 
-func (r *uploadRequest) validateFlags() error {
+func (r *uploadRequest) addFlags(s *resource.Session, c *cobra.Command) {
+	const from = "from-namespace"
+	c.Flags().StringVar(&r.snapshot, "snapshot", "", "the VolumeSnapshot; it is deleted in the end")
+	c.Flags().StringVar(&r.machine, "vm", "", "the running virtual machine whose disks are stored, instead of --snapshot")
+	c.Flags().StringVar(&r.scratchClaim, "scratch-claim", "", "with --vm: the claim for what the guest overwrites while its disks are read")
+	c.Flags().StringVar(&r.tracker, "tracker", "", "with --vm: the tracker whose last backup is the base (default: read everything)")
+	c.Flags().StringSliceVar(&r.volumes, "volume", nil, "with --vm: only these volumes of the machine, such as root,data (default: all that are tracked)")
+	c.Flags().StringVar(&r.namespace, from, "", "the namespace of the snapshot or the machine (default: that of the upload)")
+	c.Flags().StringVar(&r.location, "location", "", "the backup storage location, in the namespace of the upload")
+	c.Flags().DurationVar(&r.timeout, "operation-timeout", operationTimeout, "how long the upload waits for one thing, such as the snapshot")
+	c.Flags().StringToStringVar(&r.labels, "labels", nil, "labels of the upload, such as app=web")
+	s.CompleteFlagIn(c, "vm", from, resource.NewVMs)
+	s.CompleteFlagIn(c, "scratch-claim", from, resource.NewClaims)
+	s.CompleteFlagIn(c, "tracker", from, resource.NewTrackers)
+}
+
+func (r *uploadRequest) validateFlags(args []string) error {
 	switch {
-	case r.snapshot == "":
-		return failure.Usage("--snapshot is required: the VolumeSnapshot to store")
+	case (r.snapshot == "") == (r.machine == ""):
+		return failure.Usage("give exactly one of --snapshot (a VolumeSnapshot) and --vm (a running virtual machine)")
 	case r.location == "":
 		return failure.Usage("--location is required: the backup storage location to store it in")
 	case r.timeout <= 0:
 		return failure.Usage("--operation-timeout %s: it must be positive", r.timeout)
+	case r.machine != "":
+		return r.validateMachineFlags(args)
+	case r.scratchClaim != "" || r.tracker != "" || len(r.volumes) > 0:
+		return failure.Usage("--scratch-claim, --tracker and --volume need --vm")
 	}
 	return nil
 }
 
-// newObject returns the upload to create. It reads the snapshot, to name the claim and the classes, and to refuse one that cannot be
-// stored. Without a name, the server generates one.
-func (r *uploadRequest) newObject(ctx context.Context, c *cluster.Client, args []string) (*velerov2.DataUpload, error) {
+// newObjects returns the uploads to create.
+func (r *uploadRequest) newObjects(ctx context.Context, c *cluster.Client, args []string) ([]*velerov2.DataUpload, error) {
 	if r.namespace == "" {
 		r.namespace = c.Namespace
 	}
+	if r.machine != "" {
+		return r.newMachineUploads(ctx, c, args[0])
+	}
+	u, err := r.newObject(ctx, c, args)
+	return []*velerov2.DataUpload{u}, err
+}
+
+// newObject returns the upload of a snapshot. It reads the snapshot, to name the claim and the classes, and to refuse one that cannot be
+// stored. Without a name, the server generates one.
+func (r *uploadRequest) newObject(ctx context.Context, c *cluster.Client, args []string) (*velerov2.DataUpload, error) {
 	snapshot := &unstructured.Unstructured{}
 	snapshot.SetGroupVersionKind(snapshotKind)
 	key := client.ObjectKey{Namespace: r.namespace, Name: r.snapshot}
@@ -147,17 +196,4 @@ func setName(o client.Object, args []string, prefix string) {
 		return
 	}
 	o.SetGenerateName(prefix + "-")
-}
-
-func printUpload(w io.Writer, form string, u *velerov2.DataUpload, waited bool) error {
-	if form != "" {
-		return output.PrintObject(w, form, u)
-	}
-	if !waited {
-		return nil
-	}
-	m := newMovement(u)
-	text := fmt.Sprintf("upload %s completed: %s, %s new or changed, took %s", u.Name, human.Bytes(u.Status.Progress.TotalBytes), human.Bytes(u.Status.IncrementalBytes), human.Or(m.took(time.Time{})))
-	_, err := fmt.Fprintln(w, human.Line(text+", snapshot ID "+u.Status.SnapshotID))
-	return err
 }

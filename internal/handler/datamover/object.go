@@ -159,7 +159,7 @@ func resultOf(r *datamove.Report) map[string]string {
 		result[datamove.ResultRepository] = r.Repository
 	}
 	if r.FullReason != "" {
-		result["fullReason"] = r.FullReason
+		result[datamove.ResultFullReason] = r.FullReason
 	}
 	return result
 }
