@@ -17,7 +17,7 @@ func TestBackupFieldsAreTheSpecs(t *testing.T) {
 		typ  reflect.Type
 		want []string
 	}{
-		{reflect.TypeFor[backupv1.VirtualMachineBackupSpec](), []string{"source", "backupTracker", "mode", "pvcName", "skipQuiesce", "forceFullBackup", "tokenSecretRef", "ttl", "ttlDuration"}},
+		{reflect.TypeFor[backupv1.VirtualMachineBackupSpec](), []string{"source", "backupTracker", "mode", "pvcName", "skipQuiesce", "forceFullBackup", "tokenSecretRef", "pulledBy", "ttl", "ttlDuration"}},
 		{reflect.TypeFor[backupv1.VirtualMachineBackupTrackerSpec](), []string{"source"}},
 	}
 	for _, c := range exactly {
