@@ -36,9 +36,14 @@ func (r *Reconciler) measurePull(s *gathered) {
 	}
 	r.Measures.Pulled(client.ObjectKeyFromObject(s.backup), s.backup.UID, metric.Pull{
 		Machine: s.backup.Status.SourceName, Serving: job.GetPhase() == launcherpb.Backup_SERVING, ReadBytes: job.GetProcessedBytes(),
-		Sessions: job.GetTunnel().GetSessions(), FirstSessions: job.GetTunnel().GetFirstSessions(), Connected: job.GetTunnel().GetConnected(),
+		Sessions: job.GetTunnel().GetSessions(), FirstSessions: job.GetTunnel().GetFirstSessions(), Connected: hasReaders(s.backup, job.GetTunnel()),
 		ScratchUsed: job.GetScratchUsedBytes(), ScratchFree: job.GetScratchFreeBytes(),
 	})
+}
+
+// hasReaders reports whether everybody is connected who is to read a backup. Mover pods may all wait for a free place, and then nobody is.
+func hasReaders(b *backupv1.VirtualMachineBackup, tunnel *launcherpb.Tunnel) bool {
+	return tunnel.GetConnected() || b.Spec.IsPulledByDataUploads() && len(b.Status.PullTunnels) == 0
 }
 
 // connectReader tells the launcher where to offer the backup, once for each place, and where not to offer it any more. The

@@ -122,3 +122,27 @@ func TestConnected_isToldAgainAfterAnError(t *testing.T) {
 		t.Errorf("remembered: %v", r.connected)
 	}
 }
+
+// No alert tells of a launcher that nobody calls as long as no mover pod is there.
+func TestHasReaders(t *testing.T) {
+	t.Parallel()
+	tunnels := []backupv1.VolumeTunnel{{Volume: "root"}}
+	for name, c := range map[string]struct {
+		by        backupv1.PullReader
+		tunnels   []backupv1.VolumeTunnel
+		connected bool
+		want      bool
+	}{
+		"a client, connected":        {"", nil, true, true},
+		"a client, not connected":    {"", nil, false, false},
+		"no mover pod":               {backupv1.PulledByDataUploads, nil, false, true},
+		"a mover pod, not connected": {backupv1.PulledByDataUploads, tunnels, false, false},
+		"mover pods, all connected":  {backupv1.PulledByDataUploads, tunnels, true, true},
+	} {
+		b := &backupv1.VirtualMachineBackup{}
+		b.Spec.Mode, b.Spec.PulledBy, b.Status.PullTunnels = backupv1.PullMode, c.by, c.tunnels
+		if got := hasReaders(b, &launcherpb.Tunnel{Connected: c.connected}); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
