@@ -141,25 +141,22 @@ func decideLife(g *group) decision {
 	if b.DeletionTimestamp != nil {
 		return endFor(g, "was deleted")
 	}
-	stored, ended := 0, 0
+	ended := 0
 	for i := range g.members {
-		m := &g.members[i]
-		if m.ended() {
+		if g.members[i].ended() {
 			ended++
 		}
-		if m.stored(b.UID) {
-			stored++
-		}
 	}
+	stored := isStored(g)
 	why, over := b.Ended()
 	switch {
 	case over && ended == len(g.members):
 		return decision{verdict: remove, reason: "nobody reads it, and it has ended"}
 	case over:
 		return endFor(g, "has ended: "+why)
-	case stored > 0 && stored == disks(g) && b.Annotations[layout.AnnotationStored] != "true":
+	case stored && b.Annotations[layout.AnnotationStored] != "true":
 		return decision{verdict: markStored}
-	case stored > 0 && stored == disks(g):
+	case stored:
 		return decision{verdict: remove, reason: "every disk is stored"}
 	case ended == len(g.members):
 		return decision{verdict: remove, reason: "its DataUploads have ended, and not every disk is stored"}
@@ -169,12 +166,29 @@ func decideLife(g *group) decision {
 	return decision{verdict: serve}
 }
 
-// disks returns how many DataUploads the group has when it is complete.
-func disks(g *group) int {
-	if len(g.members) == 0 {
-		return 0
+// isStored says whether every disk that a DataUpload of the group names is stored, and that these are all. It counts volumes: a DataUpload may
+// join when the backup serves, with the volume of another one, and with another number of disks.
+func isStored(g *group) bool {
+	stored := map[string]bool{}
+	for i := range g.members {
+		m := &g.members[i]
+		stored[m.disk.Volume] = stored[m.disk.Volume] || m.stored(g.backup.UID)
 	}
-	return g.members[0].disk.Disks
+	for _, done := range stored {
+		if !done {
+			return false
+		}
+	}
+	return len(stored) > 0 && len(stored) >= disks(g)
+}
+
+// disks returns how many DataUploads the group has when it is complete: the most that one of them names.
+func disks(g *group) int {
+	most := 0
+	for i := range g.members {
+		most = max(most, g.members[i].disk.Disks)
+	}
+	return most
 }
 
 // endFor tells those who still read that the backup has ended.

@@ -50,6 +50,13 @@ func (g *group) ends(phase velerov2.Phase, members ...int) *group {
 	return g
 }
 
+// claimDisks has all DataUploads name a number of disks.
+func (g *group) claimDisks(n int) {
+	for i := range g.members {
+		g.members[i].disk.Disks = n
+	}
+}
+
 func with(g *group, edit func(*group)) *group {
 	edit(g)
 	return g
@@ -91,6 +98,10 @@ func TestDecide(t *testing.T) {
 		"all were deleted":                 {with(disksOf("a").serving(), func(g *group) { g.members = nil }), remove},
 		"one was deleted, and one reads":   {with(disksOf("a", "b").serving(), func(g *group) { g.members = g.members[:1] }), serve},
 		"one was deleted, and one stored":  {with(disksOf("a", "b").serving().ends(velerov2.PhaseCompleted, 0), func(g *group) { g.members = g.members[:1] }), remove},
+		"one volume is stored twice":       {with(disksOf("a", "b").serving().ends(velerov2.PhaseCompleted, 0), func(g *group) { g.members = append(g.members, g.members[0]) }), serve},
+		"one came late, and names fewer":   {with(disksOf("a", "b").serving().ends(velerov2.PhaseCompleted, 1), func(g *group) { g.members[0].disk.Disks = 1 }), serve},
+		"one too many came late":           {with(disksOf("a", "b", "c").serving().ends(velerov2.PhaseCompleted, 0, 1), func(g *group) { g.claimDisks(2) }), serve},
+		"one failed, and was done again":   {with(disksOf("a", "b", "a").serving().ends(velerov2.PhaseCompleted, 1, 2).ends(velerov2.PhaseFailed, 0), func(g *group) { g.claimDisks(2) }), markStored},
 		"it has failed, and one reads":     {with(disksOf("a").serving(), func(g *group) { fail(g.backup) }), tellEnd},
 		"it has failed, and nobody reads":  {with(disksOf("a").serving().ends(velerov2.PhaseFailed, 0), func(g *group) { fail(g.backup) }), remove},
 		"it is being deleted, one reads":   {with(disksOf("a").serving(), func(g *group) { g.backup.DeletionTimestamp = deleted }), tellEnd},
