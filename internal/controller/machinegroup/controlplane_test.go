@@ -46,6 +46,7 @@ func TestControlPlane(t *testing.T) {
 		"two disks, to the end":           twoDisks,
 		"a disk that cannot be stored":    oneFails,
 		"the backup ends before its time": backupFails,
+		"a volume comes twice":            volumeTwice,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -74,16 +75,20 @@ func (w *world) group() string { return "group-" + w.ns }
 // upload makes the DataUpload of a volume, of a group of two.
 func (w *world) upload(volume string) *velerov2.DataUpload {
 	w.Helper()
+	o := w.newUpload(volume)
+	w.must(w.admin.Create(w.Context(), o))
+	return o
+}
+
+func (w *world) newUpload(volume string) *velerov2.DataUpload {
 	disk := datamove.MachineDisk{Machine: "web", Volume: volume, ScratchClaim: "scratch", Group: w.group(), Disks: 2}
-	o := &velerov2.DataUpload{
+	return &velerov2.DataUpload{
 		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: w.ns + "-" + volume, Finalizers: []string{datamove.Finalizer}},
 		Spec: velerov2.DataUploadSpec{
 			SnapshotType: velerov2.SnapshotMachineBackup, SourcePVC: volume, SourceNamespace: w.ns, BackupStorageLocation: "default", DataMover: datamove.Mover,
 			DataMoverConfig: disk.Config(),
 		},
 	}
-	w.must(w.admin.Create(w.Context(), o))
-	return o
 }
 
 // takes plays the handler: the phase of the DataUpload, and what its exposer has noted.
@@ -265,4 +270,23 @@ func backupFails(w *world) {
 	if w.ends(b) {
 		w.Error("the backup says that its disks are stored")
 	}
+}
+
+// A DataUpload that joins late, with the volume of another one, keeps nobody from reading.
+func volumeTwice(w *world) {
+	root, data := w.upload("root"), w.upload("data")
+	w.takes(root, velerov2.PhaseAccepted, nil)
+	b := w.backup()
+	w.serves(b)
+	w.takes(root, velerov2.PhaseInProgress, b)
+	w.secretOf(w.pod(root, "10.1.0.5"))
+	w.offers(b, "root 10.1.0.5:9090 ")
+	again := w.newUpload("root")
+	again.Name += "-again"
+	w.must(w.admin.Create(w.Context(), again))
+	w.takes(again, velerov2.PhaseInProgress, b)
+	w.secretOf(w.pod(again, "10.1.0.6"))
+	w.takes(data, velerov2.PhaseInProgress, b)
+	w.secretOf(w.pod(data, "10.1.0.7"))
+	w.offers(b, "data 10.1.0.7:9090 root 10.1.0.5:9090 ")
 }

@@ -1,6 +1,7 @@
 package machinegroup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -138,7 +139,7 @@ func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*gro
 		g.members = append(g.members, m)
 	}
 	slices.SortFunc(g.members, func(a, b member) int {
-		return strings.Compare(a.disk.Volume+"/"+a.upload.Name, b.disk.Volume+"/"+b.upload.Name)
+		return cmp.Or(strings.Compare(a.disk.Volume, b.disk.Volume), a.upload.CreationTimestamp.Compare(b.upload.CreationTimestamp.Time), strings.Compare(a.upload.Name, b.upload.Name))
 	})
 	g.backup, err = r.findBackup(ctx, g)
 	return g, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -51,6 +52,9 @@ func (r *reconciler) serve(ctx context.Context, g *group) (ctrl.Result, error) {
 			return ctrl.Result{}, err
 		case tunnel == nil:
 			result.RequeueAfter = soon
+		case slices.ContainsFunc(tunnels, func(t backupv1.VolumeTunnel) bool { return t.Volume == tunnel.Volume }):
+			// The API has one place for each volume. That of the older DataUpload counts: it may be reading.
+			r.events.Eventf(m.upload, nil, corev1.EventTypeWarning, "GroupDiffers", "BackUp", "another DataUpload of the group reads the volume %s", m.disk.Volume)
 		default:
 			tunnels = append(tunnels, *tunnel)
 		}
