@@ -47,6 +47,7 @@ func TestControlPlane(t *testing.T) {
 		"a disk that cannot be stored":    oneFails,
 		"the backup ends before its time": backupFails,
 		"a volume comes twice":            volumeTwice,
+		"served no more":                  servedNoMore,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -289,4 +290,23 @@ func volumeTwice(w *world) {
 	w.takes(data, velerov2.PhaseInProgress, b)
 	w.secretOf(w.pod(data, "10.1.0.7"))
 	w.offers(b, "data 10.1.0.7:9090 root 10.1.0.5:9090 ")
+}
+
+// Handlers drive what they have taken to its end, also if the settings do not name its namespace any more.
+func servedNoMore(w *world) {
+	root := w.newUpload("root")
+	root.Namespace = w.ns
+	root.Spec.DataMoverConfig[datamove.ConfigDisks] = "1"
+	w.must(w.admin.Create(w.Context(), root))
+	w.takes(root, velerov2.PhaseAccepted, nil)
+	b := newBackup(&group{namespace: w.ns, name: w.group(), members: []member{{upload: root, disk: datamove.MachineDisk{Machine: "web", ScratchClaim: "scratch"}}}})
+	w.must(cluster.Client(w.T, controlplane.Controller).Create(w.Context(), b))
+	w.takes(root, velerov2.PhaseInProgress, b)
+	w.serves(b)
+	w.secretOf(w.pod(root, "10.1.0.8"))
+	w.offers(b, "root 10.1.0.8:9090 ")
+	w.takes(root, velerov2.PhaseCompleted, b)
+	if !w.ends(b) {
+		w.Error("the backup does not say that its disks are stored")
+	}
 }

@@ -45,6 +45,8 @@ type member struct {
 	// backup is the UID of the backup that its exposer has seen, or "". moved: its restore point is published.
 	backup types.UID
 	moved  bool
+	// served: the settings say that Varve serves it. A handler that took it goes on without that; a backup is not made for it.
+	served bool
 }
 
 func (m *member) ended() bool {
@@ -96,6 +98,8 @@ func decideBirth(g *group) decision {
 			return decision{verdict: wait, reason: fmt.Sprintf("DataUpload %s has ended", m.upload.Name)}
 		case m.backup != "":
 			return decision{verdict: wait, reason: fmt.Sprintf("DataUpload %s has seen a backup that is gone", m.upload.Name)}
+		case !m.served:
+			return decision{verdict: wait, reason: fmt.Sprintf("DataUpload %s is not served any more", m.upload.Name)}
 		}
 		taken = taken || moversecret.IsMoving(m.upload)
 	}

@@ -22,7 +22,7 @@ func disksOf(volumes ...string) *group {
 	g := &group{namespace: "varve", name: "web-1"}
 	for i, v := range volumes {
 		disk := datamove.MachineDisk{Machine: "web", Volume: v, Tracker: "daily", ScratchClaim: "scratch", Group: "web-1", Disks: len(volumes)}
-		g.members = append(g.members, member{disk: disk, upload: &velerov2.DataUpload{
+		g.members = append(g.members, member{disk: disk, served: true, upload: &velerov2.DataUpload{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: fmt.Sprintf("u%d", i), Finalizers: []string{datamove.Finalizer}},
 			Spec:       velerov2.DataUploadSpec{SourceNamespace: "shop", DataMoverConfig: disk.Config()},
 			Status:     velerov2.DataUploadStatus{Phase: velerov2.PhaseAccepted, AcceptedByNode: "node1"},
@@ -79,6 +79,7 @@ func TestDecide(t *testing.T) {
 		"another namespace":                {with(disksOf("a", "b"), func(g *group) { g.members[1].upload.Spec.SourceNamespace = "x" }), wait},
 		"another tracker":                  {with(disksOf("a", "b"), func(g *group) { g.members[1].disk.Tracker = "" }), wait},
 		"one was canceled before":          {disksOf("a", "b").ends(velerov2.PhaseCanceled, 1), wait},
+		"one is not served any more":       {with(disksOf("a", "b"), func(g *group) { g.members[1].served = false }), wait},
 		"one is being deleted":             {with(disksOf("a", "b"), func(g *group) { g.members[1].upload.DeletionTimestamp = deleted }), wait},
 		"one has seen a backup of before":  {with(disksOf("a", "b"), func(g *group) { g.members[1].backup = "b0" }), wait},
 		"somebody else's backup":           {with(disksOf("a").serving(), func(g *group) { g.backup.Annotations = nil }), wait},

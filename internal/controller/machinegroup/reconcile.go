@@ -129,10 +129,11 @@ func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*gro
 			continue
 		}
 		disk, of := diskOf(upload)
-		if of != key || !moversecret.Serves(current, upload) {
+		served := moversecret.Serves(current, upload)
+		if of != key || !served && !moversecret.IsTaken(upload) {
 			continue
 		}
-		m := member{upload: upload, disk: disk}
+		m := member{upload: upload, disk: disk, served: served}
 		if note, err := datamove.DecodeReadBackup(upload.Annotations[datamove.AnnotationExposed]); err == nil {
 			m.backup, m.moved = note.Backup, note.Moved
 		}

@@ -115,8 +115,13 @@ func Serves(current *settings.Settings, o *velerov2.DataUpload) bool {
 func IsMoving(o *velerov2.DataUpload) bool {
 	switch o.Status.Phase {
 	case velerov2.PhaseAccepted, velerov2.PhasePrepared, velerov2.PhaseInProgress:
-		return o.Status.AcceptedByNode != "" && controllerutil.ContainsFinalizer(o, datamove.Finalizer) && !o.Spec.Cancel && o.DeletionTimestamp == nil
+		return IsTaken(o) && !o.Spec.Cancel && o.DeletionTimestamp == nil
 	default:
 		return false
 	}
+}
+
+// IsTaken says whether a handler has taken a DataUpload. Handlers drive such a one to its end, whatever the settings say by then.
+func IsTaken(o *velerov2.DataUpload) bool {
+	return o.Status.AcceptedByNode != "" && controllerutil.ContainsFinalizer(o, datamove.Finalizer)
 }
