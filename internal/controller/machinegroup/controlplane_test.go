@@ -48,6 +48,7 @@ func TestControlPlane(t *testing.T) {
 		"the backup ends before its time": backupFails,
 		"a volume comes twice":            volumeTwice,
 		"served no more":                  servedNoMore,
+		"two machines have one name":      twoMachines,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -308,5 +309,26 @@ func servedNoMore(w *world) {
 	w.takes(root, velerov2.PhaseCompleted, b)
 	if !w.ends(b) {
 		w.Error("the backup does not say that its disks are stored")
+	}
+}
+
+// A group whose name comes again for a machine of another namespace goes on, and its backup is not lost.
+func twoMachines(w *world) {
+	root, data := w.upload("root"), w.upload("data")
+	w.takes(root, velerov2.PhaseAccepted, nil)
+	b := w.backup()
+	w.serves(b)
+	other := w.newUpload("boot") // which comes first
+	other.Spec.SourceNamespace += "-other"
+	w.must(w.admin.Create(w.Context(), other))
+	w.takes(root, velerov2.PhaseInProgress, b)
+	w.secretOf(w.pod(root, "10.1.0.9"))
+	w.offers(b, "root 10.1.0.9:9090 ")
+	for _, o := range []*velerov2.DataUpload{root, data} {
+		w.takes(o, velerov2.PhaseCanceled, b)
+	}
+	w.takes(other, velerov2.PhaseCanceled, nil)
+	if w.ends(b) {
+		w.Error("the backup says that its disks are stored")
 	}
 }

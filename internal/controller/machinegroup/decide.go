@@ -2,6 +2,7 @@ package machinegroup
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,6 +65,11 @@ type group struct {
 	members         []member
 	// backup has the group's name in the machine's namespace; nil if there is none. It may be somebody else's.
 	backup *backupv1.VirtualMachineBackup
+}
+
+// hasSeen says whether a DataUpload of the group has seen a backup.
+func (g *group) hasSeen(backup types.UID) bool {
+	return slices.ContainsFunc(g.members, func(m member) bool { return m.backup == backup })
 }
 
 // decision is a verdict with its reason, for logs and events.

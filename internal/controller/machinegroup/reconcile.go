@@ -146,22 +146,31 @@ func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*gro
 	return g, err
 }
 
-// findBackup returns the backup that has the group's name. That of a group without DataUploads is found by its annotation.
+// findBackup returns the backup of a group, or another one that has its name where it is to be. A backup whose DataUploads are all gone is
+// found by its annotation; so is one that a DataUpload has seen, when another machine's comes with the group's name.
 func (r *reconciler) findBackup(ctx context.Context, g *group) (*backupv1.VirtualMachineBackup, error) {
+	var named *backupv1.VirtualMachineBackup
 	if len(g.members) > 0 {
+		var err error
 		key := types.NamespacedName{Namespace: g.members[0].upload.Spec.SourceNamespace, Name: g.name}
-		return reconcile.Find(ctx, r.live, key, &backupv1.VirtualMachineBackup{})
+		named, err = reconcile.Find(ctx, r.live, key, &backupv1.VirtualMachineBackup{})
+		if err != nil || named != nil && isOfGroup(named, g.namespace, g.name) {
+			return named, err
+		}
 	}
 	var list backupv1.VirtualMachineBackupList
 	if err := r.cached.List(ctx, &list); err != nil {
 		return nil, err
 	}
 	for i := range list.Items {
-		if b := &list.Items[i]; isOfGroup(b, g.namespace, g.name) {
-			return reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{})
+		if b := &list.Items[i]; isOfGroup(b, g.namespace, g.name) && (len(g.members) == 0 || g.hasSeen(b.UID)) {
+			found, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{})
+			if err != nil || found != nil {
+				return found, err
+			}
 		}
 	}
-	return nil, nil
+	return named, nil
 }
 
 // diskOf returns which disk a DataUpload moves, and its group; the zero key if it moves none of a running machine.
