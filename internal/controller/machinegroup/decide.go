@@ -81,6 +81,8 @@ type decision struct {
 // decide says what is to be done next.
 func decide(g *group) decision {
 	switch b := g.backup; {
+	case isRead(g) && (b == nil || !isOfGroup(b, g.namespace, g.name) && !g.hasSeen(b.UID)):
+		return decision{verdict: tellEnd, reason: fmt.Sprintf("the VirtualMachineBackup of group %s was deleted", g.name)}
 	case b == nil:
 		return decideBirth(g)
 	case !isOfGroup(b, g.namespace, g.name):
@@ -88,6 +90,11 @@ func decide(g *group) decision {
 	default:
 		return decideLife(g)
 	}
+}
+
+// isRead says whether a DataUpload that has seen a backup is moving.
+func isRead(g *group) bool {
+	return slices.ContainsFunc(g.members, func(m member) bool { return m.backup != "" && moversecret.IsMoving(m.upload) })
 }
 
 func isOfGroup(b *backupv1.VirtualMachineBackup, namespace, name string) bool {

@@ -81,7 +81,7 @@ func TestDecide(t *testing.T) {
 		"one was canceled before":          {disksOf("a", "b").ends(velerov2.PhaseCanceled, 1), wait},
 		"one is not served any more":       {with(disksOf("a", "b"), func(g *group) { g.members[1].served = false }), wait},
 		"one is being deleted":             {with(disksOf("a", "b"), func(g *group) { g.members[1].upload.DeletionTimestamp = deleted }), wait},
-		"one has seen a backup of before":  {with(disksOf("a", "b"), func(g *group) { g.members[1].backup = "b0" }), wait},
+		"one has seen a backup of before":  {with(disksOf("a", "b"), func(g *group) { g.members[1].backup = "b0" }), tellEnd},
 		"somebody else's backup":           {with(disksOf("a").serving(), func(g *group) { g.backup.Annotations = nil }), wait},
 		"one of clients":                   {with(disksOf("a").serving(), func(g *group) { g.backup.Spec.PulledBy = "" }), wait},
 		"a group of the same name":         {with(disksOf("a").serving(), func(g *group) { g.namespace = "velero" }), wait},
@@ -107,7 +107,8 @@ func TestDecide(t *testing.T) {
 		"it has failed, and nobody reads":  {with(disksOf("a").serving().ends(velerov2.PhaseFailed, 0), func(g *group) { fail(g.backup) }), remove},
 		"it is being deleted, one reads":   {with(disksOf("a").serving(), func(g *group) { g.backup.DeletionTimestamp = deleted }), tellEnd},
 		"it is being deleted, all stored":  {with(disksOf("a").serving().ends(velerov2.PhaseCompleted, 0), func(g *group) { g.backup.DeletionTimestamp = deleted }), wait},
-		"it is gone, and one has read it":  {with(disksOf("a").serving(), func(g *group) { g.backup = nil }), wait},
+		"it is gone, and one reads it":     {with(disksOf("a").serving(), func(g *group) { g.backup = nil }), tellEnd},
+		"another one has its name":         {with(disksOf("a").serving(), func(g *group) { g.backup.Annotations, g.members[0].backup = nil, "b0" }), tellEnd},
 		"it is gone, and all have read it": {with(disksOf("a").serving().ends(velerov2.PhaseCompleted, 0), func(g *group) { g.backup = nil }), wait},
 	} {
 		if got := decide(c.group); got.verdict != c.want {
