@@ -158,16 +158,11 @@ func decideLife(g *group) decision {
 	if b.DeletionTimestamp != nil {
 		return endFor(g, "was deleted")
 	}
-	ended := 0
-	for i := range g.members {
-		if g.members[i].ended() {
-			ended++
-		}
-	}
+	allEnded := !slices.ContainsFunc(g.members, func(m member) bool { return !m.ended() })
 	stored := isStored(g)
 	why, over := b.Ended()
 	switch {
-	case over && ended == len(g.members):
+	case over && allEnded:
 		return decision{verdict: remove, reason: "nobody reads it, and it has ended"}
 	case over:
 		return endFor(g, "has ended: "+why)
@@ -175,7 +170,7 @@ func decideLife(g *group) decision {
 		return decision{verdict: markStored}
 	case stored:
 		return decision{verdict: remove, reason: "every disk is stored"}
-	case ended == len(g.members):
+	case allEnded:
 		return decision{verdict: remove, reason: "its DataUploads have ended, and not every disk is stored"}
 	case b.Status.Phase != backupv1.BackupServing:
 		return decision{verdict: wait, reason: "the point in time is not fixed yet"}
@@ -210,12 +205,10 @@ func disks(g *group) int {
 
 // endFor tells those who still read that the backup has ended.
 func endFor(g *group, why string) decision {
-	for i := range g.members {
-		if moversecret.IsMoving(g.members[i].upload) {
-			return decision{verdict: tellEnd, reason: fmt.Sprintf("VirtualMachineBackup %s/%s %s", g.backup.Namespace, g.backup.Name, why)}
-		}
+	if !slices.ContainsFunc(g.members, func(m member) bool { return moversecret.IsMoving(m.upload) }) {
+		return decision{verdict: wait}
 	}
-	return decision{verdict: wait}
+	return decision{verdict: tellEnd, reason: fmt.Sprintf("VirtualMachineBackup %s/%s %s", g.backup.Namespace, g.backup.Name, why)}
 }
 
 // newBackup returns the backup of a group that has members.

@@ -33,7 +33,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
 	g, err := r.gather(ctx, key)
-	if err != nil || g == nil {
+	if err != nil {
 		return ctrl.Result{}, err
 	}
 	d := decide(g)
@@ -88,7 +88,7 @@ func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Resu
 		}
 		return ctrl.Result{}, nil
 	case wait:
-		if len(g.members) > 0 && g.backup == nil && d.reason != "" {
+		if g.backup == nil {
 			r.warnIfDisagreed(g)
 		}
 	}
@@ -109,7 +109,7 @@ func (r *reconciler) warn(g *group, reason, why string) {
 	}
 }
 
-// gather reads a group from the API server; nil if nothing of it is served.
+// gather reads a group from the API server. It has no members if nothing of it is served, or taken.
 func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*group, error) {
 	known, err := r.listMembers(ctx, key)
 	if err != nil {
