@@ -53,10 +53,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	live := struct {
-		client.Reader
-		client.Writer
-	}{mgr.GetAPIReader(), mgr.GetClient()}
+	live := authority.LiveStore{Reader: mgr.GetAPIReader(), Writer: mgr.GetClient()}
 	r := &reconciler{
 		Options: o, writer: mgr.GetClient(), finder: Finder{Reader: mgr.GetAPIReader(), Namespace: o.Namespace, Host: o.Host},
 		authorities: authority.NewKeeper(live, types.NamespacedName{Namespace: o.Namespace, Name: o.AuthoritySecret}, o.Clock),

@@ -43,12 +43,6 @@ type reconciler struct {
 	authorities *authority.Keeper
 }
 
-// store reads from the API server, not from a cache.
-type store struct {
-	client.Reader
-	client.Writer
-}
-
 // Setup adds the controller to mgr.
 func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Clock == nil {
@@ -58,7 +52,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	r := &reconciler{
 		Options: o, cached: mgr.GetClient(), live: live, events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-machine-group")),
 		secrets:     moversecret.Keeper{Live: live, Writer: mgr.GetClient(), Namespace: o.Namespace},
-		authorities: authority.NewKeeper(store{live, mgr.GetClient()}, types.NamespacedName{Namespace: o.Namespace, Name: o.AuthoritySecret}, o.Clock),
+		authorities: authority.NewKeeper(authority.LiveStore{Reader: live, Writer: mgr.GetClient()}, types.NamespacedName{Namespace: o.Namespace, Name: o.AuthoritySecret}, o.Clock),
 	}
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &velerov2.DataUpload{}, groupIndex, func(o client.Object) []string {
 		if upload, ok := o.(*velerov2.DataUpload); ok {

@@ -49,12 +49,6 @@ type reconciler struct {
 	proxy       exportproxy.Finder
 }
 
-// liveStore reads from the API server, not from a cache.
-type liveStore struct {
-	client.Reader
-	client.Writer
-}
-
 // Setup adds the controller to mgr.
 func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Clock == nil {
@@ -68,7 +62,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-export")),
 	}
 	secret := types.NamespacedName{Namespace: opts.Configuration.Namespace, Name: AuthoritySecret}
-	r.authorities = authority.NewKeeper(liveStore{r.live, r.cached}, secret, opts.Clock)
+	r.authorities = authority.NewKeeper(authority.LiveStore{Reader: r.live, Writer: r.cached}, secret, opts.Clock)
 	r.proxy = exportproxy.Finder{Reader: r.live, Namespace: opts.Configuration.Namespace, Host: opts.ProxyHost}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("virtualmachineexport").

@@ -22,6 +22,12 @@ type Store interface {
 	Update(ctx context.Context, object client.Object, opts ...client.UpdateOption) error
 }
 
+// LiveStore is a Store of what a manager has: a reader of the API server, and a writer.
+type LiveStore struct {
+	client.Reader
+	client.Writer
+}
+
 // Keeper keeps the authorities in a Secret. It may be used by several goroutines and processes at a time.
 type Keeper struct {
 	store  Store
