@@ -23,34 +23,42 @@ func main() {
 	}
 }
 
+// commands are what the program can do, each with its number of arguments.
+var commands = []struct {
+	name      string
+	arguments int
+	run       func(args []string) error
+}{
+	{"serve", 0, func([]string) error { return serveHostName() }},
+	{"get", 1, func(args []string) error { return getURL(args[0]) }},
+	{"fill", 2, func(args []string) error { return fillWithNoise(args[0], args[1]) }},
+	{"sum", 2, func(args []string) error { return printSum(args[0], args[1]) }},
+	{"remove", 1, func(args []string) error { return removeFile(args[0]) }},
+	{"size", 1, func(args []string) error { return printSize(args[0]) }},
+	{"append", 2, func(args []string) error { return appendRecords(args[0], args[1]) }},
+	{"count", 2, func(args []string) error { return countRecords(args[0], args[1]) }},
+	{"count", 1, func(args []string) error { return printLogCount(args[0]) }},
+	{"capacity", 1, func(args []string) error { return printCapacity(args[0]) }},
+	{"tmpfs", 1, func(args []string) error { return mountTmpfs(args[0]) }},
+}
+
 func run(args []string) error {
-	switch {
-	case len(args) == 1 && args[0] == "serve":
-		return serveHostName()
-	case len(args) == 2 && args[0] == "get":
-		return getURL(args[1])
-	case len(args) == 3 && args[0] == "fill":
-		return fillWithNoise(args[1], args[2])
-	case len(args) == 3 && args[0] == "sum":
-		return printSum(args[1], args[2])
-	case len(args) == 2 && args[0] == "remove":
-		return removeFile(args[1])
-	case len(args) == 2 && args[0] == "size":
-		return printSize(args[1])
-	case len(args) == 3 && args[0] == "append":
-		return appendRecords(args[1], args[2])
-	case len(args) == 3 && args[0] == "count":
-		return countRecords(args[1], args[2])
-	case len(args) == 2 && args[0] == "count":
-		n, err := countLog(args[1])
-		fmt.Print(n)
-		return err
-	case len(args) == 2 && args[0] == "capacity":
-		return printCapacity(args[1])
-	case len(args) == 2 && args[0] == "tmpfs":
-		return errors.Join(os.MkdirAll(args[1], 0o755), syscall.Mount("tmpfs", args[1], "tmpfs", 0, ""))
+	for _, c := range commands {
+		if len(args) == c.arguments+1 && args[0] == c.name {
+			return c.run(args[1:])
+		}
 	}
 	return fmt.Errorf("usage: probe serve | get URL | fill PATH BYTES | sum PATH BYTES | remove PATH | size PATH | append A B | count A [B] | capacity PATH | tmpfs PATH: %q", args)
+}
+
+func printLogCount(path string) error {
+	n, err := countLog(path)
+	fmt.Print(n)
+	return err
+}
+
+func mountTmpfs(path string) error {
+	return errors.Join(os.MkdirAll(path, 0o755), syscall.Mount("tmpfs", path, "tmpfs", 0, ""))
 }
 
 // serveHostName answers every request on port 8080 with the host name, until SIGTERM.
