@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -197,14 +195,7 @@ func (b *bench) dirtyBytes(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	const script = `d=$(virsh -q list --name | head -n 1)
-c=$(virsh -q checkpoint-list --name "$d" | head -n 1)
-virsh -q checkpoint-dumpxml --size "$d" "$c" | grep -o "size='[0-9]*'" | tr -dc "0-9\n" | paste -sd+ | { read e; echo $((e)); }`
-	out, err := g.Launcher(ctx, "bash", "-c", script)
-	if err != nil {
-		return 0, err
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(out), 10, 64)
+	n, err := g.DirtyBytes(ctx)
 	if err == nil && n == 0 {
 		err = fmt.Errorf("libvirt reports no dirty bytes after a write")
 	}

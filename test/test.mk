@@ -114,5 +114,9 @@ soak-sessions:
 	VARVE_TEST_SOAK=1 $(GO) test -tags peers -count=1 -v -timeout 150m -run '^(TestGenerations|TestKilled.*|TestEverythingAtOnce.*|TestLong.*|TestNightly.*|TestSession_.*)$$' ./internal/repository/
 
 .PHONY: soak
-soak: soak-repository box-up install guest ## The above; then kill components at random while backups run (SOAK_BACKUPS=24, SOAK_SEED=n); every point in time compared
+soak: soak-repository soak-box ## The two others, one after the other
+
+.PHONY: soak-box
+soak-box: NODES = 2
+soak-box: box-s3 install guest ## Kill components at random while backups and movers run (SOAK_BACKUPS=24, SOAK_MOVES=10, SOAK_SEED=n); every point in time compared
 	$(GO) test -tags soak -count=1 -v -timeout 170m ./test/soak/

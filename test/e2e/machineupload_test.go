@@ -12,6 +12,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -62,6 +64,7 @@ func TestMachineUpload_movesChangedBlocksAndBringsThemBack(t *testing.T) {
 	for _, m := range moments {
 		s.comesBack(m)
 	}
+	s.step("as the documents say", (*scene).uploadByTheBook)
 	s.nothingServed()
 	s.nothingOfMovesIsLeft()
 	s.must(s.DeleteUploads(ctx, 3*time.Minute))
@@ -111,4 +114,39 @@ func (s *scene) comesBack(m *lab.MachineUploads) {
 			s.t.Errorf("%s, volume %s: restored %s, the disk held %s", m.Group, d.Name, got, m.Sums[d.Name])
 		}
 	}
+}
+
+// uploadByTheBook runs what docs/locations.md says about running machines, word for word but for names and the size of the scratch claim.
+func (s *scene) uploadByTheBook() {
+	s.t.Helper()
+	ctx := s.t.Context()
+	shelf := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: s.Namespace + "-backups"},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}
+	s.must(client.IgnoreNotFound(s.Delete(ctx, shelf.DeepCopy())))
+	s.must(s.WaitGone(ctx, shelf.DeepCopy(), time.Minute))
+	s.must(s.Create(ctx, shelf))
+	s.t.Cleanup(func() { s.must(client.IgnoreNotFound(s.Delete(context.WithoutCancel(ctx), shelf))) })
+	script := s.commands("docs/locations.md", "Running machines, by changed blocks")
+	if len(script) < 10 {
+		s.t.Fatalf("the section has the commands %q", script)
+	}
+	location := s.Namespace + "-shelf"
+	s.shell("varve location delete " + location + " -n varve --wait || true") // what a run left that was killed
+	replace := strings.NewReplacer(
+		"claim://backups", "claim://"+shelf.Name, " shelf ", " "+location+" ", "--location shelf", "--location "+location, "20Gi", "512Mi",
+		"-n app", "-n "+s.Namespace, "namespace app", "namespace "+s.Namespace, "--vm web", "--vm "+s.vm,
+		"web-monday-root", s.Namespace+"-monday-"+s.disks[0].Name, "web-monday", s.Namespace+"-monday", "root-restored", "by-the-book",
+	)
+	out := s.shell(replace.Replace(strings.Join(append(script, "varve disk list --location "+location+" -n "+s.Namespace), "\n")))
+	s.t.Logf("%s", out)
+	box, err := s.Toolbox(ctx, "compare-by-the-book", "by-the-book", lab.ClaimName(s.vm, s.disks[0].Name))
+	s.must(err)
+	_, err = box.Run(ctx, "e2fsck -fn /mnt/by-the-book/disk.img")
+	s.must(errors.Join(err, box.Close(ctx)))
+	s.shell("varve data upload list -n varve; varve location delete " + location + " -n varve --wait")
 }

@@ -19,30 +19,47 @@ func TestReadme(t *testing.T) {
 	s.boot(lab.Disk{Name: "data", Bytes: 128 * mib})
 	s.target("backups", gib)
 	s.tracker("nightly")
-	root := filepath.Dir(cluster.build)
-	text, err := os.ReadFile(filepath.Join(root, "README.md"))
-	s.must(err)
-	_, section, _ := strings.Cut(string(text), "\n## What to try next\n")
-	section, _, found := strings.Cut(section, "\n## ")
-	var script []string
-	for line := range strings.Lines(section) {
-		if command, ok := strings.CutPrefix(line, "    "); ok {
-			script = append(script, strings.TrimSpace(command))
-		}
-	}
-	if !found || len(script) < 5 {
+	script := s.commands("README.md", "What to try next")
+	if len(script) < 5 {
 		t.Fatalf("the README's section has the commands %q", script)
 	}
 	replace := strings.NewReplacer("varve-demo", s.Namespace, "/var/lib/varve-box/kubeconfig", cluster.kubeconfig)
-	cmd := exec.CommandContext(t.Context(), "bash", "-euxc", replace.Replace(strings.Join(script, "\n")))
-	cmd.Dir = root
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v:\n%s", err, out)
-	}
+	out := s.shell(replace.Replace(strings.Join(script, "\n")))
 	for _, want := range []string{"Running", "backup thursday done: Full", "pvcName", s.Namespace} {
-		if !strings.Contains(string(out), want) {
+		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in the output:\n%s", want, out)
 		}
 	}
+}
+
+// commands returns the lines of a document's section that are commands: those that are indented, without the indentation.
+func (s *scene) commands(file, section string) (script []string) {
+	s.t.Helper()
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(cluster.build), file))
+	s.must(err)
+	_, rest, found := strings.Cut(string(text), "\n## "+section+"\n")
+	if !found {
+		s.t.Fatalf("%s has no section %q", file, section)
+	}
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	for line := range strings.Lines(rest) {
+		if command, ok := strings.CutPrefix(line, "    "); ok {
+			script = append(script, strings.TrimRight(command, "\n"))
+		}
+	}
+	return script
+}
+
+// shell runs a script as a user would who has just built Varve, and returns what it wrote.
+func (s *scene) shell(script string) string {
+	s.t.Helper()
+	root := filepath.Dir(cluster.build)
+	cmd := exec.CommandContext(s.t.Context(), "bash", "-euxo", "pipefail", "-c", script)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(cluster.build, "bin")+":"+filepath.Join(cluster.build, "kube", "bin")+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("%v:\n%s", err, out)
+	}
+	return string(out)
 }

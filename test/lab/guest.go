@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -124,4 +125,18 @@ func (g *Guest) DiskSums(ctx context.Context, vmi *kubevirtv1.VirtualMachineInst
 		byName[v.Name] = sums[i]
 	}
 	return byName, nil
+}
+
+// DirtyBytes returns how many bytes of the machine's disks have changed since the checkpoint of its tracker, in clusters of QEMU's bitmaps;
+// 0 if there is no checkpoint.
+func (g *Guest) DirtyBytes(ctx context.Context) (int64, error) {
+	const script = `d=$(virsh -q list --name | head -n 1)
+c=$(virsh -q checkpoint-list --name "$d" | head -n 1)
+[ -n "$c" ] || { echo 0; exit; }
+virsh -q checkpoint-dumpxml --size "$d" "$c" | grep -o "size='[0-9]*'" | tr -dc "0-9\n" | paste -sd+ | { read e; echo $((e)); }`
+	out, err := g.Launcher(ctx, "bash", "-c", script)
+	if err != nil {
+		return 0, fmt.Errorf("dirty bytes of the machine: %w", err)
+	}
+	return strconv.ParseInt(strings.TrimSpace(out), 10, 64)
 }

@@ -76,6 +76,8 @@ type MachineUploads struct {
 	Uploads map[string]*velerov2.DataUpload
 	// Sums are the SHA-256 of what the disks held, by their names.
 	Sums map[string]string
+	// DirtyBytes is how much had changed since the tracker's checkpoint, or 0 if it had none.
+	DirtyBytes int64
 }
 
 // UploadDisks creates the DataUploads of a machine's disks. The guest is not frozen for them: the caller does that.
@@ -116,6 +118,10 @@ func (l *Lab) UploadMoment(ctx context.Context, name, vm, tracker, scratch, scri
 		return nil, err
 	}
 	sums, err := g.DiskSums(ctx, instance)
+	var dirty int64
+	if err == nil {
+		dirty, err = g.DirtyBytes(ctx)
+	}
 	if err == nil {
 		m, err = l.UploadDisks(ctx, name, vm, tracker, scratch, at, disks...)
 	}
@@ -128,7 +134,7 @@ func (l *Lab) UploadMoment(ctx context.Context, name, vm, tracker, scratch, scri
 	if _, err := g.Run(ctx, script); err != nil {
 		return nil, err
 	}
-	m.Sums = sums
+	m.Sums, m.DirtyBytes = sums, dirty
 	return m, l.WaitUploads(ctx, m, velerov2.PhaseCompleted, timeout)
 }
 

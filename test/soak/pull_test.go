@@ -29,22 +29,7 @@ import (
 // controller once.
 func TestPull_underKills(t *testing.T) {
 	ctx := t.Context()
-	build, err := filepath.Abs("../../build")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := lab.OpenFresh(ctx, os.Getenv("KUBECONFIG"), build, "varve-soak-pull", 5*time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &soak{Lab: l, t: t, killed: map[string]int{}}
-	t.Cleanup(func() {
-		if !t.Failed() {
-			if err := l.DeleteNamespace(context.WithoutCancel(ctx), 5*time.Minute); err != nil {
-				t.Error(err)
-			}
-		}
-	})
+	s := open(t, "varve-soak-pull", nil)
 	disk := lab.Disk{Name: "big", Bytes: 3 * gib}
 	s.must(s.CreateClaims(ctx, vmName, disk))
 	s.must(s.PopulateExt4(ctx, vmName, disk.Name, disk.Bytes/8*7/mib*mib, disk.Name, 2048))
@@ -78,7 +63,7 @@ func TestPull_underKills(t *testing.T) {
 	go func() { kills <- s.killExports(killing) }()
 	dir := filepath.Join(t.TempDir(), "b")
 	began := time.Now()
-	out, err := exec.CommandContext(ctx, filepath.Join(build, "bin", "varve"), "backup", "pull", b.Name, "--kubeconfig", os.Getenv("KUBECONFIG"),
+	out, err := exec.CommandContext(ctx, program(t), "backup", "pull", b.Name, "--kubeconfig", os.Getenv("KUBECONFIG"),
 		"-n", s.Namespace, "--output", dir, "--progress", "none", "--format", "raw").CombinedOutput()
 	stop()
 	n := <-kills

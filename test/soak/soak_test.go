@@ -61,7 +61,7 @@ func TestKillsLeaveNothingWrong(t *testing.T) {
 	rounds := envInt(t, "SOAK_BACKUPS", 24)
 	seed := envInt(t, "SOAK_SEED", time.Now().UnixNano())
 	t.Logf("SOAK_SEED=%d SOAK_BACKUPS=%d", seed, rounds)
-	s := open(t, rand.New(rand.NewPCG(uint64(seed), 0)))
+	s := open(t, namespace, rand.New(rand.NewPCG(uint64(seed), 0)))
 	s.boot()
 	for i := range rounds {
 		s.round(int(i))
@@ -83,7 +83,7 @@ type soak struct {
 	done, failed, incrementals, compared int
 }
 
-func open(t *testing.T, r *rand.Rand) *soak {
+func open(t *testing.T, namespace string, r *rand.Rand) *soak {
 	t.Helper()
 	build, err := filepath.Abs("../../build")
 	if err != nil {
@@ -286,4 +286,14 @@ func (s *soak) leaks() {
 		ok := len(pods.Items) == 1 && len(vmi.Spec.UtilityVolumes) == 0 && !locked && strings.TrimSpace(mounts) == "0" && strings.TrimSpace(checkpoints) == want
 		return ok, seen, nil
 	}))
+}
+
+// program returns the path of Varve's CLI.
+func program(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../../build/bin/varve")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
