@@ -17,19 +17,28 @@ func whyEnded(path string) error {
 	return errclass.Errorf(errclass.Expired, "%s", why)
 }
 
-// untilEnded returns a context that ends, with that error as its cause, when the file at path says that the pull backup cannot be read any
-// more. A launcher that is gone for good does not say so, and one that hangs is waited for.
-func (r *run) untilEnded(ctx context.Context, path string) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
+// readBound bounds a context by the time in which a pull backup can be read.
+type readBound func(context.Context) (context.Context, context.CancelFunc)
+
+// untilEnded returns a bound by which contexts end, with that error as their cause, when the file at path says that the pull backup cannot be
+// read any more. A launcher that is gone for good does not say so, and one that hangs is waited for. The bound is for reading alone: the
+// repository needs no backup to find a restore point, or to publish one of what was read. stop ends the looking.
+func (r *run) untilEnded(ctx context.Context, path string) (bound readBound, stop context.CancelFunc) {
+	readable, end := context.WithCancelCause(ctx)
 	go func() {
 		for {
 			if err := whyEnded(path); err != nil {
-				cancel(err)
+				end(err)
 			}
-			if !pause(ctx, r.limits.ended) {
+			if !pause(readable, r.limits.ended) {
 				return
 			}
 		}
 	}()
-	return ctx, func() { cancel(nil) }
+	bound = func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		forget := context.AfterFunc(readable, func() { cancel(context.Cause(readable)) })
+		return ctx, func() { forget(); cancel(nil) }
+	}
+	return bound, func() { end(nil) }
 }

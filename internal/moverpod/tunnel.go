@@ -78,7 +78,9 @@ func (r *run) uploadMachineDisk(ctx context.Context, repo *repository.Repository
 	if err != nil {
 		return datamove.Report{}, judge(err)
 	}
-	d := &tunnelDisk{far: r.far.server, name: from.Volume, whole: base == "", patience: r.limits.launcher, log: r.Log}
+	readable, stop := r.untilEnded(ctx, r.Files.TunnelEnded)
+	defer stop()
+	d := &tunnelDisk{far: r.far.server, name: from.Volume, whole: base == "", patience: r.limits.launcher, readable: readable, log: r.Log}
 	source := mover.Source{
 		Name: datamove.DiskName, Identity: string(r.Job.SourceUID), Checkpoint: mover.QualifyCheckpoint(string(from.BackupUID), from.Checkpoint),
 		Options: disk.SourceOptions{Bitmap: base},
@@ -90,12 +92,7 @@ func (r *run) uploadMachineDisk(ctx context.Context, repo *repository.Repository
 		},
 	}
 	r.Log.Info("storing the disk of a running machine", "volume", from.Volume, "restorePoint", id, "base", base, "parent", parent)
-	reading, stop := r.untilEnded(ctx, r.Files.TunnelEnded)
-	defer stop()
-	report, err := r.storeDisk(reading, repo, id, source, parent, judgeTunnel)
-	if err != nil && ctx.Err() == nil && errors.Is(context.Cause(reading), errclass.Expired) {
-		err = judgeTunnel(context.Cause(reading)) // it is why the rest failed
-	}
+	report, err := r.storeDisk(ctx, repo, id, source, parent, judgeTunnel)
 	if err == nil && base != "" && parent == "" && report.FullReason == "" {
 		// Changes were offered, and nothing is there that they could be added to.
 		report.FullReason = string(repository.FullNoParent)

@@ -34,6 +34,8 @@ type tunnelDisk struct {
 	whole bool
 	// patience is how long nothing may come until the launcher is given up.
 	patience time.Duration
+	// readable bounds every wait for the launcher.
+	readable readBound
 	log      *slog.Logger
 
 	volume export.Volume
@@ -43,7 +45,7 @@ type tunnelDisk struct {
 
 // open waits for the launcher, and reads which regions the volume has.
 func (d *tunnelDisk) open(ctx context.Context) error {
-	err := d.persist(ctx, func() (bool, error) {
+	err := d.persist(ctx, func(ctx context.Context) (bool, error) {
 		if d.volume != nil {
 			return false, nil
 		}
@@ -69,7 +71,7 @@ func (d *tunnelDisk) readMap(ctx context.Context) error {
 	info := d.volume.Info()
 	var data, changed []extent.Extent
 	rest := extent.Extent{Length: info.Bytes}
-	err := d.persist(ctx, func() (bool, error) {
+	err := d.persist(ctx, func(ctx context.Context) (bool, error) {
 		began := rest.Offset
 		err := d.volume.Regions(ctx, rest, func(region export.Region) bool {
 			if region.Kind != export.Zero {
@@ -100,7 +102,7 @@ func (d *tunnelDisk) readMap(ctx context.Context) error {
 
 // ReadAt fills p. After a cut it goes on with the first byte that has not come.
 func (d *tunnelDisk) ReadAt(ctx context.Context, p []byte, offset int64) error {
-	return d.persist(ctx, func() (bool, error) {
+	return d.persist(ctx, func(ctx context.Context) (bool, error) {
 		filled := 0
 		err := d.volume.Read(ctx, extent.Extent{Offset: offset, Length: int64(len(p))}, export.Everything, func(c export.Chunk) error {
 			if c.Offset != offset+int64(filled) || c.Length > int64(len(p)-filled) {
@@ -123,12 +125,14 @@ func (d *tunnelDisk) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	})
 }
 
-// persist calls attempt until it succeeds, fails for good, or brings nothing for as long as the disk is patient. In between it waits for the
-// launcher to be connected. attempt reports whether it brought anything.
-func (d *tunnelDisk) persist(ctx context.Context, attempt func() (progressed bool, err error)) error {
+// persist calls attempt until it succeeds, fails for good, or brings nothing for as long as the disk is patient, or until the backup ends. In
+// between it waits for the launcher to be connected. attempt reports whether it brought anything.
+func (d *tunnelDisk) persist(ctx context.Context, attempt func(context.Context) (progressed bool, err error)) error {
+	ctx, stop := d.readable(ctx)
+	defer stop()
 	since := time.Now() //nolint:forbidigo // connections are waited for in real time
 	for {
-		progressed, err := attempt()
+		progressed, err := attempt(ctx)
 		switch {
 		case err == nil:
 			return nil
