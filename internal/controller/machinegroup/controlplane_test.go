@@ -49,6 +49,7 @@ func TestControlPlane(t *testing.T) {
 		"a volume comes twice":            volumeTwice,
 		"served no more":                  servedNoMore,
 		"two machines have one name":      twoMachines,
+		"nobody has seen its backup":      seenByNobody,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -300,7 +301,7 @@ func servedNoMore(w *world) {
 	root.Spec.DataMoverConfig[datamove.ConfigDisks] = "1"
 	w.must(w.admin.Create(w.Context(), root))
 	w.takes(root, velerov2.PhaseAccepted, nil)
-	b := newBackup(&group{namespace: w.ns, name: w.group(), members: []member{{upload: root, disk: datamove.MachineDisk{Machine: "web", ScratchClaim: "scratch"}}}})
+	b := newBackup(&group{namespace: w.ns, machines: w.ns, name: w.group(), members: []member{{upload: root, disk: datamove.MachineDisk{Machine: "web", ScratchClaim: "scratch"}}}})
 	w.must(cluster.Client(w.T, controlplane.Controller).Create(w.Context(), b))
 	w.takes(root, velerov2.PhaseInProgress, b)
 	w.serves(b)
@@ -312,7 +313,7 @@ func servedNoMore(w *world) {
 	}
 }
 
-// A group whose name comes again for a machine of another namespace goes on, and its backup is not lost.
+// Groups of one name for machines of two namespaces are two.
 func twoMachines(w *world) {
 	root, data := w.upload("root"), w.upload("data")
 	w.takes(root, velerov2.PhaseAccepted, nil)
@@ -327,8 +328,38 @@ func twoMachines(w *world) {
 	for _, o := range []*velerov2.DataUpload{root, data} {
 		w.takes(o, velerov2.PhaseCanceled, b)
 	}
-	w.takes(other, velerov2.PhaseCanceled, nil)
 	if w.ends(b) {
 		w.Error("the backup says that its disks are stored")
 	}
+}
+
+// The backup of a group whose DataUploads were deleted goes, also if nobody has seen it and another machine's DataUpload has the group's name.
+func seenByNobody(w *world) {
+	root, data := w.upload("root"), w.upload("data")
+	w.takes(root, velerov2.PhaseAccepted, nil)
+	b := w.backup()
+	other := w.newUpload("boot")
+	other.Spec.SourceNamespace += "-other"
+	w.must(w.admin.Create(w.Context(), other))
+	w.deletes(root)
+	w.deletes(data)
+	w.isGone(b)
+}
+
+// deletes plays somebody who deletes a DataUpload, and its handler.
+func (w *world) deletes(o *velerov2.DataUpload) {
+	w.Helper()
+	w.must(w.admin.Delete(w.Context(), o))
+	controlplane.Update(w.T, w.admin, o, false, func(o *velerov2.DataUpload) { o.Finalizers = nil })
+}
+
+// isGone waits until a backup that nothing holds is gone.
+func (w *world) isGone(b *backupv1.VirtualMachineBackup) {
+	w.Helper()
+	controlplane.Eventually(w, func() error {
+		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(b), b); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it stays: %+v %w", b.Status, err)
+		}
+		return nil
+	})
 }

@@ -60,10 +60,10 @@ func (m *member) stored(backup types.UID) bool {
 
 // group is everything that a decision depends on.
 type group struct {
-	// namespace is that of the DataUploads, and name the group's and its backup's.
-	namespace, name string
-	members         []member
-	// backup has the group's name in the machine's namespace; nil if there is none. It may be somebody else's.
+	// namespace is that of the DataUploads, machines that of the machine and its backup, and name the group's and its backup's.
+	namespace, machines, name string
+	members                   []member
+	// backup has the group's name; nil if there is none. It may be somebody else's.
 	backup *backupv1.VirtualMachineBackup
 }
 
@@ -139,7 +139,7 @@ func disagreement(members []member) string {
 		same := m.disk
 		same.Volume = first.disk.Volume
 		switch {
-		case same != first.disk || m.upload.Spec.SourceNamespace != first.upload.Spec.SourceNamespace:
+		case same != first.disk:
 			return fmt.Sprintf("DataUploads %s and %s are of one group and name different machines, trackers, claims or numbers of disks", first.upload.Name, m.upload.Name)
 		case volumes[m.disk.Volume]:
 			return fmt.Sprintf("two DataUploads of the group have the volume %s", m.disk.Volume)
@@ -216,7 +216,7 @@ func newBackup(g *group) *backupv1.VirtualMachineBackup {
 	first := &g.members[0]
 	b := &backupv1.VirtualMachineBackup{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: first.upload.Spec.SourceNamespace, Name: g.name,
+			Namespace: g.machines, Name: g.name,
 			Annotations: map[string]string{datamove.AnnotationGroup: datamove.GroupKey(g.namespace, g.name)},
 		},
 		Spec: backupv1.VirtualMachineBackupSpec{

@@ -19,7 +19,7 @@ var now = time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)
 
 // disksOf is a group of DataUploads, one for each volume, which handlers have taken.
 func disksOf(volumes ...string) *group {
-	g := &group{namespace: "varve", name: "web-1"}
+	g := &group{namespace: "varve", machines: "shop", name: "web-1"}
 	for i, v := range volumes {
 		disk := datamove.MachineDisk{Machine: "web", Volume: v, Tracker: "daily", ScratchClaim: "scratch", Group: "web-1", Disks: len(volumes)}
 		g.members = append(g.members, member{disk: disk, served: true, upload: &velerov2.DataUpload{
@@ -76,7 +76,6 @@ func TestDecide(t *testing.T) {
 		"one too many":                     {with(disksOf("a", "b"), func(g *group) { g.members = append(g.members, disksOf("c", "d").members[0]) }), wait},
 		"one volume twice":                 {disksOf("a", "a"), wait},
 		"another machine":                  {with(disksOf("a", "b"), func(g *group) { g.members[1].disk.Machine = "db" }), wait},
-		"another namespace":                {with(disksOf("a", "b"), func(g *group) { g.members[1].upload.Spec.SourceNamespace = "x" }), wait},
 		"another tracker":                  {with(disksOf("a", "b"), func(g *group) { g.members[1].disk.Tracker = "" }), wait},
 		"one was canceled before":          {disksOf("a", "b").ends(velerov2.PhaseCanceled, 1), wait},
 		"one is not served any more":       {with(disksOf("a", "b"), func(g *group) { g.members[1].served = false }), wait},

@@ -7,6 +7,9 @@
 // and moves the tracker. When every DataUpload has ended and one of them did not store its disk, it deletes the backup without the mark: the
 // backup fails, and the tracker stays.
 //
+// A group is one of its DataUploads' namespace, of its name, and of the machine's namespace: DataUploads of another machine's namespace are
+// another group's.
+//
 // A group has one moment. Once a DataUpload of it has seen its backup, or has ended, no other backup is made: what a second one shows is
 // another moment. The DataUploads that remain are refused by their exposer.
 //

@@ -22,18 +22,19 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// Reconcile takes one group one step further. The request has the namespace of its DataUploads, and the group's name.
+// Reconcile takes one group one step further. The request has the machine's namespace, and the group's datamove.GroupKey: two machines may have
+// groups of one name.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	result, err := r.advance(ctx, req.NamespacedName)
 	if err != nil && !apierrors.IsConflict(err) {
-		err = fmt.Errorf("group %s of DataUploads: %w", req.NamespacedName, err)
+		err = fmt.Errorf("group %s of DataUploads for namespace %s: %w", req.Name, req.Namespace, err)
 	}
 	return reconcile.RetryConflict(result, err)
 }
 
 func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
 	g, err := r.gather(ctx, key)
-	if err != nil {
+	if err != nil || g == nil {
 		return ctrl.Result{}, err
 	}
 	d := decide(g)
@@ -42,7 +43,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 		return ctrl.Result{}, err
 	}
 	if d.verdict != wait && d.verdict != serve {
-		log.FromContext(ctx).Info("group of DataUploads", "group", key.String(), "does", string(d.verdict), "reason", d.reason)
+		log.FromContext(ctx).Info("group of DataUploads", "group", key.Name, "machines", key.Namespace, "does", string(d.verdict), "reason", d.reason)
 	}
 	return result, nil
 }
@@ -109,8 +110,12 @@ func (r *reconciler) warn(g *group, reason, why string) {
 	}
 }
 
-// gather reads a group from the API server. It has no members if nothing of it is served, or taken.
+// gather reads a group from the API server. It has no members if nothing of it is served, or taken. A key that names no group has none.
 func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*group, error) {
+	namespace, name, ok := strings.Cut(key.Name, "/")
+	if !ok {
+		return nil, nil
+	}
 	known, err := r.listMembers(ctx, key)
 	if err != nil {
 		return nil, err
@@ -119,7 +124,7 @@ func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*gro
 	if err != nil {
 		return nil, err
 	}
-	g := &group{namespace: key.Namespace, name: key.Name}
+	g := &group{namespace: namespace, name: name, machines: key.Namespace}
 	for i := range known {
 		upload, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(&known[i]), &velerov2.DataUpload{})
 		if err != nil {
@@ -142,45 +147,18 @@ func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*gro
 	slices.SortFunc(g.members, func(a, b member) int {
 		return cmp.Or(strings.Compare(a.disk.Volume, b.disk.Volume), a.upload.CreationTimestamp.Compare(b.upload.CreationTimestamp.Time), strings.Compare(a.upload.Name, b.upload.Name))
 	})
-	g.backup, err = r.findBackup(ctx, g)
+	g.backup, err = reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: g.machines, Name: g.name}, &backupv1.VirtualMachineBackup{})
 	return g, err
 }
 
-// findBackup returns the backup of a group, or another one that has its name where it is to be. A backup whose DataUploads are all gone is
-// found by its annotation; so is one that a DataUpload has seen, when another machine's comes with the group's name.
-func (r *reconciler) findBackup(ctx context.Context, g *group) (*backupv1.VirtualMachineBackup, error) {
-	var named *backupv1.VirtualMachineBackup
-	if len(g.members) > 0 {
-		var err error
-		key := types.NamespacedName{Namespace: g.members[0].upload.Spec.SourceNamespace, Name: g.name}
-		named, err = reconcile.Find(ctx, r.live, key, &backupv1.VirtualMachineBackup{})
-		if err != nil || named != nil && isOfGroup(named, g.namespace, g.name) {
-			return named, err
-		}
-	}
-	var list backupv1.VirtualMachineBackupList
-	if err := r.cached.List(ctx, &list); err != nil {
-		return nil, err
-	}
-	for i := range list.Items {
-		if b := &list.Items[i]; isOfGroup(b, g.namespace, g.name) && (len(g.members) == 0 || g.hasSeen(b.UID)) {
-			found, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(b), &backupv1.VirtualMachineBackup{})
-			if err != nil || found != nil {
-				return found, err
-			}
-		}
-	}
-	return named, nil
-}
-
-// diskOf returns which disk a DataUpload moves, and its group; the zero key if it moves none of a running machine.
+// diskOf returns which disk a DataUpload moves, and the key of its group; the zero key if it moves none of a running machine.
 func diskOf(o *velerov2.DataUpload) (datamove.MachineDisk, types.NamespacedName) {
 	if o.Spec.SnapshotType != velerov2.SnapshotMachineBackup || o.Spec.DataMoverConfig[datamove.ConfigSource] != "" {
 		return datamove.MachineDisk{}, types.NamespacedName{}
 	}
 	disk, err := datamove.ParseMachineDisk(o.Spec.DataMoverConfig)
-	if err != nil {
+	if err != nil || o.Spec.SourceNamespace == "" {
 		return datamove.MachineDisk{}, types.NamespacedName{} // its exposer refuses it
 	}
-	return disk, types.NamespacedName{Namespace: o.Namespace, Name: disk.Group}
+	return disk, types.NamespacedName{Namespace: o.Spec.SourceNamespace, Name: datamove.GroupKey(o.Namespace, disk.Group)}
 }

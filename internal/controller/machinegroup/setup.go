@@ -2,7 +2,6 @@ package machinegroup
 
 import (
 	"context"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -90,11 +89,7 @@ func requestForBackup(_ context.Context, o client.Object) []ctrl.Request {
 	if !ok || !b.Spec.IsPulledByDataUploads() {
 		return nil
 	}
-	namespace, name, ok := strings.Cut(b.Annotations[datamove.AnnotationGroup], "/")
-	if !ok {
-		return nil
-	}
-	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}}}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Annotations[datamove.AnnotationGroup]}}}
 }
 
 func (r *reconciler) listMembers(ctx context.Context, key types.NamespacedName) ([]velerov2.DataUpload, error) {
