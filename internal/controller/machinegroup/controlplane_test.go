@@ -41,6 +41,7 @@ func TestControlPlane(t *testing.T) {
 	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, AuthoritySecret: "varve-export-ca"}); err != nil {
 		t.Fatal(err)
 	}
+	abandoned := endedBackup(t)
 	controlplane.StartManager(t, mgr)
 	for name, run := range map[string]func(*world){
 		"two disks, to the end":           twoDisks,
@@ -50,12 +51,31 @@ func TestControlPlane(t *testing.T) {
 		"served no more":                  servedNoMore,
 		"two machines have one name":      twoMachines,
 		"nobody has seen its backup":      seenByNobody,
+		"nobody looked when it ended":     func(w *world) { w.isGone(abandoned) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			run(&world{T: t, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin)})
 		})
 	}
+}
+
+// endedBackup makes the backup of a group that has ended, which the cache does not have, and whose DataUploads are gone.
+func endedBackup(t *testing.T) *backupv1.VirtualMachineBackup {
+	t.Helper()
+	varve := cluster.Client(t, controlplane.Controller)
+	root := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace}}
+	disk := datamove.MachineDisk{Machine: "web", ScratchClaim: "scratch"}
+	b := newBackup(&group{namespace: controlplane.SystemNamespace, machines: cluster.Namespace(t), name: "ended", members: []member{{upload: root, disk: disk}}})
+	b.Labels = map[string]string{layout.LabelEnded: "true"}
+	if err := varve.Create(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	controlplane.Update(t, varve, b, true, func(b *backupv1.VirtualMachineBackup) {
+		fail(b)
+		b.Status.Phase, b.Status.Conditions[0].LastTransitionTime = backupv1.BackupFailed, metav1.Now()
+	})
+	return b
 }
 
 // world is the namespace of a machine. The tests play handlers, kubelets and the controller of backups.

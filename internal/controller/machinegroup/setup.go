@@ -8,7 +8,9 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -64,10 +66,15 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
+	ended := &endedBackups{live: live, found: make(chan event.GenericEvent)}
+	if err := mgr.Add(ended); err != nil {
+		return err
+	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("machinegroup"+o.ControllerSuffix).
 		Watches(&velerov2.DataUpload{}, handler.EnqueueRequestsFromMapFunc(requestForUpload)).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(requestForBackup)).
+		WatchesRawSource(source.Channel(ended.found, handler.EnqueueRequestsFromMapFunc(requestForBackup))).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
@@ -85,11 +92,11 @@ func requestForUpload(_ context.Context, o client.Object) []ctrl.Request {
 }
 
 func requestForBackup(_ context.Context, o client.Object) []ctrl.Request {
-	b, ok := o.(*backupv1.VirtualMachineBackup)
-	if !ok || !b.Spec.IsPulledByDataUploads() {
+	group := o.GetAnnotations()[datamove.AnnotationGroup]
+	if group == "" {
 		return nil
 	}
-	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: b.Namespace, Name: b.Annotations[datamove.AnnotationGroup]}}}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: group}}}
 }
 
 func (r *reconciler) listMembers(ctx context.Context, key types.NamespacedName) ([]velerov2.DataUpload, error) {
