@@ -22,6 +22,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -214,6 +215,36 @@ func TestStoredAnnotation_isVarvesAlone(t *testing.T) {
 	refused(t, user.Update(t.Context(), b.DeepCopy()), text)
 	b.Annotations = nil
 	refused(t, user.Update(t.Context(), b.DeepCopy()), text)
+}
+
+// A backup that loses the annotation is somebody else's, and its DataUploads wait for it.
+func TestGroupAnnotation_isVarvesAlone(t *testing.T) {
+	t.Parallel()
+	ns := cluster.Namespace(t)
+	varve := cluster.Client(t, controlplane.Controller)
+	const text = "only Varve's controller sets the annotation"
+	b := newBackup(ns)
+	b.Annotations = map[string]string{datamove.AnnotationGroup: "varve/monday", "mine": "1"}
+	admitted(t, varve.Create(t.Context(), b))
+	for _, who := range []controlplane.User{controlplane.Plain, otherAccount, controlplane.HandlerOn("node-1")} {
+		user := cluster.Client(t, who)
+		for _, changed := range []map[string]string{nil, {"mine": "1"}, {datamove.AnnotationGroup: "varve/tuesday"}} {
+			b := b.DeepCopy()
+			b.Annotations = changed
+			refused(t, user.Update(t.Context(), b), text)
+		}
+	}
+	user := cluster.Client(t, controlplane.Plain)
+	b.Annotations["mine"] = "2"
+	admitted(t, user.Update(t.Context(), b))
+	delete(b.Annotations, datamove.AnnotationGroup)
+	admitted(t, varve.Update(t.Context(), b))
+	added := b.DeepCopy()
+	added.Annotations[datamove.AnnotationGroup] = "varve/monday"
+	refused(t, user.Update(t.Context(), added), text)
+	made := newBackup(ns)
+	made.Name, made.Annotations = "made-by-hand", added.Annotations
+	refused(t, user.Create(t.Context(), made), text)
 }
 
 // TestFeatureGates changes the cluster's configuration, so it does not run in parallel.

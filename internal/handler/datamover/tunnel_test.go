@@ -42,8 +42,11 @@ func TestMachineDisk_isStored(t *testing.T) {
 			BackupTracker: "daily", Mode: backupv1.PullMode, PulledBy: backupv1.PulledByDataUploads, PVCName: "scratch",
 		},
 	}
-	w.create(b)
-	controlplane.Update(t, cluster.Client(t, controlplane.Controller), b, true, func(b *backupv1.VirtualMachineBackup) {
+	varve := cluster.Client(t, controlplane.Controller)
+	if err := varve.Create(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	controlplane.Update(t, varve, b, true, func(b *backupv1.VirtualMachineBackup) {
 		b.Status.Phase, b.Status.SourceName, b.Status.CheckpointName = backupv1.BackupServing, "web", "daily-1"
 		b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full, VirtualBytes: 1 << 20}}
 	})

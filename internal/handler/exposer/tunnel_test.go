@@ -14,6 +14,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
 )
 
@@ -68,7 +69,7 @@ func (w *world) grouped(edit ...func(*grouped)) *grouped {
 // serving creates the backup, and has it hold its point in time.
 func (w *world) serving(g *grouped, edit func(*backupv1.VirtualMachineBackupStatus)) {
 	w.Helper()
-	w.create(g.backup)
+	w.createGroupBackup(g.backup)
 	w.editBackup(g.backup, func() {
 		g.backup.Status = backupv1.VirtualMachineBackupStatus{
 			Phase: backupv1.BackupServing, SourceName: "web", InstanceUID: g.instance.UID, Type: backupv1.Full, CheckpointName: "daily-2",
@@ -78,6 +79,14 @@ func (w *world) serving(g *grouped, edit func(*backupv1.VirtualMachineBackupStat
 			edit(&g.backup.Status)
 		}
 	})
+}
+
+// createGroupBackup plays the controller that makes the backup of a group.
+func (w *world) createGroupBackup(b *backupv1.VirtualMachineBackup) {
+	w.Helper()
+	if err := cluster.Client(w.T, controlplane.Controller).Create(w.Context(), b); err != nil {
+		w.Fatal(err)
+	}
 }
 
 func (w *world) tunnelIs(g *grouped, want datamove.TunnelSource) {
@@ -147,7 +156,7 @@ func tunnelWaits(w *world) {
 	g := w.grouped()
 	name := "VirtualMachineBackup " + w.ns + "/monday to "
 	w.tunnelWaitsFor(g, name+"be made, which needs all 2 DataUploads of group monday")
-	w.create(g.backup)
+	w.createGroupBackup(g.backup)
 	w.tunnelWaitsFor(g, name+"hold its point in time")
 	w.editBackup(g.backup, func() {
 		g.backup.Status.Phase, g.backup.Status.Message = backupv1.BackupAttaching, "the claim scratch is not there"
