@@ -316,6 +316,16 @@ func volumeTwice(w *world) {
 
 // Handlers drive what they have taken to its end, also if the settings do not name its namespace any more.
 func servedNoMore(w *world) {
+	root, b := w.readsInItsNamespace("10.1.0.8")
+	w.takes(root, velerov2.PhaseCompleted, b)
+	if !w.ends(b) {
+		w.Error("the backup does not say that its disks are stored")
+	}
+}
+
+// readsInItsNamespace makes a DataUpload in the machine's namespace, which is not served, and its backup. Its mover pod reads that.
+func (w *world) readsInItsNamespace(address string) (*velerov2.DataUpload, *backupv1.VirtualMachineBackup) {
+	w.Helper()
 	root := w.newUpload("root")
 	root.Namespace = w.ns
 	root.Spec.DataMoverConfig[datamove.ConfigDisks] = "1"
@@ -325,12 +335,9 @@ func servedNoMore(w *world) {
 	w.must(cluster.Client(w.T, controlplane.Controller).Create(w.Context(), b))
 	w.takes(root, velerov2.PhaseInProgress, b)
 	w.serves(b)
-	w.secretOf(w.pod(root, "10.1.0.8"))
-	w.offers(b, "root 10.1.0.8:9090 ")
-	w.takes(root, velerov2.PhaseCompleted, b)
-	if !w.ends(b) {
-		w.Error("the backup does not say that its disks are stored")
-	}
+	w.secretOf(w.pod(root, address))
+	w.offers(b, "root "+address+":9090 ")
+	return root, b
 }
 
 // Groups of one name for machines of two namespaces are two.

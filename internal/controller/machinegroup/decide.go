@@ -76,6 +76,8 @@ func (g *group) hasSeen(backup types.UID) bool {
 type decision struct {
 	verdict verdict
 	reason  string
+	// unwatched: what is waited for is in the settings, and nothing tells when they change.
+	unwatched bool
 }
 
 // decide says what is to be done next.
@@ -103,7 +105,7 @@ func isOfGroup(b *backupv1.VirtualMachineBackup, namespace, name string) bool {
 
 // decideBirth says whether the machine is to be backed up now.
 func decideBirth(g *group) decision {
-	taken := false
+	taken, unserved := false, ""
 	for i := range g.members {
 		m := &g.members[i]
 		switch {
@@ -112,11 +114,13 @@ func decideBirth(g *group) decision {
 		case m.backup != "":
 			return decision{verdict: wait, reason: fmt.Sprintf("DataUpload %s has seen a backup that is gone", m.upload.Name)}
 		case !m.served:
-			return decision{verdict: wait, reason: fmt.Sprintf("DataUpload %s is not served any more", m.upload.Name)}
+			unserved = m.upload.Name
 		}
 		taken = taken || moversecret.IsMoving(m.upload)
 	}
 	switch why := disagreement(g.members); {
+	case unserved != "":
+		return decision{verdict: wait, reason: fmt.Sprintf("DataUpload %s is not served any more", unserved), unwatched: true}
 	case len(g.members) == 0:
 		return decision{verdict: wait, reason: "nobody is there"}
 	case why != "":

@@ -120,6 +120,20 @@ func fail(b *backupv1.VirtualMachineBackup) {
 	b.Status.Conditions = []metav1.Condition{{Type: backupv1.ConditionFailed, Status: metav1.ConditionTrue, Reason: "ScratchFull", Message: "the scratch claim is full"}}
 }
 
+// Nothing tells when the settings change, so they are looked at again.
+func TestDecide_looksAgainAtTheSettings(t *testing.T) {
+	t.Parallel()
+	g := disksOf("a", "b")
+	g.members[0].served = false
+	if got := decide(g); !got.unwatched {
+		t.Errorf("%+v", got)
+	}
+	g.members[1].upload.Status.Phase = velerov2.PhaseFailed
+	if got := decide(g); got.unwatched {
+		t.Errorf("a group that has ended is looked at for ever: %+v", got)
+	}
+}
+
 // A group may end as a success in one way alone, whatever order its parts end in.
 func TestDecide_marksNothingThatIsNotStored(t *testing.T) {
 	t.Parallel()

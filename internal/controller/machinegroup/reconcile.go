@@ -92,6 +92,9 @@ func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Resu
 		if g.backup == nil {
 			r.warnIfDisagreed(g)
 		}
+		if d.unwatched {
+			return ctrl.Result{RequeueAfter: lookEvery}, nil
+		}
 	}
 	return ctrl.Result{}, nil
 }

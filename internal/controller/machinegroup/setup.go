@@ -7,6 +7,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -72,7 +73,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("machinegroup"+o.ControllerSuffix).
-		Watches(&velerov2.DataUpload{}, handler.EnqueueRequestsFromMapFunc(requestForUpload)).
+		Watches(&velerov2.DataUpload{}, handler.EnqueueRequestsFromMapFunc(requestForUpload), builder.WithPredicates(reconcile.MoreThanVersion())).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(requestForBackup)).
 		WatchesRawSource(source.Channel(ended.found, handler.EnqueueRequestsFromMapFunc(requestForBackup))).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).

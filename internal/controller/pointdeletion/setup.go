@@ -103,7 +103,8 @@ func CachedObjects() map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{&velerov2.DataUpload{}: {Transform: shrinkUpload}}
 }
 
-// shrinkUpload keeps of a DataUpload what decisions need, and what other controllers find those of machines' disks by.
+// shrinkUpload keeps of a DataUpload what decisions need, and of one of a machine's disk everything that tells other controllers to look again:
+// they drop updates that change nothing of what is kept.
 func shrinkUpload(object any) (any, error) {
 	o, ok := object.(*velerov2.DataUpload)
 	if !ok {
@@ -111,14 +112,17 @@ func shrinkUpload(object any) (any, error) {
 	}
 	o.ManagedFields, o.OwnerReferences = nil, nil
 	maps.DeleteFunc(o.Labels, func(name, _ string) bool { return name != datamove.LabelBackupName && name != datamove.LabelBackupUID })
-	maps.DeleteFunc(o.Annotations, func(name, _ string) bool { return name != datamove.AnnotationPointDeletion })
+	ofMachine := o.Spec.SnapshotType == velerov2.SnapshotMachineBackup
+	maps.DeleteFunc(o.Annotations, func(name, _ string) bool {
+		return name != datamove.AnnotationPointDeletion && (name != datamove.AnnotationExposed || !ofMachine)
+	})
 	maps.DeleteFunc(o.Status.DataMoverResult, func(name, _ string) bool { return name != datamove.ResultRepository })
 	o.Spec = velerov2.DataUploadSpec{
-		BackupStorageLocation: o.Spec.BackupStorageLocation, SourceNamespace: o.Spec.SourceNamespace, DataMover: o.Spec.DataMover,
+		BackupStorageLocation: o.Spec.BackupStorageLocation, SourceNamespace: o.Spec.SourceNamespace, DataMover: o.Spec.DataMover, Cancel: o.Spec.Cancel,
 		SnapshotType: o.Spec.SnapshotType, DataMoverConfig: o.Spec.DataMoverConfig,
 	}
 	o.Status = velerov2.DataUploadStatus{
-		Phase: o.Status.Phase, SnapshotID: o.Status.SnapshotID, DataMoverResult: o.Status.DataMoverResult, CompletionTimestamp: o.Status.CompletionTimestamp,
+		Phase: o.Status.Phase, AcceptedByNode: o.Status.AcceptedByNode, SnapshotID: o.Status.SnapshotID, DataMoverResult: o.Status.DataMoverResult, CompletionTimestamp: o.Status.CompletionTimestamp,
 	}
 	return o, nil
 }

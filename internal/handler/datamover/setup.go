@@ -177,7 +177,7 @@ func addControllers(mgr ctrl.Manager, m *Mover) error {
 			WatchesRawSource(source.Kind[client.Object](objects, &corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.requestOfOwner))).
 			WatchesRawSource(source.Kind[client.Object](objects, &velerov1.BackupRepository{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfRepository))).
 			WatchesRawSource(source.Kind[client.Object](objects, &velerov1.BackupStorageLocation{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfLocation))).
-			WatchesRawSource(source.Kind[client.Object](objects, &corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfNode), moreThanVersion)).
+			WatchesRawSource(source.Kind[client.Object](objects, &corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfNode), reconcile.MoreThanVersion())).
 			WatchesRawSource(source.Kind[client.Object](objects, &corev1.ConfigMap{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfAll))).
 			WithOptions(reconcile.Options(workers)).
 			Complete(r)
@@ -192,7 +192,7 @@ func addControllers(mgr ctrl.Manager, m *Mover) error {
 	err = ctrl.NewControllerManagedBy(mgr).Named("handler-take").
 		WatchesRawSource(source.Kind[client.Object](objects, &velerov2.DataUpload{}, wake, moreThanProgress)).
 		WatchesRawSource(source.Kind[client.Object](objects, &velerov2.DataDownload{}, wake, moreThanProgress)).
-		WatchesRawSource(source.Kind[client.Object](objects, &corev1.Node{}, wake, own, moreThanVersion)).
+		WatchesRawSource(source.Kind[client.Object](objects, &corev1.Node{}, wake, own, reconcile.MoreThanVersion())).
 		WatchesRawSource(source.Kind[client.Object](objects, &corev1.ConfigMap{}, wake)).
 		WithOptions(reconcile.Options(1)).
 		Complete(&Taker{Mover: m})
@@ -214,16 +214,6 @@ var moreThanProgress = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) boo
 		case *velerov2.DataDownload:
 			c.Status.Progress = velerov2.Progress{}
 		}
-		return c
-	}
-	return !equality.Semantic.DeepEqual(without(e.ObjectOld), without(e.ObjectNew))
-}}
-
-// moreThanVersion drops updates that change nothing that the cache has: the heartbeats of nodes.
-var moreThanVersion = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-	without := func(o client.Object) client.Object {
-		c, _ := o.DeepCopyObject().(client.Object)
-		c.SetResourceVersion("")
 		return c
 	}
 	return !equality.Semantic.DeepEqual(without(e.ObjectOld), without(e.ObjectNew))
