@@ -119,16 +119,36 @@ func (d *decision) note(u *upload, n datamove.PointDeletion) {
 	}
 }
 
-// noteAll says what is waited for. What was learned from tries stays.
+// noteAll says what is waited for.
 func (d *decision) noteAll(uploads []*upload, message string) {
 	for _, u := range uploads {
-		n := u.Deletion
-		n.State, n.Message = datamove.DeletionWaits, message
-		if n.Why != datamove.KeptBackupThere { // which the next Job sees
-			n.Why, n.Since = "", nil
-		}
-		d.note(u, n)
+		d.note(u, waitsFor(u, message))
 	}
+}
+
+// noteJob says that a Job deletes the restore point of an upload. RetryAt comes back with what the Job did in vain.
+func (d *decision) noteJob(u *upload) {
+	n := waitsFor(u, "a Job deletes it")
+	n.RetryAt = nil
+	d.note(u, n)
+}
+
+// noteOutcome says what a Job did. A try in vain that has a RetryAt was counted by a pass that could not delete the Job.
+func (d *decision) noteOutcome(u *upload, n datamove.PointDeletion) {
+	if n.State == datamove.DeletionWaits && u.Deletion.RetryAt != nil {
+		return
+	}
+	d.note(u, n)
+}
+
+// waitsFor says what is waited for. What was learned from tries stays.
+func waitsFor(u *upload, message string) datamove.PointDeletion {
+	n := u.Deletion
+	n.State, n.Message = datamove.DeletionWaits, message
+	if n.Why != datamove.KeptBackupThere { // which the next Job sees
+		n.Why, n.Since = "", nil
+	}
+	return n
 }
 
 // judge says whether a Job may delete the restore point of an upload, or what is to be said instead.
@@ -225,7 +245,7 @@ func (d *decision) chooseDue(in *input, ready []*upload) {
 	for _, u := range due {
 		if chosen[pointOf(u)] {
 			d.Chosen = append(d.Chosen, u.UID)
-			d.noteAll([]*upload{u}, "a Job deletes it")
+			d.noteJob(u)
 		}
 	}
 }
@@ -268,11 +288,11 @@ func (d *decision) followJob(in *input, ready []*upload) {
 				d.noteAll([]*upload{u}, "a Job deletes other restore points")
 			}
 		case !job.Ended:
-			d.noteAll([]*upload{u}, "a Job deletes it")
+			d.noteJob(u)
 		case job.Failure != "":
-			d.note(u, again(in, u, datamove.PointDeletion{Message: job.Failure}))
+			d.noteOutcome(u, again(in, u, datamove.PointDeletion{Message: job.Failure}))
 		default:
-			d.note(u, outcome(in, u))
+			d.noteOutcome(u, outcome(in, u))
 		}
 	}
 }

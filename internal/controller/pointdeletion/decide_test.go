@@ -261,6 +261,36 @@ func TestDecide_whatAJobHasDone(t *testing.T) {
 	}
 }
 
+// A pass may end between the notes and the deletion of the Job. The next one does not count the Job again.
+func TestDecide_countsAJobOnce(t *testing.T) {
+	t.Parallel()
+	in := newInput()
+	u := &in.Uploads[0]
+	u.Deletion = datamove.PointDeletion{Version: datamove.DeletionVersion, UID: u.UID, State: datamove.DeletionWaits, Tries: 2, RetryAt: ptrTo(testNow)}
+	d := decide(in)
+	if len(d.Points) != 1 {
+		t.Fatalf("%+v", d)
+	}
+	d = in.after(d, time.Second)
+	for _, kept := range []map[string]datamove.Kept{nil, {pointOf(u): {Why: datamove.KeptPinned}}} {
+		failure := "x"
+		if kept != nil {
+			failure = ""
+		}
+		in.ended(kept, failure)
+		d = in.after(d, time.Second)
+		want := u.Deletion.Tries + 1
+		for range 2 {
+			d = in.after(d, time.Hour)
+			if u.Deletion.Tries != want || u.Deletion.RetryAt == nil || !d.DeleteJob {
+				t.Errorf("%+v, %+v: want %d tries", u.Deletion, d, want)
+			}
+		}
+		in.Job = nil
+		d = in.after(d, time.Hour)
+	}
+}
+
 func ptr1() *upload { u := newUpload(1); return &u }
 
 // The backup stays, and one Job after the other says so. The DataUpload goes after leaveAfter, counted from the first of them.
