@@ -47,17 +47,60 @@ func (r *repositories) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	d := decide(in)
+	d, err := r.decideNoted(ctx, in, objects)
+	if err != nil {
+		return reconcile.RetryConflict(ctrl.Result{}, err)
+	}
 	return reconcile.RetryConflict(ctrl.Result{RequeueAfter: d.After}, r.apply(ctx, in, objects, job, d))
+}
+
+// decideNoted decides, and writes the notes. DataUploads that the API server refuses to change are left out, and the rest is decided again:
+// what a Job does for one could not be noted, and it would be tried for ever, or hold the others up.
+func (r *repositories) decideNoted(ctx context.Context, in *input, objects map[types.UID]*velerov2.DataUpload) (decision, error) {
+	for refusals := 0; ; {
+		d := decide(in)
+		d.look(lookEvery, refusals > 0)
+		refused, err := r.note(ctx, in, objects, d)
+		if err != nil || len(refused) == 0 {
+			return d, err
+		}
+		refusals += len(refused)
+		in.Uploads = slices.DeleteFunc(in.Uploads, func(u upload) bool { return refused[u.UID] })
+	}
+}
+
+// note writes the notes of a decision, and returns the DataUploads whose notes are refused. What a Job is chosen for is written in any case:
+// the answer is a conflict if the cache is behind, which may say what was true before a Job that has ended in the meantime.
+func (r *repositories) note(ctx context.Context, in *input, objects map[types.UID]*velerov2.DataUpload, d decision) (refused map[types.UID]bool, err error) {
+	refused = map[types.UID]bool{}
+	for i := range in.Uploads {
+		u := &in.Uploads[i]
+		n, news := d.Notes[u.UID]
+		chosen := slices.Contains(d.Chosen, u.UID)
+		switch {
+		case !news && !chosen:
+			continue
+		case !news:
+			n = u.Deletion
+		}
+		err := r.write(ctx, objects[u.UID], n)
+		switch {
+		case apierrors.IsNotFound(err) && chosen:
+			return nil, apierrors.NewConflict(velerov2.GroupVersion.WithResource("datauploads").GroupResource(), u.Name, err)
+		case reconcile.IsRefusal(err):
+			refused[u.UID] = true
+			r.events.Eventf(objects[u.UID], nil, corev1.EventTypeWarning, "RestorePointNotDeleted", "Delete", "The restore point is not deleted as long as the DataUpload cannot be changed: %s.", err)
+		case client.IgnoreNotFound(err) != nil:
+			return nil, err
+		default:
+			u.Deletion = n
+		}
+	}
+	return refused, nil
 }
 
 // apply does what d says. What a Job did is noted before the Job goes.
 func (r *repositories) apply(ctx context.Context, in *input, objects map[types.UID]*velerov2.DataUpload, job *batchv1.Job, d decision) error {
-	for uid, n := range d.Notes {
-		if err := r.write(ctx, objects[uid], n); err != nil {
-			return err
-		}
-	}
 	switch {
 	case d.MakeRepository:
 		return r.makeRepository(ctx, in)
@@ -67,9 +110,6 @@ func (r *repositories) apply(ctx context.Context, in *input, objects map[types.U
 			return fmt.Errorf("delete job %s/%s: %w", job.Namespace, job.Name, err)
 		}
 	case len(d.Points) > 0:
-		if err := r.areCurrent(ctx, objects, d); err != nil {
-			return err
-		}
 		if err := r.makeJob(ctx, in.Repository, d); err != nil {
 			return r.noteRefusal(ctx, in, objects, d.Chosen, err)
 		}
@@ -88,27 +128,8 @@ func (r *repositories) noteRefusal(ctx context.Context, in *input, objects map[t
 		if u.Deletion.Why == datamove.KeptBackupThere { // no Job has said otherwise
 			n.Why, n.Since = u.Deletion.Why, u.Deletion.Since
 		}
-		if err := r.write(ctx, objects[u.UID], n); err != nil {
+		if err := r.write(ctx, objects[u.UID], n); client.IgnoreNotFound(err) != nil {
 			return errors.Join(refusal, err)
-		}
-	}
-	return nil
-}
-
-// areCurrent returns a conflict if the cache is behind for what a Job is chosen for. What was just written is current. The others say what
-// they said before a Job that has ended in the meantime, and that may have to be tried again only later.
-func (r *repositories) areCurrent(ctx context.Context, objects map[types.UID]*velerov2.DataUpload, d decision) error {
-	for _, uid := range d.Chosen {
-		if _, written := d.Notes[uid]; written {
-			continue
-		}
-		o := objects[uid]
-		found, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(o), &velerov2.DataUpload{})
-		if err != nil {
-			return err
-		}
-		if found == nil || found.UID != uid || found.ResourceVersion != o.ResourceVersion {
-			return apierrors.NewConflict(velerov2.GroupVersion.WithResource("datauploads").GroupResource(), o.Name, errors.New("it has changed"))
 		}
 	}
 	return nil
@@ -119,7 +140,7 @@ func (r *repositories) write(ctx context.Context, o *velerov2.DataUpload, n data
 	changed := o.DeepCopy()
 	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, datamove.AnnotationPointDeletion, n.Encode())
 	if err := r.cached.Patch(ctx, changed, reconcile.MergeFrom(o)); err != nil {
-		return client.IgnoreNotFound(fmt.Errorf("write DataUpload %s/%s: %w", o.Namespace, o.Name, err))
+		return fmt.Errorf("write DataUpload %s/%s: %w", o.Namespace, o.Name, err)
 	}
 	changed.DeepCopyInto(o)
 	if n.State == datamove.DeletionLeft {

@@ -3,15 +3,18 @@ package pointdeletion
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	testclock "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,16 +29,10 @@ import (
 // A quota, or a webhook that is down, keeps the Job from being made. The DataUpload says so, and not that a Job deletes it.
 func TestRepositories_sayWhyThereIsNoJob(t *testing.T) {
 	t.Parallel()
-	u, repository := newUpload(1), newInput().Repository
-	o := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "velero", Name: "a", UID: u.UID, DeletionTimestamp: &metav1.Time{Time: u.Deleted}, Finalizers: []string{datamove.Finalizer},
-	}}
-	o.Spec.BackupStorageLocation = "default"
-	o.Status.Phase, o.Status.SnapshotID, o.Status.DataMoverResult = velerov2.PhaseCompleted, u.SnapshotID, map[string]string{datamove.ResultRepository: "r1"}
-	repository.Namespace, repository.Name = "varve", repositoryOf(o)
-	l := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "default"}}
+	o := newDeletedUpload(1)
+	repository, location := newRepositoryOf(o)
 	refused := true
-	c := interceptor.NewClient(newClient(t, o, repository, l), interceptor.Funcs{
+	c := interceptor.NewClient(newClient(t, o, repository, location), interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.CreateOption) error {
 			if refused {
 				return apierrors.NewForbidden(schema.GroupResource{Group: "batch", Resource: "jobs"}, o.GetName(), errors.New("exceeded quota"))
@@ -71,6 +68,80 @@ func TestRepositories_sayWhyThereIsNoJob(t *testing.T) {
 	}
 }
 
+// newDeletedUpload returns a DataUpload whose restore point is to be deleted.
+func newDeletedUpload(n int) *velerov2.DataUpload {
+	u := newUpload(n)
+	o := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{
+		Namespace: u.Namespace, Name: u.Name, UID: u.UID, DeletionTimestamp: &metav1.Time{Time: u.Deleted}, Finalizers: []string{datamove.Finalizer},
+	}}
+	o.Spec.BackupStorageLocation = "default"
+	o.Status.Phase, o.Status.SnapshotID, o.Status.DataMoverResult = velerov2.PhaseCompleted, u.SnapshotID, map[string]string{datamove.ResultRepository: "r1"}
+	return o
+}
+
+// newRepositoryOf returns the repository and the location of a DataUpload.
+func newRepositoryOf(o *velerov2.DataUpload) (*velerov1.BackupRepository, *velerov1.BackupStorageLocation) {
+	repository := newInput().Repository
+	repository.Namespace, repository.Name = "varve", repositoryOf(o)
+	return repository, &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "default"}}
+}
+
+// A webhook refuses every write to some DataUploads, more than a Job takes. The others' restore points are deleted, and the refused say why
+// theirs are not.
+func TestRepositories_deleteBesideWhatIsRefused(t *testing.T) {
+	t.Parallel()
+	const refused = datamove.DeletionLimit + 1
+	objects := []client.Object{}
+	for n := range refused + 1 {
+		objects = append(objects, newDeletedUpload(1000+n)) // whose names have one order
+	}
+	other := objects[refused].(*velerov2.DataUpload)
+	repository, location := newRepositoryOf(other)
+	refusing := true
+	c := interceptor.NewClient(newClient(t, append(objects, repository, location)...), interceptor.Funcs{
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, options ...client.PatchOption) error {
+			if refusing && o.GetUID() != other.UID {
+				return apierrors.NewForbidden(schema.GroupResource{Group: "velero.io", Resource: "datauploads"}, o.GetName(), errors.New("the webhook says no"))
+			}
+			return c.Patch(ctx, o, patch, options...)
+		},
+	})
+	recorder := events.NewFakeRecorder(1000)
+	r := &repositories{Options: Options{Namespace: "varve", Clock: testclock.NewFakePassiveClock(testNow)}, cached: c, live: c, events: recorder}
+	key := client.ObjectKey{Namespace: "varve", Name: datamove.DeletionJobName(repository.Name)}
+	pass := func() []datamove.PointToDelete {
+		t.Helper()
+		result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(repository)})
+		if err != nil || result.RequeueAfter == 0 {
+			t.Fatalf("%+v, %v", result, err)
+		}
+		job := &batchv1.Job{}
+		if err := c.Get(t.Context(), key, job); err != nil {
+			t.Fatal(err)
+		}
+		variables := job.Spec.Template.Spec.Containers[0].Env
+		i := slices.IndexFunc(variables, func(v corev1.EnvVar) bool { return v.Name == datamove.DeletionVariable })
+		asked, err := datamove.DecodeDeletionJob(variables[i].Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return asked.Points
+	}
+	if points := pass(); len(points) != 1 || !owns(&upload{UID: other.UID}, points[0].ID) {
+		t.Errorf("%+v", points)
+	}
+	if got := <-recorder.Events; !strings.Contains(got, "the webhook says no") {
+		t.Error(got)
+	}
+	if err := c.Delete(t.Context(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}); err != nil {
+		t.Fatal(err)
+	}
+	refusing = false
+	if points := pass(); len(points) != datamove.DeletionLimit {
+		t.Errorf("%+v", points)
+	}
+}
+
 // A Job has failed, that was noted, and the Job is gone. The cache has not heard of the note, and would have the next Job made at once.
 func TestRepositories_makeNoJobForWhatTheCacheSaysTooLate(t *testing.T) {
 	t.Parallel()
@@ -80,29 +151,24 @@ func TestRepositories_makeNoJobForWhatTheCacheSaysTooLate(t *testing.T) {
 	}
 	before := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "a", UID: "u", ResourceVersion: "7"}}
 	after, another := before.DeepCopy(), before.DeepCopy()
-	after.ResourceVersion, another.UID = "8", "v"
+	after.ResourceVersion, another.UID, another.ResourceVersion = "8", "v", "9"
 	for name, c := range map[string]struct {
 		live     *velerov2.DataUpload
-		written  bool
 		conflict bool
 	}{
-		"as it is":          {before, false, false},
-		"noted since":       {after, false, true},
-		"just written":      {after, true, false},
-		"made again":        {another, false, true},
-		"deleted meanwhile": {nil, false, true},
+		"as it is":          {before, false},
+		"noted since":       {after, true},
+		"made again":        {another, true},
+		"deleted meanwhile": {nil, true},
 	} {
 		builder := fake.NewClientBuilder().WithScheme(scheme)
 		if c.live != nil {
 			builder = builder.WithObjects(c.live)
 		}
-		d := decision{Chosen: []types.UID{"u"}, Notes: map[types.UID]datamove.PointDeletion{}}
-		if c.written {
-			d.Notes["u"] = datamove.PointDeletion{}
-		}
-		err := (&repositories{live: builder.Build()}).areCurrent(t.Context(), map[types.UID]*velerov2.DataUpload{"u": before}, d)
-		if apierrors.IsConflict(err) != c.conflict || (err == nil) == c.conflict {
-			t.Errorf("%s: %v", name, err)
+		in := &input{Uploads: []upload{{UID: "u"}}}
+		refused, err := (&repositories{cached: builder.Build()}).note(t.Context(), in, map[types.UID]*velerov2.DataUpload{"u": before.DeepCopy()}, decision{Chosen: []types.UID{"u"}})
+		if apierrors.IsConflict(err) != c.conflict || (err == nil) == c.conflict || len(refused) > 0 {
+			t.Errorf("%s: %v, %v", name, refused, err)
 		}
 	}
 }
