@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/kubernetes-csi/external-snapshot-metadata/pkg/api"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/snapshotmetadata"
 )
 
 const (
@@ -23,31 +25,41 @@ const (
 	kib      = 1 << 10
 )
 
-func at(offset, length int64) *api.BlockMetadata {
-	return &api.BlockMetadata{ByteOffset: offset, SizeBytes: length}
+var at = snapshotmetadata.Range
+
+type (
+	sender  = snapshotmetadata.Sender
+	request = snapshotmetadata.Request
+)
+
+// start serves the stub until the test ends.
+func start(t *testing.T, stub *snapshotmetadata.StubSnapshotMetadata) *Service {
+	t.Helper()
+	address, ca := stub.Start(t)
+	return &Service{Address: address, CA: ca, Audience: "stub"}
 }
 
-type sender = func(api.BlockMetadataType, int64, ...*api.BlockMetadata) error
-
-func (s *StubSnapshotMetadata) seen() []request {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	seen := slices.Clone(s.requests)
-	for i := range seen {
-		seen[i].done = nil
+// newClient asks the stub, and loses patience soon.
+func newClient(t *testing.T, stub *snapshotmetadata.StubSnapshotMetadata) *Client {
+	t.Helper()
+	token := func(_ context.Context, audience string) (string, error) { return "token-for-" + audience, nil }
+	c, err := NewClient(start(t, stub), token, Limits{Idle: 200 * time.Millisecond, Attempts: 3, Pause: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
 	}
-	return seen
+	t.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 func TestClient_asksWhatItIsAsked(t *testing.T) {
 	t.Parallel()
-	stub := &StubSnapshotMetadata{answer: func(r request, _ int, send sender) error {
+	stub := &snapshotmetadata.StubSnapshotMetadata{Answer: func(r request, _ int, send sender) error {
 		if r.Base == "" {
 			return errors.Join(send(variable, 100*kib), send(variable, 100*kib, at(0, 3*kib), at(3*kib, kib)), send(variable, 100*kib, at(99*kib, kib)))
 		}
 		return send(fixed, 100*kib, at(16*kib, 16*kib), at(96*kib, 16*kib)) // the last block is cut by the volume's end
 	}}
-	c := stub.client(t)
+	c := newClient(t, stub)
 	s := Snapshot{Namespace: "app", Name: "monday", Bytes: 100 * kib}
 	allocated, err := c.Allocated(t.Context(), s)
 	if want := extent.NewSet(extent.Extent{Length: 4 * kib}, extent.Extent{Offset: 99 * kib, Length: kib}); err != nil || !slices.Equal(slices.Collect(allocated.All()), slices.Collect(want.All())) {
@@ -61,7 +73,7 @@ func TestClient_asksWhatItIsAsked(t *testing.T) {
 		{Token: "token-for-stub", Namespace: "app", Snapshot: "monday"},
 		{Token: "token-for-stub", Namespace: "app", Snapshot: "monday", Base: "handle-of-sunday"},
 	}
-	if diff := cmp.Diff(want, stub.seen(), cmp.AllowUnexported(request{})); diff != "" {
+	if diff := cmp.Diff(want, stub.Seen()); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -69,8 +81,8 @@ func TestClient_asksWhatItIsAsked(t *testing.T) {
 // Nothing changed is an answer, if the service says of which volume.
 func TestClient_believesThatNothingChanged(t *testing.T) {
 	t.Parallel()
-	stub := &StubSnapshotMetadata{answer: func(_ request, _ int, send sender) error { return send(variable, kib) }}
-	if set, err := stub.client(t).Changed(t.Context(), "base", Snapshot{Bytes: kib}); err != nil || !set.Empty() {
+	stub := &snapshotmetadata.StubSnapshotMetadata{Answer: func(_ request, _ int, send sender) error { return send(variable, kib) }}
+	if set, err := newClient(t, stub).Changed(t.Context(), "base", Snapshot{Bytes: kib}); err != nil || !set.Empty() {
 		t.Errorf("%v, %v", set, err)
 	}
 }
@@ -94,7 +106,7 @@ func TestClient_continuesBrokenStreams(t *testing.T) {
 			ranges = append(ranges, at(i*4*kib, length))
 			want = append(want, extent.Extent{Offset: i * 4 * kib, Length: length})
 		}
-		stub := &StubSnapshotMetadata{answer: func(r request, attempt int, send sender) error {
+		stub := &snapshotmetadata.StubSnapshotMetadata{Answer: func(r request, attempt int, send sender) error {
 			// As the protocol has it: from the range that the offset is in or behind.
 			first := slices.IndexFunc(ranges, func(b *api.BlockMetadata) bool { return b.GetByteOffset()+b.GetSizeBytes() > r.From })
 			if first < 0 {
@@ -110,15 +122,15 @@ func TestClient_continuesBrokenStreams(t *testing.T) {
 			}
 			return nil
 		}}
-		set, err := stub.client(t).Allocated(t.Context(), Snapshot{Bytes: blocks * 4 * kib})
+		set, err := newClient(t, stub).Allocated(t.Context(), Snapshot{Bytes: blocks * 4 * kib})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(slices.Collect(extent.NewSet(want...).All()), slices.Collect(set.All())); diff != "" {
 			t.Errorf("%s: %s", kind, diff)
 		}
-		if len(stub.seen()) < 20 {
-			t.Errorf("%d streams", len(stub.seen()))
+		if len(stub.Seen()) < 20 {
+			t.Errorf("%d streams", len(stub.Seen()))
 		}
 	}
 }
@@ -127,13 +139,13 @@ func TestClient_continuesBrokenStreams(t *testing.T) {
 func TestClient_continuesWithinARange(t *testing.T) {
 	t.Parallel()
 	for name, second := range map[string]*api.BlockMetadata{"the whole range": at(0, 8*kib), "the rest of it": at(4*kib, 4*kib)} {
-		stub := &StubSnapshotMetadata{answer: func(_ request, attempt int, send sender) error {
+		stub := &snapshotmetadata.StubSnapshotMetadata{Answer: func(_ request, attempt int, send sender) error {
 			if attempt == 1 {
 				return errors.Join(send(variable, 100*kib, at(0, 4*kib)), status.Error(codes.Unavailable, "x"))
 			}
 			return send(variable, 100*kib, second, at(50*kib, kib))
 		}}
-		set, err := stub.client(t).Allocated(t.Context(), Snapshot{Bytes: 100 * kib})
+		set, err := newClient(t, stub).Allocated(t.Context(), Snapshot{Bytes: 100 * kib})
 		if want := extent.NewSet(extent.Extent{Length: 8 * kib}, extent.Extent{Offset: 50 * kib, Length: kib}); err != nil || !slices.Equal(slices.Collect(set.All()), slices.Collect(want.All())) {
 			t.Errorf("%s: %v, %v", name, slices.Collect(set.All()), err)
 		}
@@ -166,12 +178,12 @@ func TestClient_refusesAnswersThatBreakARule(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			stub := &StubSnapshotMetadata{answer: func(_ request, _ int, send sender) error { return answer(send) }}
-			set, err := stub.client(t).Changed(t.Context(), "base", Snapshot{Namespace: "app", Name: "monday", Bytes: 100 * kib})
+			stub := &snapshotmetadata.StubSnapshotMetadata{Answer: func(_ request, _ int, send sender) error { return answer(send) }}
+			set, err := newClient(t, stub).Changed(t.Context(), "base", Snapshot{Namespace: "app", Name: "monday", Bytes: 100 * kib})
 			if !errors.Is(err, errclass.Corrupt) || !set.Empty() || !strings.Contains(err.Error(), "app/monday") {
 				t.Errorf("%v, %v", set, err)
 			}
-			if n := len(stub.seen()); n != 1 {
+			if n := len(stub.Seen()); n != 1 {
 				t.Errorf("it asked %d times", n)
 			}
 		})
@@ -181,7 +193,7 @@ func TestClient_refusesAnswersThatBreakARule(t *testing.T) {
 func TestClient_givesUpWithAReason(t *testing.T) {
 	t.Parallel()
 	hang := func(r request) error {
-		<-r.done
+		<-r.Done
 		return status.Error(codes.Canceled, "x")
 	}
 	for name, c := range map[string]struct {
@@ -208,10 +220,10 @@ func TestClient_givesUpWithAReason(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			stub := &StubSnapshotMetadata{answer: func(r request, _ int, send sender) error { return c.answer(r, send) }}
-			_, err := stub.client(t).Allocated(t.Context(), Snapshot{Bytes: 100 * kib})
-			if !errors.Is(err, c.class) || len(stub.seen()) != c.times {
-				t.Errorf("%v, after %d streams", err, len(stub.seen()))
+			stub := &snapshotmetadata.StubSnapshotMetadata{Answer: func(r request, _ int, send sender) error { return c.answer(r, send) }}
+			_, err := newClient(t, stub).Allocated(t.Context(), Snapshot{Bytes: 100 * kib})
+			if !errors.Is(err, c.class) || len(stub.Seen()) != c.times {
+				t.Errorf("%v, after %d streams", err, len(stub.Seen()))
 			}
 			if err != nil && strings.Contains(err.Error(), "token-for") {
 				t.Errorf("the token leaves in %v", err)
@@ -224,12 +236,12 @@ func TestClient_canBeCanceled(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("the upload was canceled")
-	stub := &StubSnapshotMetadata{answer: func(r request, _ int, _ sender) error {
+	stub := &snapshotmetadata.StubSnapshotMetadata{Answer: func(r request, _ int, _ sender) error {
 		cancel(why)
-		<-r.done
+		<-r.Done
 		return nil
 	}}
-	if _, err := stub.client(t).Allocated(ctx, Snapshot{Bytes: kib}); !errors.Is(err, why) {
+	if _, err := newClient(t, stub).Allocated(ctx, Snapshot{Bytes: kib}); !errors.Is(err, why) {
 		t.Errorf("%v", err)
 	}
 }
@@ -237,15 +249,15 @@ func TestClient_canBeCanceled(t *testing.T) {
 // Whoever has the service's address, but no certificate of its authority, gets neither a token nor a question.
 func TestClient_asksNobodyElse(t *testing.T) {
 	t.Parallel()
-	stub, other := &StubSnapshotMetadata{answer: func(request, int, sender) error { return nil }}, &StubSnapshotMetadata{}
-	service := stub.start(t)
-	service.CA = other.start(t).CA
+	stub, other := &snapshotmetadata.StubSnapshotMetadata{Answer: func(request, int, sender) error { return nil }}, &snapshotmetadata.StubSnapshotMetadata{}
+	service := start(t, stub)
+	service.CA = start(t, other).CA
 	c, err := NewClient(service, func(context.Context, string) (string, error) { return "secret", nil }, Limits{Attempts: 2, Pause: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := c.Allocated(t.Context(), Snapshot{Bytes: kib}); !errors.Is(err, errclass.Transient) || !strings.Contains(err.Error(), "certificate") || len(stub.seen()) > 0 {
-		t.Errorf("%v, %v", err, stub.seen())
+	if _, err := c.Allocated(t.Context(), Snapshot{Bytes: kib}); !errors.Is(err, errclass.Transient) || !strings.Contains(err.Error(), "certificate") || len(stub.Seen()) > 0 {
+		t.Errorf("%v, %v", err, stub.Seen())
 	}
 }

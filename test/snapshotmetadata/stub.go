@@ -1,14 +1,14 @@
-package csichanges
+// Package snapshotmetadata has a stub of the SnapshotMetadata service of a CSI driver (KEP 3314), for tests of what asks one.
+package snapshotmetadata
 
 import (
-	"context"
 	"crypto/tls"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kubernetes-csi/external-snapshot-metadata/pkg/api"
 	"google.golang.org/grpc"
@@ -22,32 +22,52 @@ import (
 type StubSnapshotMetadata struct {
 	api.UnimplementedSnapshotMetadataServer
 
-	// answer sends a stream's messages. attempt counts streams, from 1.
-	answer func(r request, attempt int, send func(api.BlockMetadataType, int64, ...*api.BlockMetadata) error) error
+	// Answer sends a stream's messages. attempt counts streams, from 1.
+	Answer func(r Request, attempt int, send Sender) error
 
 	mutex    sync.Mutex
-	requests []request
+	requests []Request
 }
 
-// request is one of either method.
-type request struct {
+// Sender sends a message: the type of its ranges, the size of the volume, and the ranges.
+type Sender = func(api.BlockMetadataType, int64, ...*api.BlockMetadata) error
+
+// Request is one of either method. Base is "" if it asks for what is allocated.
+type Request struct {
 	Token, Namespace, Base, Snapshot string
 	From                             int64
 
-	done <-chan struct{}
+	// Done is closed when nobody waits for the answer any more.
+	Done <-chan struct{}
 }
 
-func (s *StubSnapshotMetadata) serve(r request, send func(api.BlockMetadataType, int64, ...*api.BlockMetadata) error) error {
+// Range returns a range of a message.
+func Range(offset, length int64) *api.BlockMetadata {
+	return &api.BlockMetadata{ByteOffset: offset, SizeBytes: length}
+}
+
+// Seen returns what was asked so far, without Done.
+func (s *StubSnapshotMetadata) Seen() []Request {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	seen := slices.Clone(s.requests)
+	for i := range seen {
+		seen[i].Done = nil
+	}
+	return seen
+}
+
+func (s *StubSnapshotMetadata) serve(r Request, send Sender) error {
 	s.mutex.Lock()
 	s.requests = append(s.requests, r)
 	attempt := len(s.requests)
 	s.mutex.Unlock()
-	return s.answer(r, attempt, send)
+	return s.Answer(r, attempt, send)
 }
 
 // GetMetadataAllocated implements api.SnapshotMetadataServer.
 func (s *StubSnapshotMetadata) GetMetadataAllocated(r *api.GetMetadataAllocatedRequest, stream grpc.ServerStreamingServer[api.GetMetadataAllocatedResponse]) error {
-	return s.serve(request{Token: r.GetSecurityToken(), Namespace: r.GetNamespace(), Snapshot: r.GetSnapshotName(), From: r.GetStartingOffset(), done: stream.Context().Done()},
+	return s.serve(Request{Token: r.GetSecurityToken(), Namespace: r.GetNamespace(), Snapshot: r.GetSnapshotName(), From: r.GetStartingOffset(), Done: stream.Context().Done()},
 		func(kind api.BlockMetadataType, size int64, ranges ...*api.BlockMetadata) error {
 			return stream.Send(&api.GetMetadataAllocatedResponse{BlockMetadataType: kind, VolumeCapacityBytes: size, BlockMetadata: ranges})
 		})
@@ -55,15 +75,15 @@ func (s *StubSnapshotMetadata) GetMetadataAllocated(r *api.GetMetadataAllocatedR
 
 // GetMetadataDelta implements api.SnapshotMetadataServer.
 func (s *StubSnapshotMetadata) GetMetadataDelta(r *api.GetMetadataDeltaRequest, stream grpc.ServerStreamingServer[api.GetMetadataDeltaResponse]) error {
-	return s.serve(request{
-		Token: r.GetSecurityToken(), Namespace: r.GetNamespace(), Base: r.GetBaseSnapshotId(), Snapshot: r.GetTargetSnapshotName(), From: r.GetStartingOffset(), done: stream.Context().Done(),
+	return s.serve(Request{
+		Token: r.GetSecurityToken(), Namespace: r.GetNamespace(), Base: r.GetBaseSnapshotId(), Snapshot: r.GetTargetSnapshotName(), From: r.GetStartingOffset(), Done: stream.Context().Done(),
 	}, func(kind api.BlockMetadataType, size int64, ranges ...*api.BlockMetadata) error {
 		return stream.Send(&api.GetMetadataDeltaResponse{BlockMetadataType: kind, VolumeCapacityBytes: size, BlockMetadata: ranges})
 	})
 }
 
-// start serves the stub at an address of this machine until the test ends.
-func (s *StubSnapshotMetadata) start(t *testing.T) *Service {
+// Start serves the stub until the test ends. It returns its address on this machine, and the certificate of its authority.
+func (s *StubSnapshotMetadata) Start(t testing.TB) (address string, authorities []byte) {
 	t.Helper()
 	a := authority.New(t)
 	ca, err := os.ReadFile(filepath.Join(a.Files(t), "ca-cert.pem"))
@@ -88,17 +108,5 @@ func (s *StubSnapshotMetadata) start(t *testing.T) *Service {
 		server.Stop()
 		<-ended
 	})
-	return &Service{Address: l.Addr().String(), CA: ca, Audience: "stub"}
-}
-
-// client asks the stub, and loses patience soon.
-func (s *StubSnapshotMetadata) client(t *testing.T) *Client {
-	t.Helper()
-	token := func(_ context.Context, audience string) (string, error) { return "token-for-" + audience, nil }
-	c, err := NewClient(s.start(t), token, Limits{Idle: 200 * time.Millisecond, Attempts: 3, Pause: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return c
+	return l.Addr().String(), ca
 }
