@@ -7,6 +7,6 @@
 // off is continued where it ended, as long as each attempt brings something new. A server that says nothing for the idle time, or sends
 // what brings nothing new, is given up.
 //
-// Nothing in Varve uses the package yet: an upload deletes its snapshot when the data is stored, and a driver needs the earlier snapshot,
-// or at least its handle, to tell what has changed since.
+// Mover pods ask, for uploads of Block volumes (internal/moverpod). A driver needs the earlier snapshot, or at least its handle, to tell what has
+// changed since: the handle is in the restore point of the earlier upload.
 package csichanges

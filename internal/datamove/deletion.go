@@ -29,6 +29,8 @@ const (
 	// ResultFullReason is the key of a DataUpload's dataMoverResult that says why everything was read; it is absent if the upload was
 	// incremental, or could not be.
 	ResultFullReason = "fullReason"
+	// ResultFullDetail is the key that says it in plain words, if there is more to say.
+	ResultFullDetail = "fullDetail"
 )
 
 // DeletionVariable is the environment variable of a deletion pod that has its DeletionJob.

@@ -66,6 +66,8 @@ type Job struct {
 	Tunnel *TunnelSource `json:"tunnel,omitempty"`
 	// Endpoint is where the disk comes from if it is in a pull backup of somebody else's; nil for all others.
 	Endpoint *EndpointSource `json:"endpoint,omitempty"`
+	// Snapshot is the CSI snapshot that a Block volume is of; nil for all others.
+	Snapshot *SnapshotSource `json:"snapshot,omitempty"`
 	// Labels are those of an upload's restore point.
 	Labels map[string]string `json:"labels,omitempty"`
 	// SnapshotID is what a download writes to the volume.
@@ -126,8 +128,17 @@ func (j Job) validate() error {
 		return errors.New("a tunnel without a backup or a volume, or beside another source")
 	case j.Kind != Upload && j.Kind != Download:
 		return fmt.Errorf("unknown kind %q", j.Kind)
+	case j.Snapshot != nil && (j.Kind != Upload || j.VolumeMode != corev1.PersistentVolumeBlock):
+		return errors.New("a snapshot of something else than a Block volume")
 	}
-	return j.validateEndpoint()
+	return errors.Join(j.validateEndpoint(), j.validateSnapshot())
+}
+
+func (j Job) validateSnapshot() error {
+	if j.Snapshot == nil {
+		return nil
+	}
+	return j.Snapshot.validate()
 }
 
 func (j Job) validateEndpoint() error {

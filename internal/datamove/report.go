@@ -41,7 +41,17 @@ type Report struct {
 	StoredBytes      int64 `json:"storedBytes,omitempty"`
 	// FullReason says why an upload that could have been incremental was not.
 	FullReason string `json:"fullReason,omitempty"`
+	// FullDetail says it in plain words, if there is more to say.
+	FullDetail string `json:"fullDetail,omitempty"`
 }
+
+// FullReasons of uploads of CSI snapshots. FullDetail says more.
+const (
+	// FullNoSnapshotMetadata: the driver offers no SnapshotMetadata service, or that gave no answer that can be used.
+	FullNoSnapshotMetadata = "NoSnapshotMetadata"
+	// FullNoBaseSnapshot: no restore point has a snapshot that the changes could be counted from.
+	FullNoBaseSnapshot = "NoBaseSnapshot"
+)
 
 // Encode returns the report as AnnotationReport has it.
 func (r Report) Encode() string {

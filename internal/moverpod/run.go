@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/varvebackup/varve/internal/csichanges"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
@@ -52,6 +53,8 @@ type Files struct {
 	TunnelToken, TunnelCertificate, TunnelKey, TunnelEnded string
 	// EndpointToken, EndpointAuthorities and EndpointEnded are those of datamove.EndpointDirectory.
 	EndpointToken, EndpointAuthorities, EndpointEnded string
+	// SnapshotToken is that of datamove.SnapshotTokenDirectory.
+	SnapshotToken string
 }
 
 // PodFiles returns the paths in the pod of a job.
@@ -63,6 +66,7 @@ func PodFiles(job datamove.Job) Files {
 		TunnelKey: filepath.Join(datamove.TunnelDirectory, datamove.TunnelPrivateKey), TunnelEnded: filepath.Join(datamove.TunnelDirectory, datamove.EndpointEndedKey),
 		EndpointToken: filepath.Join(datamove.EndpointDirectory, datamove.EndpointTokenKey), EndpointAuthorities: filepath.Join(datamove.EndpointDirectory, datamove.EndpointAuthoritiesKey),
 		EndpointEnded: filepath.Join(datamove.EndpointDirectory, datamove.EndpointEndedKey),
+		SnapshotToken: filepath.Join(datamove.SnapshotTokenDirectory, datamove.SnapshotTokenKey),
 	}
 }
 
@@ -89,6 +93,8 @@ type limits struct {
 	// endpoint is how long the endpoints of a pull backup may bring nothing, and endpointStall how long one connection may. An export pod
 	// that is lost is replaced in that time.
 	endpoint, endpointStall time.Duration
+	// metadata bounds how long the SnapshotMetadata service of a driver is asked.
+	metadata csichanges.Limits
 }
 
 func (l limits) withDefaults() limits {
@@ -97,7 +103,7 @@ func (l limits) withDefaults() limits {
 		interrupted: cmp.Or(l.interrupted, 24*time.Second), report: cmp.Or(l.report, 30*time.Minute),
 		progress: cmp.Or(l.progress, time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
 		flush: cmp.Or(l.flush, time.Minute), launcher: cmp.Or(l.launcher, 2*time.Minute), ended: cmp.Or(l.ended, time.Second),
-		endpoint: cmp.Or(l.endpoint, 10*time.Minute), endpointStall: cmp.Or(l.endpointStall, time.Minute),
+		endpoint: cmp.Or(l.endpoint, 10*time.Minute), endpointStall: cmp.Or(l.endpointStall, time.Minute), metadata: l.metadata,
 	}
 }
 

@@ -40,6 +40,8 @@ func (r *run) uploadSource(ctx context.Context, repo *repository.Repository, id 
 		return datamove.Report{}, err
 	case path == "":
 		return r.uploadFiles(ctx, repo, id)
+	case r.Job.Snapshot != nil:
+		return r.uploadSnapshot(ctx, repo, id, path)
 	}
 	return r.uploadDisk(ctx, repo, id, path)
 }

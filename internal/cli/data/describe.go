@@ -67,6 +67,15 @@ func podsOf(m *movement) []client.ListOption {
 	return []client.ListOption{client.InNamespace(layout.Namespace), client.MatchingLabels{datamove.LabelObject: string(m.object.GetUID())}}
 }
 
+// whyFull says why everything was read, or "".
+func whyFull(o *velerov2.DataUpload) string {
+	reason, detail := o.Status.DataMoverResult[datamove.ResultFullReason], o.Status.DataMoverResult[datamove.ResultFullDetail]
+	if reason == "" || detail == "" {
+		return reason + detail
+	}
+	return reason + ": " + detail
+}
+
 func writeMovement(p *output.Page, m *movement, pods []corev1.Pod) {
 	volume := "Volume"
 	var incremental, fullReason string
@@ -76,7 +85,7 @@ func writeMovement(p *output.Page, m *movement, pods []corev1.Pod) {
 		if o.Status.IncrementalBytes > 0 {
 			incremental = human.Bytes(o.Status.IncrementalBytes)
 		}
-		fullReason = o.Status.DataMoverResult[datamove.ResultFullReason]
+		fullReason = whyFull(o)
 	case *velerov2.DataDownload:
 		volume = "To claim"
 	}

@@ -96,7 +96,7 @@ func printUploads(w io.Writer, form string, all []*velerov2.DataUpload, waited b
 	for _, u := range all {
 		m := newMovement(u)
 		text := fmt.Sprintf("upload %s completed: %s, %s new or changed, took %s", u.Name, human.Bytes(u.Status.Progress.TotalBytes), human.Bytes(u.Status.IncrementalBytes), human.Or(m.took(time.Time{})))
-		if why := u.Status.DataMoverResult[datamove.ResultFullReason]; why != "" {
+		if why := whyFull(u); why != "" {
 			text += ", full because " + why
 		}
 		if _, err := fmt.Fprintln(w, human.Line(text+", snapshot ID "+u.Status.SnapshotID)); err != nil {

@@ -84,6 +84,8 @@ type StorageClass struct {
 	StorageClass string `json:"storageClass,omitempty"`
 	// ReadOnly asks for a claim with the access mode ReadOnlyMany.
 	ReadOnly bool `json:"readOnly,omitempty"`
+	// ReadWhole keeps Varve from asking the driver what has changed: Block volumes are read as a whole.
+	ReadWhole bool `json:"readWhole,omitempty"`
 }
 
 // Default returns the settings of an installation without a ConfigMap.

@@ -161,6 +161,9 @@ func resultOf(r *datamove.Report) map[string]string {
 	if r.FullReason != "" {
 		result[datamove.ResultFullReason] = r.FullReason
 	}
+	if r.FullDetail != "" {
+		result[datamove.ResultFullDetail] = r.FullDetail
+	}
 	return result
 }
 
