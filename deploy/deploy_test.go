@@ -478,6 +478,15 @@ func TestNetworkPolicies_ofMoversAdmitLaunchersAlone(t *testing.T) {
 	}
 }
 
+// What the SnapshotMetadata service of a driver asks for is all that mover pods may do beside their own object.
+func TestRoles_ofMoversReadSnapshotsInVarvesNamespaceAlone(t *testing.T) {
+	t.Parallel()
+	want := []rbacv1.PolicyRule{{APIGroups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshots"}, Verbs: []string{"get"}}}
+	if diff := cmp.Diff(want, rules(t)[layout.Namespace+"/"+datamove.ServiceAccount]); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestEveryBindingHasItsRoleAndAccount(t *testing.T) {
 	t.Parallel()
 	roles := rules(t)
@@ -505,8 +514,8 @@ func TestEveryBindingHasItsRoleAndAccount(t *testing.T) {
 			}
 		}
 	}
-	if seen != 5 {
-		t.Errorf("%d bindings, want 5", seen)
+	if seen != 6 {
+		t.Errorf("%d bindings, want 6", seen)
 	}
 }
 

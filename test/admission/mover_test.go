@@ -191,6 +191,9 @@ func TestHandler_makesMoverPodsAlone(t *testing.T) {
 		"a writable root":  {func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.ReadOnlyRootFilesystem = nil }, bounded},
 		"the node's files": {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), mounts},
 		"its token":        {projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}), ""},
+		"a token for a driver's service": {projected(
+			corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", Audience: "csi.test", ExpirationSeconds: ptr.To[int64](600)}},
+		), ""},
 		"a secret, projected": {projected(corev1.VolumeProjection{
 			Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "varve-webhook"}},
 		}), mounts},

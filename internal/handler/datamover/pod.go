@@ -24,6 +24,8 @@ const (
 	graceSeconds = 30
 	// tokenSeconds is how long a mover's token is valid. The kubelet renews it.
 	tokenSeconds = 3600
+	// snapshotTokenSeconds is the same for a driver's SnapshotMetadata service. The API server makes none that is shorter.
+	snapshotTokenSeconds = 600
 	// tunnelPortName is the name of the port where the launcher of a running machine calls.
 	tunnelPortName = "tunnel"
 	// tokenDirectory is where programs in pods look for their token.
@@ -55,7 +57,8 @@ type podInput struct {
 	elsewhere bool
 }
 
-// moverPod returns the pod that moves an object's data. It holds no token but its own account's, and mounts nothing but the volume, or
+// moverPod returns the pod that moves an object's data. It holds no token but its own account's, and one for the service that knows what has
+// changed on its volume, if there is one. It mounts nothing but the volume, or
 // what opens the endpoints or the tunnel of its disk, the access to its repository, and scratch space.
 func moverPod(in podInput) *corev1.Pod {
 	v := &in.view
@@ -137,7 +140,7 @@ func (in *podInput) job() datamove.Job {
 	}
 	if upload, ok := in.object.(*velerov2.DataUpload); ok {
 		job.SourceNamespace, job.SourceClaim, job.SourceUID = upload.Spec.SourceNamespace, upload.Spec.SourcePVC, in.volume.SourceUID
-		job.Endpoint, job.Tunnel = in.volume.Endpoint, in.volume.Tunnel
+		job.Endpoint, job.Tunnel, job.Snapshot = in.volume.Endpoint, in.volume.Tunnel, in.volume.Snapshot
 		for _, key := range []string{datamove.LabelBackupName, datamove.LabelBackupUID} {
 			if value := upload.Labels[key]; value != "" {
 				job.Labels = merged(job.Labels, map[string]string{key: value})
@@ -173,6 +176,9 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 		mount(ownSecret(datamove.ChildName(in.view.Kind, in.view.UID), datamove.TunnelTokenKey, datamove.TunnelCertificateKey, datamove.TunnelPrivateKey, datamove.EndpointEndedKey),
 			corev1.VolumeMount{MountPath: datamove.TunnelDirectory, ReadOnly: true})
 		c.Ports = []corev1.ContainerPort{{Name: tunnelPortName, ContainerPort: datamove.TunnelPort, Protocol: corev1.ProtocolTCP}}
+	}
+	if s := in.volume.Snapshot; s != nil && s.Metadata != nil {
+		mount(snapshotTokenVolume(s.Metadata.Audience), corev1.VolumeMount{MountPath: datamove.SnapshotTokenDirectory, ReadOnly: true})
 	}
 	if in.volume.Claim == "" {
 		return
@@ -210,6 +216,17 @@ func tokenVolume() corev1.Volume {
 				{Path: "namespace", FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.namespace"}},
 			}}},
 		},
+	}}}
+}
+
+// snapshotTokenVolume is a token that the SnapshotMetadata service of a driver takes, and nobody else: the API server does not know its
+// audience. The service asks the API server whether the account may get VolumeSnapshots in Varve's namespace.
+func snapshotTokenVolume(audience string) corev1.Volume {
+	return corev1.Volume{Name: "snapshot-metadata", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+		DefaultMode: ptr.To[int32](0o400),
+		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{
+			Path: datamove.SnapshotTokenKey, Audience: audience, ExpirationSeconds: ptr.To[int64](snapshotTokenSeconds),
+		}}},
 	}}}
 }
 

@@ -113,6 +113,43 @@ func TestMoverPod_readsEndpointsWithItsOwnSecret(t *testing.T) {
 	}
 }
 
+// The token for the driver's service is there if it is needed, and is for that service alone.
+func TestMoverPod_hasATokenForTheSnapshotMetadataService(t *testing.T) {
+	t.Parallel()
+	from := &datamove.SnapshotSource{
+		SnapshotMoment: datamove.SnapshotMoment{Driver: "csi.test", Volume: "v", Snapshot: "s", Taken: 1},
+		Metadata:       &datamove.SnapshotMetadata{Address: "metadata.csi:6443", CA: []byte("PEM"), Audience: "csi.test.audience", Namespace: "varve", Name: "du-u1"},
+	}
+	without := *from
+	without.Metadata, without.NoMetadata = nil, "nobody offers one"
+	for source, want := range map[*datamove.SnapshotSource][]string{from: {"", "csi.test.audience"}, &without: {""}, nil: {""}} {
+		pod := podFor(t, func(in *podInput) {
+			in.volume = Volume{Claim: "du-u1", VolumeMode: corev1.PersistentVolumeBlock, SourceUID: "pvc-1", Snapshot: source}
+		})
+		job, err := datamove.DecodeJob(pod.Spec.Containers[0].Env[0].Value)
+		if err != nil || !cmp.Equal(job.Snapshot, source) {
+			t.Errorf("%+v, %v", job, err)
+		}
+		var audiences []string
+		for _, v := range pod.Spec.Volumes {
+			if v.Projected == nil {
+				continue
+			}
+			for _, s := range v.Projected.Sources {
+				if s.ServiceAccountToken != nil {
+					audiences = append(audiences, s.ServiceAccountToken.Audience)
+				}
+			}
+		}
+		mounted := slices.ContainsFunc(pod.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+			return m.MountPath == datamove.SnapshotTokenDirectory && m.ReadOnly && m.SubPath == "" // which the kubelet would not bring up to date
+		})
+		if !slices.Equal(audiences, want) || mounted != (len(want) > 1) {
+			t.Errorf("tokens for %q, mounted: %t", audiences, mounted)
+		}
+	}
+}
+
 func TestMoverPod_readsTheDiskOfARunningMachineThroughItsPort(t *testing.T) {
 	t.Parallel()
 	from := &datamove.TunnelSource{Volume: "root", BackupUID: "b1", Checkpoint: "daily-2", BaseCheckpoint: "daily-1", BaseUID: "b0"}

@@ -67,9 +67,11 @@ func (e *CSI) Expose(ctx context.Context, upload *velerov2.DataUpload) (Exposure
 		}
 	}
 	exposure, err := e.examineClaim(ctx, s.claim, class, s.note.Topology)
-	if exposure.Volume != nil {
-		exposure.Volume.SourceUID = s.note.SourceUID
+	if err != nil || exposure.Volume == nil {
+		return exposure, err
 	}
+	exposure.Volume.SourceUID = s.note.SourceUID
+	exposure.Volume.Snapshot, err = e.describeSnapshot(ctx, s)
 	return exposure, err
 }
 

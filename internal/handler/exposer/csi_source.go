@@ -75,9 +75,9 @@ func noteOf(source *snapshotv1.VolumeSnapshot, content *snapshotv1.VolumeSnapsho
 	note := &snapshotNote{Version: noteVersion, Snapshot: source.UID}
 	if content != nil {
 		note.Content, note.ContentUID = content.Name, content.UID
-		note.Driver, note.Policy = content.Spec.Driver, content.Spec.DeletionPolicy
+		note.Driver, note.Policy, note.VolumeHandle = content.Spec.Driver, content.Spec.DeletionPolicy, ptr.Deref(content.Spec.Source.VolumeHandle, "")
 		if content.Status != nil {
-			note.Handle = ptr.Deref(content.Status.SnapshotHandle, "")
+			note.Handle, note.Taken = ptr.Deref(content.Status.SnapshotHandle, ""), ptr.Deref(content.Status.CreationTime, 0)
 		}
 	}
 	return note

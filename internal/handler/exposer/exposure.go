@@ -40,6 +40,8 @@ type Volume struct {
 	NodeAffinity *corev1.NodeSelector
 	// SourceUID is the UID of the claim that an upload's snapshot is of; "" if it is not known.
 	SourceUID types.UID
+	// Snapshot is the snapshot that a Block volume was made from; nil for all others.
+	Snapshot *datamove.SnapshotSource
 	// Endpoint is where the disk is read if it is in a pull backup; nil for all others.
 	Endpoint *datamove.EndpointSource
 	// Tunnel is which disk of a running machine it is; nil for all others.
@@ -87,6 +89,8 @@ type Class struct {
 	ReadOnly bool
 	// Annotations are those of that claim, for its driver.
 	Annotations map[string]string
+	// ReadWhole: the driver is not asked what a snapshot has, and what has changed.
+	ReadWhole bool
 }
 
 func (a Access) options() Options {

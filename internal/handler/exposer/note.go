@@ -35,6 +35,9 @@ type snapshotNote struct {
 	VolumeMode corev1.PersistentVolumeMode `json:"volumeMode,omitempty"`
 	Topology   *corev1.NodeSelector        `json:"topology,omitempty"`
 	SourceUID  types.UID                   `json:"sourceUID,omitempty"`
+	// VolumeHandle is that volume's handle, and Taken when the snapshot was taken, in nanoseconds since 1970; 0: not known.
+	VolumeHandle string `json:"volumeHandle,omitempty"`
+	Taken        int64  `json:"taken,omitempty"`
 	// Volume is what was made from the snapshot.
 	Volume volumeNote `json:"volume,omitzero"`
 }

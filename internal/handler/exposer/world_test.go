@@ -16,6 +16,7 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -40,7 +41,7 @@ func TestControlPlane(t *testing.T) {
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for name, tests := range map[string]map[string]func(*world){"CSI": csiTests, "Restore": restoreTests, "crash": crashTests, "Endpoints": endpointTests, "Tunnel": tunnelTests} {
+	for name, tests := range map[string]map[string]func(*world){"CSI": csiTests, "Restore": restoreTests, "crash": crashTests, "metadata": metadataTests, "Endpoints": endpointTests, "Tunnel": tunnelTests} {
 		for test, run := range tests {
 			t.Run(name+"/"+test, func(t *testing.T) {
 				t.Parallel()
@@ -65,7 +66,18 @@ func installSnapshotKinds(t *testing.T, cluster *controlplane.Cluster) {
 		}
 		files = append(files, file)
 	}
-	if _, err := envtest.InstallCRDs(cluster.Config, envtest.CRDInstallOptions{Paths: files}); err != nil {
+	metadata := &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "snapshotmetadataservices.cbt.storage.k8s.io", Annotations: map[string]string{"api-approved.kubernetes.io": "https://github.com/kubernetes/enhancements/pull/4082"}},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "cbt.storage.k8s.io", Scope: apiextensionsv1.ClusterScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "snapshotmetadataservices", Kind: "SnapshotMetadataService", ListKind: "SnapshotMetadataServiceList", Singular: "snapshotmetadataservice"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
+				Name: "v1alpha1", Served: true, Storage: true,
+				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}},
+			}},
+		},
+	}
+	if _, err := envtest.InstallCRDs(cluster.Config, envtest.CRDInstallOptions{Paths: files, CRDs: []*apiextensionsv1.CustomResourceDefinition{metadata}}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -250,7 +262,7 @@ func (w *world) makeSnapshot(u *upload, handle string) {
 	status := u.content.Status
 	w.create(u.content)
 	if status == nil {
-		status = &snapshotv1.VolumeSnapshotContentStatus{ReadyToUse: ptr.To(true), RestoreSize: ptr.To(size.Value())}
+		status = &snapshotv1.VolumeSnapshotContentStatus{ReadyToUse: ptr.To(true), RestoreSize: ptr.To(size.Value()), CreationTime: ptr.To[int64](takenAt)}
 	}
 	status.SnapshotHandle = &handle
 	w.storage.snapshots[handle] = true
@@ -262,6 +274,9 @@ func (w *world) makeSnapshot(u *upload, handle string) {
 		}
 	})
 }
+
+// takenAt is when the storage took every snapshot that upload makes, in nanoseconds since 1970.
+const takenAt = 1234567890123456789
 
 // download is a DataDownload with the claim that Velero has made for it.
 type download struct {
