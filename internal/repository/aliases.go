@@ -65,4 +65,5 @@ const (
 type (
 	Location = storage.Location
 	S3       = storage.S3
+	Role     = storage.Role
 )

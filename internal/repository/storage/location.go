@@ -62,6 +62,8 @@ func Describe(i blob.ConnectionInfo) string {
 		return Location{Directory: o.Path}.String()
 	case *s3.Options:
 		return Location{S3: &S3{Endpoint: o.Endpoint, Bucket: o.BucketName, Prefix: o.Prefix}}.String()
+	case *roleOptions:
+		return Describe(blob.ConnectionInfo{Config: &o.Bucket})
 	default:
 		return i.Type
 	}

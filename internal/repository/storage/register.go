@@ -34,6 +34,7 @@ func Register() {
 	registerOnce.Do(func() {
 		blob.AddSupportedStorage("filesystem", filesystem.Options{}, guardOpened(NewDirectory)) // instead of kopia's
 		blob.AddSupportedStorage("s3", s3.Options{}, guardOpened(newS3))                        // instead of kopia's
+		blob.AddSupportedStorage(roleType, roleOptions{}, guardOpened(newRoleS3))
 		blob.AddSupportedStorage(viewType, viewConfig{}, openView)
 		if err := os.Setenv(ignoreRewriteErrors, "1"); err != nil {
 			panic(err) // The name of the variable is not valid.

@@ -31,6 +31,8 @@ type S3 struct {
 	RootCA    []byte
 	// SessionToken is for temporary keys only.
 	AccessKey, SecretKey, SessionToken string
+	// Role gets keys in place of these, and new ones before they expire.
+	Role *Role
 	// AnswerTimeout is how long the server may take to answer the first request; 0: 30 seconds.
 	AnswerTimeout time.Duration
 }
@@ -45,7 +47,13 @@ func (s *S3) Options() *s3.Options {
 
 // openBucket returns the storage once the server has answered and has the bucket.
 func (s *S3) openBucket(ctx context.Context) (blob.Storage, error) {
-	st, err := openAnsweringS3(ctx, s.Options(), s.AnswerTimeout)
+	open := func(ctx context.Context) (blob.Storage, error) { return newS3(ctx, s.Options(), false) }
+	if s.Role != nil {
+		open = func(ctx context.Context) (blob.Storage, error) {
+			return newRoleS3(ctx, &roleOptions{Bucket: *s.Options(), Role: *s.Role}, false)
+		}
+	}
+	st, err := openAnsweringS3(ctx, s.Endpoint, s.AnswerTimeout, open)
 	if err != nil {
 		return nil, err
 	}
@@ -57,20 +65,20 @@ func (s *S3) openBucket(ctx context.Context) (blob.Storage, error) {
 	return st, nil
 }
 
-// openAnsweringS3 returns the storage once the server has answered a request.
-func openAnsweringS3(ctx context.Context, o *s3.Options, timeout time.Duration) (blob.Storage, error) {
+// openAnsweringS3 returns the storage that open opens, once the server has answered a request.
+func openAnsweringS3(ctx context.Context, endpoint string, timeout time.Duration, open func(context.Context) (blob.Storage, error)) (blob.Storage, error) {
 	if timeout == 0 {
 		timeout = defaultAnswerTimeout
 	}
 	within, cancel := context.WithTimeoutCause(ctx, timeout, ErrUnreachable)
 	defer cancel()
-	st, err := newS3(within, o, false)
+	st, err := open(within)
 	var answer minio.ErrorResponse
 	switch {
 	case err == nil:
 		return st, nil
 	case context.Cause(within) == ErrUnreachable: //nolint:errorlint // exactly this cause
-		err = fmt.Errorf("%w from %s within %s", ErrUnreachable, o.Endpoint, timeout)
+		err = fmt.Errorf("%w from %s within %s", ErrUnreachable, endpoint, timeout)
 	case errors.As(err, &answer) && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized):
 		err = fmt.Errorf("%w: %w", errclass.Denied, answer)
 	case errors.Is(err, blob.ErrInvalidCredentials):
@@ -90,13 +98,19 @@ func newS3(ctx context.Context, o *s3.Options, create bool) (blob.Storage, error
 
 // CheckReachable fails if a storage is an S3 server that does not answer within the timeout; 0: 30 seconds.
 func CheckReachable(ctx context.Context, info blob.ConnectionInfo, timeout time.Duration) error {
-	o, ok := info.Config.(*s3.Options)
-	if !ok {
+	var bucket s3.Options
+	var open func(context.Context) (blob.Storage, error)
+	switch o := info.Config.(type) {
+	case *s3.Options:
+		bucket, open = *o, func(ctx context.Context) (blob.Storage, error) { return newS3(ctx, o, false) }
+	case *roleOptions:
+		bucket, open = o.Bucket, func(ctx context.Context) (blob.Storage, error) { return newRoleS3(ctx, o, false) }
+	default:
 		return nil
 	}
-	st, err := openAnsweringS3(ctx, o, timeout)
+	st, err := openAnsweringS3(ctx, bucket.Endpoint, timeout, open)
 	if err != nil {
-		return fmt.Errorf("bucket %s at %s: %w", o.BucketName, o.Endpoint, err)
+		return fmt.Errorf("bucket %s at %s: %w", bucket.BucketName, bucket.Endpoint, err)
 	}
 	return st.Close(ctx)
 }
