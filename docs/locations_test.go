@@ -20,7 +20,7 @@ func TestLocations_showsLocationsThatWork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	places := map[string]string{"default": "s3://s3.eu-central-1.amazonaws.com/backups", "shelf": "claim backups/here", "nas": "nfs://nas.lan/export/backups"}
+	places := map[string]string{"default": "s3://s3.eu-central-1.amazonaws.com/backups", "shelf": "claim backups/here", "nas": "nfs://nas.lan/export/backups", "cold": "s3://s3.eu-central-1.amazonaws.com/backups"}
 	secrets := location.Secrets{"default-credentials": {"cloud": []byte("[default]\naws_access_key_id = A\naws_secret_access_key = B\n")}}
 	for _, block := range yamlBlock.FindAllStringSubmatch(string(text), -1) {
 		l := &velerov1.BackupStorageLocation{}

@@ -38,6 +38,7 @@ func TestRepositoryInLocation(t *testing.T) {
 		env.Setenv("LOCATION", "s3://"+server.Address+"/"+server.Bucket)
 		env.Setenv("AWS_ACCESS_KEY_ID", server.AccessKey)
 		env.Setenv("AWS_SECRET_ACCESS_KEY", server.SecretKey)
+		env.Setenv("KEY", server.AccessKey)
 		env.Setenv("SECRET", server.SecretKey)
 		env.Setenv("PASSWORD", locationPassword)
 		env.Setenv("KUBECONFIG", filepath.Join(env.WorkDir, "kubeconfig"))
@@ -66,6 +67,9 @@ func locationObjects(server *s3.Server) map[string]any {
 	bucket.Spec.Config = map[string]string{"s3Url": "https://" + server.Address, "region": "us-east-1"}
 	readOnly := bucket.DeepCopy()
 	readOnly.Name, readOnly.Spec.AccessMode = "readonly", velerov1.AccessReadOnly
+	byRole := bucket.DeepCopy()
+	byRole.Name = "role"
+	byRole.Annotations = map[string]string{location.AnnotationRole: "arn:aws:iam::1:role/r", location.AnnotationSTS: "https://sts.lan"}
 	lost := bucket.DeepCopy()
 	lost.Name = "lost"
 	secret := func(key, text string) *corev1.Secret {
@@ -79,11 +83,12 @@ func locationObjects(server *s3.Server) map[string]any {
 	}
 	other := datamove.NamespacePasswordSecret("bank", datamove.Location{Namespace: "velero", Name: "default"})
 	return map[string]any{
-		at(locations, "velero", "default"): bucket, at(locations, "velero", "readonly"): readOnly, at(locations, "velero", "lost"): lost,
+		at(locations, "velero", "default"): bucket, at(locations, "velero", "readonly"): readOnly, at(locations, "velero", "lost"): lost, at(locations, "velero", "role"): byRole,
 		at(locations, "varve", "shelf"): newLocation("varve", "shelf", location.ProviderClaim),
 		at(locations, "varve", "twice"): newLocation("varve", "twice", "aws"), at(locations, "velero", "twice"): newLocation("velero", "twice", "aws"),
 		at(secrets, "velero", location.DefaultCredential): keys,
 		password("default"): secret(datamove.PasswordKey, locationPassword+"\n"), password("readonly"): secret(datamove.PasswordKey, locationPassword),
+		password("role"):            secret(datamove.PasswordKey, locationPassword),
 		at(secrets, "varve", other): secret(datamove.PasswordKey, "another"+locationPassword),
 	}
 }

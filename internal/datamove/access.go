@@ -55,9 +55,28 @@ type S3Access struct {
 	PlainHTTP bool   `json:"plainHTTP,omitempty"`
 	// RootCA is PEM, for an authority that the system does not know.
 	RootCA       []byte `json:"rootCA,omitempty"`
-	AccessKey    string `json:"accessKey"`
-	SecretKey    string `json:"secretKey"`
+	AccessKey    string `json:"accessKey,omitempty"`
+	SecretKey    string `json:"secretKey,omitempty"`
 	SessionToken string `json:"sessionToken,omitempty"`
+	// Role says where a pod gets keys that live for an hour or so, in place of AccessKey and SecretKey.
+	Role *RoleAccess `json:"role,omitempty"`
+}
+
+// RoleAccess is a role whose keys a pod gets from a security token service (STS), to which it shows a token of its account. It holds no
+// secret.
+type RoleAccess struct {
+	// ARN is the role's name. "" is the role that the pod's environment has, as EKS sets it for an account.
+	ARN string `json:"arn,omitempty"`
+	// STS is the URL of the service.
+	STS string `json:"sts"`
+}
+
+// String returns what users call the role.
+func (r RoleAccess) String() string {
+	if r.ARN == "" {
+		return "the role of account " + ServiceAccount
+	}
+	return "role " + r.ARN
 }
 
 // String keeps secrets out of logs.
@@ -68,6 +87,11 @@ func (a Access) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, a.String(
 
 // LogValue implements slog.LogValuer.
 func (a Access) LogValue() slog.Value { return slog.StringValue(a.String()) }
+
+// HasKeys says whether there are keys, which are secrets.
+func (s S3Access) HasKeys() bool {
+	return s.AccessKey != "" || s.SecretKey != "" || s.SessionToken != ""
+}
 
 // String keeps secrets out of logs.
 func (s S3Access) String() string { return "access to a bucket" }
@@ -112,6 +136,11 @@ func DecodeAccess(text []byte) (Access, error) {
 		return Access{}, fmt.Errorf("decode %s: no password", AccessKey)
 	case (a.S3 != nil) == (a.Directory != ""):
 		return Access{}, errors.New("decode " + AccessKey + ": neither or both of s3 and directory")
+	case a.S3 != nil && a.S3.Role != nil && a.S3.HasKeys():
+		return Access{}, errors.New("decode " + AccessKey + ": both keys and role")
+	case a.S3 != nil && a.S3.Role == nil && (a.S3.AccessKey == "" || a.S3.SecretKey == ""):
+		// With them, kopia would ask the node for the keys of its role.
+		return Access{}, errors.New("decode " + AccessKey + ": neither keys nor role")
 	}
 	return a, nil
 }

@@ -24,7 +24,8 @@ func TestAccess_survivesItsEncoding(t *testing.T) {
 	for name, a := range map[string]Access{
 		"bucket":    secretAccess(),
 		"directory": {Password: "p", Directory: StorageDirectory + "/a", ReadOnly: true},
-		"authority": {Password: "p", S3: &S3Access{Endpoint: "e", RootCA: []byte("PEM"), PlainHTTP: true, Region: "r"}},
+		"authority": {Password: "p", S3: &S3Access{Endpoint: "e", RootCA: []byte("PEM"), PlainHTTP: true, Region: "r", AccessKey: "a", SecretKey: "s"}},
+		"role":      {Password: "p", S3: &S3Access{Endpoint: "e", Role: &RoleAccess{ARN: "arn", STS: "https://sts"}}},
 	} {
 		got, err := DecodeAccess(a.Encode())
 		if err != nil {
@@ -76,7 +77,13 @@ func TestDecodeAccess_refuses(t *testing.T) {
 		}
 		return text
 	}
+	s3 := func(edit func(map[string]any)) []byte {
+		return edited(func(f map[string]any) { edit(f["s3"].(map[string]any)) })
+	}
 	for name, text := range map[string][]byte{
+		"no access key":    s3(func(f map[string]any) { delete(f, "accessKey") }),
+		"no secret key":    s3(func(f map[string]any) { delete(f, "secretKey") }),
+		"keys and role":    s3(func(f map[string]any) { f["role"] = map[string]any{"arn": "a", "sts": "s"} }),
 		"nothing":          nil,
 		"no JSON":          []byte("secret-password"),
 		"a cut text":       secretAccess().Encode()[:40],

@@ -7,24 +7,50 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// AnnotationStorage is on a BackupRepository whose location is a directory: the Storage that its pods mount, as Encode writes it.
+// AnnotationStorage is on a BackupRepository whose location only pods can use: the Storage that they need, as Encode writes it.
 const AnnotationStorage = layout.Prefix + "storage"
 
 // LabelStorage is on every pod that mounts a Storage of one node. Its value is the Storage's Label.
 const LabelStorage = layout.Prefix + "storage"
 
-// Storage is the volume of a location that is a directory: a claim in Varve's namespace, or an NFS export.
+// IdentityDirectory is where a pod has the token that it shows for a role, and IdentityToken the token's file in it.
+const (
+	IdentityDirectory = "/run/varve/identity"
+	IdentityToken     = "token"
+)
+
+// identitySeconds is how long such a token is valid. The kubelet renews it.
+const identitySeconds = 3600
+
+// Storage is what a pod must have to use a location: the volume of one that is a directory, which is a claim in Varve's namespace or an NFS
+// export; or an identity, for a bucket whose keys are those of a role.
 type Storage struct {
 	Volume corev1.VolumeSource `json:"volume"`
 	// OneNode: the pods of one node alone can use it at a time.
 	OneNode bool `json:"oneNode,omitempty"`
+	// Identity is nil for a directory.
+	Identity *Identity `json:"identity,omitempty"`
+}
+
+// Identity makes a pod be the account ServiceAccount.
+type Identity struct {
+	// Audience is that of the token at IdentityDirectory; "": there is none, and the pod's environment has a role.
+	Audience string `json:"audience,omitempty"`
+}
+
+// IsDirectory says whether there is a volume.
+func (s Storage) IsDirectory() bool {
+	return s.Volume.PersistentVolumeClaim != nil || s.Volume.NFS != nil
 }
 
 // Encode returns the storage as AnnotationStorage has it.
@@ -36,8 +62,8 @@ func (s Storage) Encode() string {
 	return string(text)
 }
 
-// DecodeStorage reads AnnotationStorage. It takes a claim or an NFS export and nothing else: a volume of another kind could be a
-// directory of the node.
+// DecodeStorage reads AnnotationStorage. It takes a claim, an NFS export or an identity, and nothing else: a volume of another kind could be
+// a directory of the node, and a token for another audience could be used with the API server.
 func DecodeStorage(text string) (Storage, error) {
 	var s Storage
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
@@ -45,10 +71,25 @@ func DecodeStorage(text string) (Storage, error) {
 	}
 	only := s
 	only.Volume = corev1.VolumeSource{PersistentVolumeClaim: s.Volume.PersistentVolumeClaim, NFS: s.Volume.NFS}
-	if only.Encode() != s.Encode() || (s.Volume.PersistentVolumeClaim != nil) == (s.Volume.NFS != nil) {
+	parts := 0
+	for _, is := range []bool{s.Volume.PersistentVolumeClaim != nil, s.Volume.NFS != nil, s.Identity != nil} {
+		if is {
+			parts++
+		}
+	}
+	if only.Encode() != s.Encode() || parts != 1 {
 		return Storage{}, errors.New("decode " + AnnotationStorage + ": neither a claim nor an NFS export")
 	}
+	if s.Identity != nil && s.Identity.Audience != "" && !IsTokenAudience(s.Identity.Audience) {
+		return Storage{}, errors.New("decode " + AnnotationStorage + ": not the audience of an STS")
+	}
 	return s, nil
+}
+
+// IsTokenAudience says whether a pod may have a token for an audience. It must begin with "sts.", so that the API server never takes such a
+// token, which an STS gets to see.
+func IsTokenAudience(audience string) bool {
+	return strings.HasPrefix(audience, "sts.") && len(validation.IsDNS1123Subdomain(audience)) == 0
 }
 
 // StorageOf returns the storage that pods mount for a repository, if its location is a directory; otherwise nil.
@@ -118,9 +159,13 @@ func (s Storage) Remark() string {
 	return "claim " + s.Volume.PersistentVolumeClaim.ClaimName + " is ReadWriteOnce: only one node can use it at a time, so all data is moved on one node"
 }
 
-// Mount gives a pod the storage at StorageDirectory, in its first container. Pods that share a storage of one node run on one node: the
-// scheduler sees to it.
+// Mount gives a pod the storage at StorageDirectory, in its first container, or the identity. Pods that share a storage of one node run on
+// one node: the scheduler sees to it.
 func (s Storage) Mount(meta *metav1.ObjectMeta, spec *corev1.PodSpec) {
+	if s.Identity != nil {
+		s.Identity.mount(spec)
+		return
+	}
 	const volume = "storage"
 	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: volume, VolumeSource: *s.Volume.DeepCopy()})
 	c := &spec.Containers[0]
@@ -135,4 +180,21 @@ func (s Storage) Mount(meta *metav1.ObjectMeta, spec *corev1.PodSpec) {
 	spec.Affinity.PodAffinity = &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
 		TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{LabelStorage: s.Label()}},
 	}}}
+}
+
+// mount makes a pod be the account, without a token for the API server. One that the pod has already stays.
+func (i Identity) mount(spec *corev1.PodSpec) {
+	spec.ServiceAccountName = ServiceAccount
+	if i.Audience == "" {
+		return
+	}
+	const volume = "identity"
+	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+		DefaultMode: ptr.To[int32](0o400),
+		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{
+			Path: IdentityToken, Audience: i.Audience, ExpirationSeconds: ptr.To[int64](identitySeconds),
+		}}},
+	}}})
+	c := &spec.Containers[0]
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: IdentityDirectory, ReadOnly: true})
 }

@@ -34,6 +34,44 @@ func TestDecodeStorage_takesClaimsAndExportsAlone(t *testing.T) {
 	}
 }
 
+// A token for the API server is never given away, and a pod has one thing or the other.
+func TestStorage_identity(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		s  Storage
+		ok bool
+	}{
+		"a token":            {Storage{Identity: &Identity{Audience: "sts.amazonaws.com"}}, true},
+		"the environment":    {Storage{Identity: &Identity{}}, true},
+		"the API server":     {Storage{Identity: &Identity{Audience: "https://kubernetes.default.svc"}}, false},
+		"another audience":   {Storage{Identity: &Identity{Audience: "k3s"}}, false},
+		"a claim as well":    {Storage{Volume: claimVolume(false), Identity: &Identity{Audience: "sts.amazonaws.com"}}, false},
+		"a directory, too":   {Storage{Volume: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}, Identity: &Identity{}}, false},
+		"two in an audience": {Storage{Identity: &Identity{Audience: "sts.x k3s"}}, false},
+	} {
+		if got, err := DecodeStorage(c.s.Encode()); (err == nil) != c.ok || c.ok && got.Encode() != c.s.Encode() {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	for _, audience := range []string{"", "sts.amazonaws.com"} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "x"}}}}
+		Storage{Identity: &Identity{Audience: audience}}.Mount(&pod.ObjectMeta, &pod.Spec)
+		if pod.Spec.ServiceAccountName != ServiceAccount || len(pod.Labels) > 0 {
+			t.Errorf("%+v", pod)
+		}
+		if audience == "" {
+			if len(pod.Spec.Volumes) > 0 {
+				t.Errorf("%+v", pod.Spec.Volumes)
+			}
+			continue
+		}
+		token := pod.Spec.Volumes[0].Projected.Sources[0].ServiceAccountToken
+		if token.Audience != audience || token.Path != IdentityToken || *token.ExpirationSeconds < 600 || pod.Spec.Containers[0].VolumeMounts[0].MountPath != IdentityDirectory {
+			t.Errorf("%+v", pod.Spec)
+		}
+	}
+}
+
 func claimVolume(readOnly bool) corev1.VolumeSource {
 	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "shelf", ReadOnly: readOnly}}
 }

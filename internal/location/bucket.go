@@ -47,11 +47,22 @@ func (p *Place) addBucket(l *velerov1.BackupStorageLocation, secrets Secrets) er
 		return err
 	}
 	p.S3 = &datamove.S3Access{Bucket: bucket, Region: config["region"]}
-	if err := addKeys(p.S3, l, secrets); err != nil {
+	role, err := usesRole(l, secrets)
+	if err != nil {
 		return err
+	}
+	if !role {
+		if err := addKeys(p.S3, l, secrets); err != nil {
+			return err
+		}
 	}
 	if err := addEndpoint(p.S3, config["s3Url"]); err != nil {
 		return err
+	}
+	if role {
+		if err := p.addRole(l); err != nil {
+			return err
+		}
 	}
 	if err := addAuthorities(p.S3, l, secrets); err != nil {
 		return err

@@ -51,7 +51,7 @@ func addKeys(s *datamove.S3Access, l *velerov1.BackupStorageLocation, secrets Se
 	s.AccessKey, s.SecretKey, s.SessionToken = values["aws_access_key_id"], values["aws_secret_access_key"], values["aws_session_token"]
 	switch {
 	case s.AccessKey == "" && s.SecretKey == "" && (values["role_arn"] != "" || values["credential_process"] != "" || values["sso_session"] != ""):
-		return refuse(field, "%s: profile [%s] takes a role, which is unsupported: give it aws_access_key_id and aws_secret_access_key", where, profile)
+		return refuse(field, "%s: profile [%s] takes a role: name it in the annotation %s in place of spec.credential, or give the profile aws_access_key_id and aws_secret_access_key", where, profile, AnnotationRole)
 	case s.AccessKey == "":
 		return refuse(field, "%s: profile [%s] has no aws_access_key_id", where, profile)
 	case s.SecretKey == "":

@@ -28,6 +28,11 @@ const (
 	// AnnotationLockMode and AnnotationLockPeriod stand for the keys.
 	AnnotationLockMode   = layout.Prefix + "object-lock-mode"
 	AnnotationLockPeriod = layout.Prefix + "object-lock-period"
+	// AnnotationRole names a role (IAM) whose keys open the bucket, in place of spec.credential. AnnotationSTS is the URL of the service
+	// that has its keys, unless that is Amazon's. AnnotationAudience is the audience of the token that is shown to it.
+	AnnotationRole     = layout.Prefix + "role-arn"
+	AnnotationSTS      = layout.Prefix + "sts-url"
+	AnnotationAudience = layout.Prefix + "token-audience"
 	// AnnotationCheck asks for the location to be tried now, whenever its value changes.
 	AnnotationCheck = layout.Prefix + "check"
 )
@@ -50,7 +55,10 @@ func SecretNames(l *velerov1.BackupStorageLocation) []string {
 	if !isS3(l.Spec.Provider) {
 		return nil
 	}
-	names := []string{credentialOf(l).Name}
+	var names []string
+	if l.Annotations[AnnotationRole] == "" {
+		names = append(names, credentialOf(l).Name)
+	}
 	if o := l.Spec.ObjectStorage; o != nil && o.CACertRef != nil {
 		names = append(names, o.CACertRef.Name)
 	}

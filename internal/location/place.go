@@ -19,6 +19,8 @@ type Place struct {
 	Prefix string
 	// ReadOnly: nothing may be written.
 	ReadOnly bool
+	// Audience is that of the token that a pod shows for S3.Role; "": the pod's environment has the role.
+	Audience string
 	// Lock is for repositories that are made there.
 	Lock Lock
 	// Ignored says which fields Varve does not follow, and why that is safe.
@@ -44,6 +46,14 @@ func (p Place) String() string {
 		return "claim " + path.Join(p.Volume.PersistentVolumeClaim.ClaimName, p.Prefix)
 	}
 	return "no place"
+}
+
+// NeedsPod says whether only pods can use the place, because they mount it or are an account that has a role.
+func (p Place) NeedsPod() bool { return p.S3 == nil || p.S3.Role != nil }
+
+// RoleStorage is what pods must have to use a bucket by its role.
+func (p Place) RoleStorage() datamove.Storage {
+	return datamove.Storage{Identity: &datamove.Identity{Audience: p.Audience}}
 }
 
 // GoString does the same for %#v.

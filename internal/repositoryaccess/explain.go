@@ -16,6 +16,8 @@ import (
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repository/storage"
 )
@@ -76,7 +78,14 @@ func explainRepository(err error, w Words) string {
 func explainStorage(err error, a datamove.Access, w Words) string {
 	var answer minio.ErrorResponse
 	hasAnswer := errors.As(err, &answer)
+	var role *storage.RoleError
 	switch {
+	case errors.As(err, &role) && role.Refused:
+		return w.Place + ": let the role trust the account system:serviceaccount:" + layout.Namespace + ":" + datamove.ServiceAccount + " of this cluster"
+	case errors.As(err, &role):
+		return w.Place + " is not asked, for want of keys; they are asked for again"
+	case errors.Is(err, storage.ErrNoRole):
+		return w.Place + ": the location names no credential, and there is no Secret " + location.DefaultCredential + ": name one in spec.credential, or a role in the annotation " + location.AnnotationRole + ", or give a role to the account " + layout.Namespace + "/" + datamove.ServiceAccount
 	case hasAnswer && answer.Code == "RequestTimeTooSkewed":
 		return w.Place + ": the clock of the storage and that of the controller are too far apart: set the one that is wrong"
 	case IsStorageFull(err), errors.Is(err, errclass.Exhausted):
@@ -86,6 +95,9 @@ func explainStorage(err error, a datamove.Access, w Words) string {
 	case a.S3 == nil && errors.Is(err, syscall.EROFS):
 		return w.Place + " is read-only: set spec.accessMode to ReadOnly, or make it writable"
 	case hasAnswer && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized), errors.Is(err, errclass.Denied), errors.Is(err, blob.ErrInvalidCredentials):
+		if a.S3 != nil && a.S3.Role != nil {
+			return w.Place + " refuses the keys of " + a.S3.Role.String() + ", or does not allow them enough"
+		}
 		return w.Place + " refuses the keys in " + w.Keys + ", or does not allow them enough"
 	case certificateRefused(err):
 		return w.Place + ": the server's certificate is not trusted: put its authority's into objectStorage.caCert or caCertRef"

@@ -138,10 +138,12 @@ func below(root datamove.Access, name string) datamove.Access {
 // LookVariable is the environment variable of a pod that has its Look, as Encode writes it.
 const LookVariable = "VARVE_LOOK"
 
-// Encode returns the look as LookVariable has it: without the password. It panics on one with a bucket, whose keys no variable may have.
+// Encode returns the look as LookVariable has it: without the password. It panics on one with the keys of a bucket, which no variable may have.
 func (l *Look) Encode() string {
-	if l.Root.S3 != nil || l.Access.S3 != nil {
-		panic("a look into a bucket is no pod's")
+	for _, a := range []datamove.Access{l.Root, l.Access} {
+		if a.S3 != nil && a.S3.HasKeys() {
+			panic("a look into a bucket with keys is no pod's")
+		}
 	}
 	safe := *l
 	safe.Root.Password, safe.Access.Password = "", ""

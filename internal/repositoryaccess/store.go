@@ -53,8 +53,19 @@ func Locate(a datamove.Access) repository.Location {
 	s := a.S3
 	return repository.Location{S3: &repository.S3{
 		Endpoint: s.Endpoint, Bucket: s.Bucket, Prefix: s.Prefix, Region: s.Region, PlainHTTP: s.PlainHTTP, RootCA: s.RootCA,
-		AccessKey: s.AccessKey, SecretKey: s.SecretKey, SessionToken: s.SessionToken, AnswerTimeout: answerTimeout,
+		AccessKey: s.AccessKey, SecretKey: s.SecretKey, SessionToken: s.SessionToken, Role: locateRole(s.Role), AnswerTimeout: answerTimeout,
 	}}
+}
+
+// locateRole returns how this pod gets the keys of a role. EKS puts the role of a pod's account into these variables.
+func locateRole(r *datamove.RoleAccess) *repository.Role {
+	switch {
+	case r == nil:
+		return nil
+	case r.ARN == "":
+		return &repository.Role{ARN: os.Getenv("AWS_ROLE_ARN"), STS: r.STS, TokenFile: os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE")}
+	}
+	return &repository.Role{ARN: r.ARN, STS: r.STS, TokenFile: filepath.Join(datamove.IdentityDirectory, datamove.IdentityToken)}
 }
 
 // Exists says whether there is a repository, with its format or without it.

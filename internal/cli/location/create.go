@@ -22,6 +22,7 @@ import (
 type locationRequest struct {
 	s3                 repoaccess.S3Flags
 	secret             string
+	role, sts          string
 	readOnly, standard bool
 	frequency          time.Duration
 	labels             map[string]string
@@ -42,12 +43,18 @@ func newCreateCommand(s *resource.Session) *cobra.Command {
 The keys for S3 come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN or
 from the file of --s3-credentials-file, never from an argument. They go into a Secret that is
 deleted with the location. --credential-secret names a Secret that is there already: its key
-cloud has the keys in the format of the AWS CLI.`,
+cloud has the keys in the format of the AWS CLI. With --role-arn there are none: Varve's pods
+show a token of their account, system:serviceaccount:varve:varve-mover, to the security token
+service (STS), and get keys of that role that live for an hour.`,
 		Example: `  # A bucket; the keys are in the environment
   varve location create default s3://s3.eu-central-1.amazonaws.com/backups -n varve --default --wait
 
   # A server with a certificate of its own authority
   varve location create lan s3://minio.lan:9000/backups/varve -n varve --s3-ca-file ca.pem
+
+  # A bucket that a role opens, on Amazon's S3
+  varve location create cold s3://s3.eu-central-1.amazonaws.com/backups -n varve --s3-region eu-central-1 \
+    --role-arn arn:aws:iam::111122223333:role/varve-backups
 
   # A claim
   varve location create shelf claim://backups -n varve`,
@@ -83,6 +90,8 @@ cloud has the keys in the format of the AWS CLI.`,
 	}
 	r.s3.AddFlags(c)
 	c.Flags().StringVar(&r.secret, "credential-secret", "", "a Secret in the location's namespace whose key cloud has the keys for S3")
+	c.Flags().StringVar(&r.role, "role-arn", "", "the role (IAM) whose keys open the bucket, in place of keys of its own")
+	c.Flags().StringVar(&r.sts, "sts-url", "", "with --role-arn: the security token service that has the role's keys, such as https://minio.lan:9000 (default: Amazon's)")
 	c.Flags().BoolVar(&r.readOnly, "read-only", false, "restore from the location only: nothing is written or deleted")
 	c.Flags().BoolVar(&r.standard, "default", false, "use the location where none is named")
 	c.Flags().DurationVar(&r.frequency, "validate-every", 0, "how often to try the location (default 1m)")
@@ -111,8 +120,8 @@ func (r *locationRequest) newObjects(s *resource.Session, name, place string) (*
 		keys, err := r.setBucket(s, l, place)
 		return l, keys, err
 	}
-	if r.secret != "" || r.s3.IsUsed() {
-		return nil, "", failure.Usage("--credential-secret and --s3-… flags need a place that begins with s3://")
+	if r.secret != "" || r.role != "" || r.sts != "" || r.s3.IsUsed() {
+		return nil, "", failure.Usage("--credential-secret, --role-arn, --sts-url and --s3-… flags need a place that begins with s3://")
 	}
 	return l, "", setDirectory(l, place)
 }
@@ -133,6 +142,9 @@ func (r *locationRequest) setBucket(s *resource.Session, l *velerov1.BackupStora
 	if at.Region != "" {
 		l.Spec.Config["region"] = at.Region
 	}
+	if r.role != "" || r.sts != "" {
+		return "", r.setRole(l)
+	}
 	secret := r.secret
 	if secret == "" {
 		secret = l.Name + "-credentials"
@@ -149,4 +161,22 @@ func (r *locationRequest) setBucket(s *resource.Session, l *velerov1.BackupStora
 		keys += "aws_session_token=" + at.SessionToken + "\n"
 	}
 	return keys, nil
+}
+
+// setRole makes l take the keys of a role.
+func (r *locationRequest) setRole(l *velerov1.BackupStorageLocation) error {
+	switch {
+	case r.role == "":
+		return failure.Usage("--sts-url needs --role-arn")
+	case r.secret != "" || r.s3.NamesKeys():
+		return failure.Usage("--role-arn takes the keys of a role: omit --credential-secret and --s3-credentials-file")
+	}
+	l.Annotations = map[string]string{location.AnnotationRole: r.role}
+	if r.sts != "" {
+		l.Annotations[location.AnnotationSTS] = r.sts
+	}
+	if _, err := location.Parse(l, nil); err != nil {
+		return failure.Usage("%s", err)
+	}
+	return nil
 }

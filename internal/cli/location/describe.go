@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/location"
 )
 
 func newDescribeCommand(s *resource.Session) *cobra.Command {
@@ -95,6 +96,9 @@ func writeLocation(p *output.Page, l *velerov1.BackupStorageLocation, repositori
 }
 
 func credentialOf(l *velerov1.BackupStorageLocation) string {
+	if role := l.Annotations[location.AnnotationRole]; role != "" {
+		return "role " + role
+	}
 	if l.Spec.Credential == nil {
 		return ""
 	}

@@ -16,6 +16,7 @@ import (
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/layout"
@@ -63,7 +64,7 @@ func (l *clusterLocation) open(ctx context.Context, s *Session) (*repository.Rep
 	if err != nil {
 		return nil, err
 	}
-	access, passwordSecret, err := readAccess(ctx, c, found, c.Namespace)
+	access, passwordSecret, err := readAccess(ctx, s.Session, c, found, c.Namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +125,7 @@ func FindLocation(ctx context.Context, c *cluster.Client, name string) (*velerov
 }
 
 // readAccess returns what it takes to open the repository of a namespace in a location, and the name of the Secret with its password.
-func readAccess(ctx context.Context, c *cluster.Client, l *velerov1.BackupStorageLocation, volumeNamespace string) (access datamove.Access, passwordSecret string, err error) {
+func readAccess(ctx context.Context, s *session.Session, c *cluster.Client, l *velerov1.BackupStorageLocation, volumeNamespace string) (access datamove.Access, passwordSecret string, err error) {
 	secrets := location.Secrets{}
 	for _, name := range location.SecretNames(l) {
 		data, err := readSecret(ctx, c, l.Namespace, name)
@@ -144,6 +145,9 @@ func readAccess(ctx context.Context, c *cluster.Client, l *velerov1.BackupStorag
 			"location %s/%s is %s, which only pods can reach", l.Namespace, l.Name, place)
 	}
 	access = place.Access(volumeNamespace)
+	if err := useOwnKeys(s, l, access.S3); err != nil {
+		return access, "", err
+	}
 	key := client.ObjectKeyFromObject(l)
 	var repo velerov1.BackupRepository
 	err = c.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: datamove.RepositoryName(volumeNamespace, key)}, &repo)
@@ -153,6 +157,21 @@ func readAccess(ctx context.Context, c *cluster.Client, l *velerov1.BackupStorag
 	access.UniqueID = repo.Annotations[datamove.AnnotationUniqueID]
 	passwordSecret, access.Password, err = FindPassword(ctx, c, key, volumeNamespace)
 	return access, passwordSecret, err
+}
+
+// useOwnKeys puts the user's keys in the place of those of a role, which only pods can take.
+func useOwnKeys(s *session.Session, l *velerov1.BackupStorageLocation, bucket *datamove.S3Access) error {
+	role := bucket.Role
+	if role == nil {
+		return nil
+	}
+	bucket.Role = nil
+	bucket.AccessKey, bucket.SecretKey, bucket.SessionToken = s.Getenv("AWS_ACCESS_KEY_ID"), s.Getenv("AWS_SECRET_ACCESS_KEY"), s.Getenv("AWS_SESSION_TOKEN")
+	if bucket.AccessKey == "" || bucket.SecretKey == "" {
+		return failure.New("set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN to keys of yours that open the bucket",
+			"location %s/%s is opened with %s, which only Varve's pods take", l.Namespace, l.Name, role)
+	}
+	return nil
 }
 
 // FindPassword returns the password of the repository of a namespace in a location, and the name of its Secret. With "" as namespace, it is

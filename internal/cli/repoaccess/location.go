@@ -44,6 +44,9 @@ func (f *S3Flags) AddRoleFlag(c *cobra.Command) {
 // IsUsed says that the user gave one of them.
 func (f *S3Flags) IsUsed() bool { return *f != S3Flags{} }
 
+// NamesKeys says that the user gave a file with keys.
+func (f *S3Flags) NamesKeys() bool { return f.credentialsFile != "" }
+
 // ParseLocation reads a LOCATION, with its keys. It does not repeat what it refuses: somebody may have put keys into it.
 func ParseLocation(s *session.Session, text string, f *S3Flags) (repository.Location, error) {
 	none := repository.Location{}

@@ -66,6 +66,7 @@ func TestControlPlane(t *testing.T) {
 		"the controller's own rights":          ownRights,
 		"a claim":                              inAClaim,
 		"a claim, read-only":                   inAReadOnlyClaim,
+		"a role":                               byARole,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

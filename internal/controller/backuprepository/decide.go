@@ -16,7 +16,7 @@ const (
 	lookEvery = 45 * time.Second
 	// checkEvery is the pause between two looks at a repository that is Ready.
 	checkEvery = 5 * time.Minute
-	// checkDirectoryEvery is the same for one in a claim or an NFS export, which takes a pod.
+	// checkDirectoryEvery is the same for one that takes a pod: in a claim, in an NFS export, or in a bucket by a role.
 	checkDirectoryEvery = time.Hour
 	// firstRetry is the pause after a failure. It doubles up to lastRetry.
 	firstRetry, lastRetry = 10 * time.Second, 2 * time.Minute
@@ -122,7 +122,7 @@ func existsWithoutPassword(in *input) bool {
 
 // checkEvery is the pause between two looks at what is there.
 func (in *input) checkEvery() time.Duration {
-	if in.Place.S3 == nil {
+	if in.Place.NeedsPod() {
 		return checkDirectoryEvery
 	}
 	return checkEvery
@@ -232,7 +232,7 @@ func leadsElsewhere(in *input, a datamove.Access) bool {
 // mountsElsewhere says whether movers would mount another claim or NFS export than the location's.
 func mountsElsewhere(in *input) bool {
 	have, err := datamove.StorageOf(in.Repo)
-	return err == nil && have != nil && in.Place.S3 == nil && have.Label() != in.Storage.Label()
+	return err == nil && have != nil && in.Place.NeedsPod() && have.Label() != in.Storage.Label()
 }
 
 // retry shows the last failure, and tries again when it is time.

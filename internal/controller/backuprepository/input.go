@@ -105,12 +105,16 @@ func (r *reconciler) readSecrets(ctx context.Context, in *input) error {
 		}
 	}
 	var err error
-	if in.Place, err = location.Parse(in.Location, secrets); err != nil {
+	in.Place, err = location.Parse(in.Location, secrets)
+	switch {
+	case err != nil:
 		in.Refusal = err.Error()
-	} else if in.Place.S3 == nil {
+	case in.Place.S3 == nil:
 		if in.Storage, in.Refusal, err = r.Looker.Find(ctx, *in.Place.Volume); err != nil {
 			return err
 		}
+	case in.Place.NeedsPod():
+		in.Storage = in.Place.RoleStorage()
 	}
 	for _, name := range passwordSecrets(in) {
 		s, err := r.secret(ctx, r.Namespace, name)

@@ -89,8 +89,8 @@ func maintenanceJob(repo *velerov1.BackupRepository, image Image) (*batchv1.Job,
 	})
 }
 
-// NewJob returns a Job that works in a repository. Its pod has no account, no privileges, and of Secrets the repository's alone.
-// It mounts the storage of a location that is a directory.
+// NewJob returns a Job that works in a repository. Its pod has no token for the API server, no privileges, and of Secrets the repository's alone.
+// It has the storage of a location that only pods can use.
 func NewJob(repo *velerov1.BackupRepository, image Image, work Work) (*batchv1.Job, error) {
 	storage, err := datamove.StorageOf(repo)
 	if err != nil {
@@ -127,9 +127,11 @@ func NewJob(repo *velerov1.BackupRepository, image Image, work Work) (*batchv1.J
 	}
 	if storage != nil {
 		t := &job.Spec.Template
-		// The files of the repository belong to the user of mover pods, who has to be able to read files of volumes.
-		t.Spec.SecurityContext.RunAsNonRoot, t.Spec.SecurityContext.FSGroup = nil, nil
-		t.Spec.SecurityContext.RunAsUser, t.Spec.SecurityContext.RunAsGroup = ptr.To[int64](0), ptr.To[int64](0)
+		if storage.IsDirectory() {
+			// The files of the repository belong to the user of mover pods, who has to be able to read files of volumes.
+			t.Spec.SecurityContext.RunAsNonRoot, t.Spec.SecurityContext.FSGroup = nil, nil
+			t.Spec.SecurityContext.RunAsUser, t.Spec.SecurityContext.RunAsGroup = ptr.To[int64](0), ptr.To[int64](0)
+		}
 		t.Labels = maps.Clone(t.Labels)
 		storage.Mount(&t.ObjectMeta, &t.Spec)
 	}

@@ -88,7 +88,7 @@ func (r *reconciler) writeRepository(ctx context.Context, in *input, d decision)
 	}
 	if d.Phase == velerov1.RepositoryReady {
 		delete(changed.Annotations, datamove.AnnotationStorage)
-		if in.Place.S3 == nil {
+		if in.Place.NeedsPod() {
 			metav1.SetMetaDataAnnotation(&changed.ObjectMeta, datamove.AnnotationStorage, in.Storage.Encode())
 		}
 	}
@@ -152,7 +152,7 @@ func (r *reconciler) send(in *input, d decision) {
 	look := newLook(in, d)
 	start := attempt{UID: in.Repo.UID, Fingerprint: fingerprint(in, d.Access), Task: d.Task}
 	deadline, run := limits.Deadline, func(ctx context.Context) repositoryaccess.Seen { return look.Run(ctx, r.Stores) }
-	if in.Place.S3 == nil {
+	if in.Place.NeedsPod() {
 		request := &storagepod.Request{Owner: in.Repo, Kind: repositoryKind, Storage: in.Storage, Look: look}
 		if d.Access.Password != "" {
 			request.PasswordSecret = passwordSecretInUse(in)

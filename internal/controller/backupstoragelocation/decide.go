@@ -13,7 +13,7 @@ import (
 const (
 	// defaultFrequency is how often a location is tried unless it says otherwise, as with Velero.
 	defaultFrequency = time.Minute
-	// directoryFrequency is that of a claim or an NFS export, which takes a pod.
+	// directoryFrequency is that of what takes a pod: a claim, an NFS export, or a bucket by a role.
 	directoryFrequency = 10 * time.Minute
 	// writeEvery is how often it is tried by writing.
 	writeEvery = time.Hour
@@ -62,7 +62,7 @@ type decision struct {
 func decide(in *input) decision {
 	d := decision{Status: in.Location.Status}
 	every := defaultFrequency
-	if in.Place.S3 == nil {
+	if in.Place.NeedsPod() {
 		every = directoryFrequency
 	}
 	if f := in.Location.Spec.ValidationFrequency; f != nil {

@@ -162,7 +162,8 @@ func (r *reconciler) gather(ctx context.Context, l *velerov1.BackupStorageLocati
 		in.Last = r.recall(key, "")
 		return in, nil //nolint:nilerr // it is the location's refusal
 	}
-	if in.Place.S3 == nil {
+	switch {
+	case in.Place.S3 == nil:
 		if in.Storage, in.Refusal, err = r.Looker.Find(ctx, *in.Place.Volume); err != nil {
 			return nil, err
 		}
@@ -170,6 +171,8 @@ func (r *reconciler) gather(ctx context.Context, l *velerov1.BackupStorageLocati
 			in.Last = r.recall(key, "")
 			return in, nil
 		}
+	case in.Place.NeedsPod():
+		in.Storage = in.Place.RoleStorage()
 	}
 	sum := sha256.Sum256(append(in.Place.Root().Encode(), in.Storage.Encode()+string(l.UID)...))
 	in.Fingerprint = hex.EncodeToString(sum[:])
@@ -213,7 +216,7 @@ func (r *reconciler) send(in *input, write bool) {
 	root, key := in.Place.Root(), client.ObjectKeyFromObject(in.Location)
 	words := repositoryaccess.Words{Place: in.Place.String(), Keys: "the Secret of the location"}
 	done := attempt{Fingerprint: in.Fingerprint, Check: in.Location.Annotations[location.AnnotationCheck], Wrote: write && !root.ReadOnly}
-	if in.Place.S3 == nil {
+	if in.Place.NeedsPod() {
 		look := &repositoryaccess.Look{Task: repositoryaccess.TryLocation, Root: root, Write: write, Words: words}
 		request := &storagepod.Request{Owner: in.Location, Kind: locationKind, Storage: in.Storage, Look: look}
 		r.errands.RunFor(storagepod.Deadline, key, key.String(), func(ctx context.Context) attempt {

@@ -86,6 +86,28 @@ func TestMoverPod_hasNothingButWhatItNeeds(t *testing.T) {
 	}
 }
 
+// A mover whose location has a role keeps the token of its own account, and has one more, which is for the STS alone.
+func TestMoverPod_hasATokenForTheRoleOfItsLocation(t *testing.T) {
+	t.Parallel()
+	pod := podFor(t, func(in *podInput) {
+		in.storage = &datamove.Storage{Identity: &datamove.Identity{Audience: "sts.amazonaws.com"}}
+	})
+	audiences := map[string]string{}
+	for _, m := range pod.Spec.Containers[0].VolumeMounts {
+		for _, v := range pod.Spec.Volumes {
+			if v.Name == m.Name && v.Projected != nil {
+				audiences[m.MountPath] = v.Projected.Sources[0].ServiceAccountToken.Audience
+			}
+		}
+	}
+	if diff := cmp.Diff(map[string]string{tokenDirectory: "", datamove.IdentityDirectory: "sts.amazonaws.com"}, audiences); diff != "" {
+		t.Error(diff)
+	}
+	if pod.Spec.ServiceAccountName != datamove.ServiceAccount || *pod.Spec.AutomountServiceAccountToken {
+		t.Errorf("%+v", pod.Spec)
+	}
+}
+
 func TestMoverPod_readsEndpointsWithItsOwnSecret(t *testing.T) {
 	t.Parallel()
 	from := &datamove.EndpointSource{Map: "https://x.app.svc/exports/root/map", Data: "https://x.app.svc/exports/root/data", Volume: "root", BackupUID: "b1"}

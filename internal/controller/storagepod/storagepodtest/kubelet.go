@@ -116,6 +116,9 @@ func (k *Kubelet) run(ctx context.Context, p *corev1.Pod) string {
 		look.Access.Password = strings.TrimRight(string(secret.Data[datamove.PasswordKey]), "\r\n")
 	}
 	store := repositoryaccess.NewStore(clock.RealClock{}.Now, func(a datamove.Access) repository.Location {
+		if a.S3 != nil { // by a role
+			return repository.Location{Directory: filepath.Join(k.dir, a.S3.Prefix)}
+		}
 		return repository.Location{Directory: filepath.Join(k.dir, strings.TrimPrefix(a.Directory, datamove.StorageDirectory))}
 	})
 	return string(look.Run(ctx, store).Encode())
