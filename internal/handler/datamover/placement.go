@@ -2,6 +2,7 @@ package datamover
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,60 +21,90 @@ const targetWait = 10 * time.Second
 // annotationSelectedNode is the scheduler's, on a claim: the node of the pod that waits for the claim.
 const annotationSelectedNode = "volume.kubernetes.io/selected-node"
 
-// isReachable says whether this handler may take an object: whether a pod on its node reaches the volume. If no node that takes pods
-// reaches it, every handler may, and the exposure says what is wrong. wait is when to look again.
+// volumePlace is which nodes reach an object's volume.
+type volumePlace struct {
+	// nodes are those; nil: all of them, as far as is known.
+	nodes *corev1.NodeSelector
+	// preferred: all others reach it, too, over the network.
+	preferred bool
+}
+
+// isReachable says whether this handler may take an object: whether a pod on its node reaches the volume and the storage of its location. If no
+// node that takes pods reaches it, every handler may, and the exposure or the pod says what is wrong. wait is when to look again.
 func (m *Mover) isReachable(ctx context.Context, o client.Object, v *Object, self *corev1.Node, tolerations []corev1.Toleration) (ok bool, wait time.Duration, err error) {
-	selector, wait, err := m.placeOf(ctx, o, v)
+	volume, wait, err := m.placeOf(ctx, o, v)
 	if err != nil || wait > 0 {
 		return false, wait, err
 	}
-	if ok, err := m.reachesStorage(ctx, v, selector, self, tolerations); err != nil || !ok {
+	storage, err := m.placeOfStorage(ctx, v)
+	if err != nil {
 		return false, 0, err
 	}
-	if selects(selector, self) {
+	if storage == nil && selects(volume.nodes, self) {
 		return true, 0, nil
 	}
 	nodes, err := m.listNodes(ctx)
 	if err != nil {
 		return false, 0, err
 	}
-	for _, n := range nodes {
-		if takesPods(n, tolerations) && selects(selector, n) {
-			return false, 0, nil
-		}
-	}
-	return true, 0, nil
+	nodes = slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return !takesPods(n, tolerations) })
+	return mayTake(self, nodes, volume, storage), 0, nil
 }
 
-// placeOf returns the nodes that reach an object's volume; nil: all of them, as far as is known.
-func (m *Mover) placeOf(ctx context.Context, o client.Object, v *Object) (*corev1.NodeSelector, time.Duration, error) {
+// mayTake decides for a handler among the nodes that take pods. For a storage of one node all handlers choose the same one. A volume that
+// every node reaches goes to where the storage is.
+func mayTake(self *corev1.Node, nodes []*corev1.Node, volume volumePlace, storage *storagePlace) bool {
+	reachesVolume := func(n *corev1.Node) bool { return selects(volume.nodes, n) }
+	reachesBoth := func(n *corev1.Node) bool { return reachesVolume(n) && storage.selects(n) }
+	switch {
+	case slices.ContainsFunc(nodes, reachesBoth):
+	case volume.preferred && slices.ContainsFunc(nodes, storage.selects):
+		reachesBoth = storage.selects
+	default:
+		return reachesVolume(self) || !slices.ContainsFunc(nodes, reachesVolume)
+	}
+	if storage == nil || !storage.oneNode {
+		return reachesBoth(self)
+	}
+	var chosen *corev1.Node
+	for _, n := range nodes {
+		if reachesBoth(n) && (chosen == nil || orderOfNode(n) < orderOfNode(chosen)) {
+			chosen = n
+		}
+	}
+	return chosen.Name == self.Name
+}
+
+// placeOf returns which nodes reach an object's volume.
+func (m *Mover) placeOf(ctx context.Context, o client.Object, v *Object) (volumePlace, time.Duration, error) {
 	switch o := o.(type) {
 	case *velerov2.DataUpload:
 		if node, err := m.nodeOfMachine(ctx, o); err != nil || node != "" {
-			return nodeNamed(node), 0, err
+			return volumePlace{nodes: nodeNamed(node), preferred: true}, 0, err
 		}
 		claim, err := m.findClaim(ctx, o.Spec.SourceNamespace, o.Spec.SourcePVC)
 		if err != nil || claim == nil || claim.Spec.VolumeName == "" {
-			return nil, 0, err
+			return volumePlace{}, 0, err
 		}
 		volume, err := reconcile.Find(ctx, m.Live, types.NamespacedName{Name: claim.Spec.VolumeName}, &corev1.PersistentVolume{})
 		if err != nil || volume == nil || volume.Spec.NodeAffinity == nil {
-			return nil, 0, err
+			return volumePlace{}, 0, err
 		}
-		return volume.Spec.NodeAffinity.Required, 0, nil
+		// What is in a backup of a machine comes over the network.
+		return volumePlace{nodes: volume.Spec.NodeAffinity.Required, preferred: o.Spec.SnapshotType == velerov2.SnapshotMachineBackup}, 0, nil
 	case *velerov2.DataDownload:
 		claim, err := m.findClaim(ctx, o.Spec.TargetVolume.Namespace, o.Spec.TargetVolume.PVC)
 		if err != nil {
-			return nil, 0, err
+			return volumePlace{}, 0, err
 		}
 		if claim == nil {
-			return nil, max(0, targetWait-m.Clock.Since(v.Created)), nil
+			return volumePlace{}, max(0, targetWait-m.Clock.Since(v.Created)), nil
 		}
 		if node := claim.Annotations[annotationSelectedNode]; node != "" {
-			return nodeNamed(node), 0, nil
+			return volumePlace{nodes: nodeNamed(node)}, 0, nil
 		}
 	}
-	return nil, 0, nil
+	return volumePlace{}, 0, nil
 }
 
 // nodeOfMachine returns the node of the running machine whose disk a DataUpload moves, or "": its launcher need not send the disk over the

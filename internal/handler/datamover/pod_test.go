@@ -243,9 +243,65 @@ func TestPlaceOf_diskOfARunningMachineIsTheMachinesNode(t *testing.T) {
 	} {
 		o := upload()
 		o.Spec.SnapshotType, o.Spec.DataMoverConfig = c.snapshotType, c.config
-		selector, wait, err := m.placeOf(t.Context(), o, &Object{})
-		if err != nil || wait != 0 || onlyNode(selector) != c.want {
-			t.Errorf("%s: %v, %v, %v", name, selector, wait, err)
+		place, wait, err := m.placeOf(t.Context(), o, &Object{})
+		if err != nil || wait != 0 || onlyNode(place.nodes) != c.want || place.preferred != (c.snapshotType == velerov2.SnapshotMachineBackup) {
+			t.Errorf("%s: %v, %v, %v", name, place, wait, err)
+		}
+	}
+}
+
+func TestMayTake(t *testing.T) {
+	t.Parallel()
+	all := []string{"a", "b", "c", "d"}
+	onNodes := func(names ...string) *corev1.NodeSelector {
+		s := &corev1.NodeSelector{}
+		for _, name := range names {
+			s.NodeSelectorTerms = append(s.NodeSelectorTerms, nodeNamed(name).NodeSelectorTerms...)
+		}
+		return s
+	}
+	named := func(name string) *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
+	first := func(names ...string) string { // which of them all handlers choose
+		return slices.MinFunc(names, func(x, y string) int { return strings.Compare(orderOfNode(named(x)), orderOfNode(named(y))) })
+	}
+	shelf := func(oneNode bool, names ...string) *storagePlace {
+		return &storagePlace{nodes: onNodes(names...), oneNode: oneNode}
+	}
+	for name, c := range map[string]struct {
+		volume  volumePlace
+		storage *storagePlace
+		// nodes take pods; nil: all. That this node does is for others to say.
+		nodes, want []string
+	}{
+		"anywhere":                                    {want: all},
+		"a volume of some nodes":                      {volume: volumePlace{nodes: onNodes("a", "b")}, want: []string{"a", "b"}},
+		"of nodes that take no pods":                  {volume: volumePlace{nodes: onNodes("a")}, nodes: []string{"b", "c"}, want: all},
+		"a storage of some nodes":                     {storage: shelf(false, "b", "c"), want: []string{"b", "c"}},
+		"of one node at a time":                       {storage: shelf(true, "b", "c"), want: []string{first("b", "c")}},
+		"both":                                        {volume: volumePlace{nodes: onNodes("a", "b")}, storage: shelf(false, "b", "c"), want: []string{"b"}},
+		"both, one node at a time":                    {volume: volumePlace{nodes: onNodes("a", "b", "c")}, storage: shelf(true, "b", "c", "d"), want: []string{first("b", "c")}},
+		"no node reaches both":                        {volume: volumePlace{nodes: onNodes("a")}, storage: shelf(true, "b"), want: []string{"a"}},
+		"a machine on the storage's node":             {volume: volumePlace{nodes: onNodes("b"), preferred: true}, storage: shelf(true, "b", "c"), want: []string{"b"}},
+		"a machine on another node":                   {volume: volumePlace{nodes: onNodes("a"), preferred: true}, storage: shelf(false, "b", "c"), want: []string{"b", "c"}},
+		"on another node, a storage of one node":      {volume: volumePlace{nodes: onNodes("a"), preferred: true}, storage: shelf(true, "b", "c"), want: []string{first("b", "c")}},
+		"a machine on a node that takes no pods":      {volume: volumePlace{nodes: onNodes("a"), preferred: true}, nodes: []string{"b", "c"}, want: all},
+		"a machine, and a storage that nobody uses":   {volume: volumePlace{nodes: onNodes("a"), preferred: true}, storage: shelf(true, "e"), want: []string{"a"}},
+		"a volume and a storage whose node is closed": {volume: volumePlace{nodes: onNodes("a")}, storage: shelf(true, "a"), nodes: []string{"b"}, want: all},
+	} {
+		var nodes []*corev1.Node
+		for _, n := range all {
+			if c.nodes == nil || slices.Contains(c.nodes, n) {
+				nodes = append(nodes, named(n))
+			}
+		}
+		var got []string
+		for _, n := range all {
+			if mayTake(named(n), nodes, c.volume, c.storage) {
+				got = append(got, n)
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v may, want %v", name, got, c.want)
 		}
 	}
 }

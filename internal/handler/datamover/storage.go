@@ -23,37 +23,8 @@ type storagePlace struct {
 	oneNode bool
 }
 
-func (s *storagePlace) selects(n *corev1.Node) bool { return selects(s.nodes, n) }
-
-// reachesStorage says whether a handler may take an object as far as the storage of its location goes. Among the nodes that reach both the
-// storage and the object's volume, which selector has, all handlers choose the same one for a storage of one node. If no node reaches both,
-// every handler may take it, and the pod says what is wrong.
-func (m *Mover) reachesStorage(ctx context.Context, v *Object, selector *corev1.NodeSelector, self *corev1.Node, tolerations []corev1.Toleration) (bool, error) {
-	s, err := m.placeOfStorage(ctx, v)
-	if err != nil || s == nil {
-		return err == nil, err
-	}
-	nodes, err := m.listNodes(ctx)
-	if err != nil {
-		return false, err
-	}
-	var chosen *corev1.Node
-	for _, n := range nodes {
-		if !takesPods(n, tolerations) || !selects(selector, n) || !s.selects(n) {
-			continue
-		}
-		if chosen == nil || orderOfNode(n) < orderOfNode(chosen) {
-			chosen = n
-		}
-	}
-	switch {
-	case chosen == nil:
-		return true, nil
-	case s.oneNode:
-		return chosen.Name == self.Name, nil
-	}
-	return s.selects(self), nil
-}
+// selects says whether a node reaches the storage. Every node reaches one that is nil.
+func (s *storagePlace) selects(n *corev1.Node) bool { return s == nil || selects(s.nodes, n) }
 
 // orderOfNode orders nodes in the same way for all handlers, and in no way that prefers the names that come first.
 func orderOfNode(n *corev1.Node) string {
