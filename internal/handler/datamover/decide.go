@@ -129,7 +129,7 @@ func decide(in Input) Decision {
 		return decideEnded(in)
 	case o.Memory.Ending != nil:
 		return decideEnding(in)
-	case o.Cancel || o.Deleted || o.Phase == velerov2.PhaseCanceling:
+	case o.Phase == velerov2.PhaseCanceling || (o.Cancel || o.Deleted) && !isPublished(in):
 		return end(in, velerov2.PhaseCanceled, cancelReason(o))
 	}
 	if d, lost := decidePodNode(in); lost {
@@ -145,6 +145,13 @@ func decide(in Input) Decision {
 	default: // somebody's own words, such as New with a driver
 		return fail(in, ReasonUnexpectedPhase, fmt.Sprintf("the phase %s is none that a %s of %s is in", o.Phase, o.Kind, o.Driver))
 	}
+}
+
+// isPublished says that an upload has made its restore point. It is too late to cancel it: the restore point of one that is completed is
+// deleted with it, and that of one that is not would stay.
+func isPublished(in Input) bool {
+	r := reportOf(in)
+	return in.Object.Kind == datamove.Upload && in.Object.Phase == velerov2.PhaseInProgress && r != nil && r.Outcome == datamove.Succeeded
 }
 
 func cancelReason(o *Object) string {

@@ -206,7 +206,12 @@ func TestDecide(t *testing.T) {
 		{"in progress", inProgress, func(in *Input) { in.Object.Message = "old" }, Write, "", "", "", func(c *Change) bool { return c.Message == "" }},
 		{"in progress, started again", inProgress, func(in *Input) { in.Pod.Deaths, in.Pod.LastWords = 2, "bus error" }, Write, "", "", "started again, 2 of 4 times: bus error", nil},
 		{"in progress, cancelled", inProgress, func(in *Input) { in.Object.Cancel = true }, Write, canceling, canceled, "", nil},
-		{"in progress, cancelled, moved at the same moment", inProgress, func(in *Input) { in.Object.Cancel, in.Object.Report = true, reportBy("p1", datamove.Succeeded) }, Write, canceling, canceled, "", nil},
+		{"in progress, cancelled, stored before", inProgress, func(in *Input) { in.Object.Cancel, in.Object.Report = true, reportBy("p1", datamove.Succeeded) }, Write, "", "", "the data was moved", nil},
+		{"in progress, deleted, stored before", inProgress, func(in *Input) { in.Object.Deleted, in.Object.Report = true, reportBy("p1", datamove.Succeeded) }, Write, "", "", "the data was moved", nil},
+		{"in progress, cancelled, failed before", inProgress, func(in *Input) { in.Object.Cancel, in.Object.Report = true, reportBy("p1", datamove.Failed) }, Write, canceling, canceled, "", nil},
+		{"in progress, cancelled, restored before", inProgress, func(in *Input) {
+			in.Object.Kind, in.Object.Cancel, in.Object.Report = datamove.Download, true, reportBy("p1", datamove.Succeeded)
+		}, Write, canceling, canceled, "", nil},
 		{"the pod is not running", inProgress, func(in *Input) { in.Pod.Running = false }, Write, "", "", "", func(c *Change) bool { return c.Memory.Stalled.Time.Equal(now) }},
 		{"the kubelet will start it again", inProgress, func(in *Input) {
 			in.Pod.Running, in.Pod.Trouble, in.Object.Memory.Stalled = false, "CrashLoopBackOff: bus error", at(-time.Second)

@@ -179,6 +179,36 @@ func TestDeletion_ofARunningObjectCancelsFirst(t *testing.T) {
 	w.nothingLeft()
 }
 
+// A DataUpload whose restore point is published is completed, so that the restore point is deleted with it.
+func TestDataUpload_thatIsStoredIsNotCanceled(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		end  func(*world, client.Object)
+		says func(*world, client.Object)
+	}{
+		"canceled": {(*world).cancel, func(w *world, o client.Object) { w.untilPhase(o, velerov2.PhaseCompleted) }},
+		"deleted":  {(*world).delete, func(w *world, o client.Object) { w.untilSays(o, "waiting for the restore point to be deleted") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, "")
+			w.deleter = ControllerDeletes{}
+			succeeds := w.report
+			w.report = func(client.Object) *datamove.Report { return nil }
+			node := w.node()
+			stop := w.handler(node)
+			o := w.upload("b1-x")
+			w.untilPhase(o, velerov2.PhaseInProgress)
+			stop()
+			w.set(func() { w.report = succeeds })
+			w.until(o, func(v *Object) bool { return v.Report != nil })
+			c.end(w, o)
+			w.handler(node)
+			c.says(w, o)
+		})
+	}
+}
+
 // A handler is killed at each write that it makes for an object, before the write or right after it. The next one goes on.
 func TestHandler_killedAtEveryStep(t *testing.T) {
 	t.Parallel()
