@@ -34,8 +34,7 @@ func TestRun(t *testing.T) {
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sa := controlplane.Controller
-	sa.Restricted = true
+	sa := controlplane.Controller.Restrict()
 	w := &world{T: t, ns: cluster.Namespace(t), user: cluster.Client(t, controlplane.Plain), kubelet: cluster.Client(t, controlplane.Admin)}
 	w.machine(kubevirtv1.RunStrategyAlways, nil)
 	// A backup that ended before this controller began, and that is in no cache.

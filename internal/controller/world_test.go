@@ -117,9 +117,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) start() {
 	w.Helper()
-	sa := controlplane.Controller
-	sa.Restricted = true
-	mgr := cluster.Manager(w.T, sa, func(o *ctrl.Options) {
+	mgr := cluster.Manager(w.T, controlplane.Controller.Restrict(), func(o *ctrl.Options) {
 		options, err := managerOptions(Options{Namespace: controlplane.SystemNamespace}, cluster.Scheme)
 		if err != nil {
 			w.Fatal(err)

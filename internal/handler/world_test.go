@@ -83,8 +83,7 @@ func (w *world) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	// The handler works with its own roles and its node's token.
-	user := controlplane.HandlerOn(w.node)
-	user.Restricted = true
+	user := controlplane.HandlerOn(w.node).Restrict()
 	if err := installRoles(); err != nil {
 		w.t.Fatal(err)
 	}

@@ -23,6 +23,12 @@ type User struct {
 	Restricted bool
 }
 
+// Restrict returns the user as one who may do only what the roles of deploy/rbac grant.
+func (u User) Restrict() User {
+	u.Restricted = true
+	return u
+}
+
 // nodeNameKey is the key under which the API server puts the node of the pod that a token belongs to.
 const nodeNameKey = "authentication.kubernetes.io/node-name"
 

@@ -551,9 +551,7 @@ func passwordForEach(w *world) {
 // What deploy/rbac gives is enough, in Varve's namespace.
 func ownRights(w *world) {
 	w.ns = controlplane.SystemNamespace
-	user := controlplane.Controller
-	user.Restricted = true
-	mgr := cluster.Manager(w.T, user, func(o *ctrl.Options) { o.Cache.ByObject = CachedObjects(w.ns) })
+	mgr := cluster.Manager(w.T, controlplane.Controller.Restrict(), func(o *ctrl.Options) { o.Cache.ByObject = CachedObjects(w.ns) })
 	err := Setup(mgr, Options{
 		Namespace: w.ns, Image: Image{Name: "varve:test"}, Stores: w.store, Clock: w.clock,
 		Namespaces: func(context.Context) ([]string, error) { return []string{w.velero}, nil },

@@ -79,9 +79,7 @@ func TestControlPlane(t *testing.T) {
 	}
 	ours, theirs := add(controlplane.SystemNamespace), add(cluster.Namespace(t))
 	clock, store := testclock.NewFakePassiveClock(time.Now()), &trier{}
-	user := controlplane.Controller
-	user.Restricted = true
-	mgr := cluster.Manager(t, user)
+	mgr := cluster.Manager(t, controlplane.Controller.Restrict())
 	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, Trier: store, Clock: clock}); err != nil {
 		t.Fatal(err)
 	}
@@ -162,9 +160,7 @@ func TestControlPlane_claim(t *testing.T) {
 	if err := admin.Create(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
-	user := controlplane.Controller
-	user.Restricted = true
-	mgr := cluster.Manager(t, user)
+	mgr := cluster.Manager(t, controlplane.Controller.Restrict())
 	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, Image: storagepod.Image{Name: "varve:test"}, Clock: clock}); err != nil {
 		t.Fatal(err)
 	}

@@ -35,9 +35,7 @@ func TestControlPlane(t *testing.T) {
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	user := controlplane.Controller
-	user.Restricted = true
-	mgr := cluster.Manager(t, user, func(o *ctrl.Options) { o.Cache.ByObject = pointdeletion.CachedObjects() }) // as package controller does
+	mgr := cluster.Manager(t, controlplane.Controller.Restrict(), func(o *ctrl.Options) { o.Cache.ByObject = pointdeletion.CachedObjects() }) // as package controller does
 	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace}); err != nil {
 		t.Fatal(err)
 	}

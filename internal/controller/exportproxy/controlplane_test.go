@@ -55,9 +55,7 @@ type world struct {
 
 func (w *world) start(host string) {
 	w.Helper()
-	user := controlplane.Controller
-	user.Restricted = true
-	mgr := cluster.Manager(w.T, user)
+	mgr := cluster.Manager(w.T, controlplane.Controller.Restrict())
 	if err := Setup(mgr, Options{Namespace: w.ns, Host: host, AuthoritySecret: "varve-export-ca", Clock: w.clock}); err != nil {
 		w.Fatal(err)
 	}
@@ -74,9 +72,7 @@ func (w *world) create(o client.Object) {
 // found returns what exports would have as their external address.
 func (w *world) found(host string) Address {
 	w.Helper()
-	user := controlplane.Controller
-	user.Restricted = true
-	a, err := Finder{Reader: cluster.Client(w.T, user), Namespace: w.ns, Host: host}.Find(w.Context(), "authorities of exports")
+	a, err := Finder{Reader: cluster.Client(w.T, controlplane.Controller.Restrict()), Namespace: w.ns, Host: host}.Find(w.Context(), "authorities of exports")
 	if err != nil {
 		w.Fatal(err)
 	}

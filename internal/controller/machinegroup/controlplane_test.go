@@ -32,9 +32,7 @@ func TestControlPlane(t *testing.T) {
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	user := controlplane.Controller
-	user.Restricted = true
-	mgr := cluster.Manager(t, user, func(o *ctrl.Options) {
+	mgr := cluster.Manager(t, controlplane.Controller.Restrict(), func(o *ctrl.Options) {
 		o.Cache.ByObject = pointdeletion.CachedObjects()
 		o.Cache.ByObject[&backupv1.VirtualMachineBackup{}] = cache.ByObject{Label: layout.UnfinishedBackups()}
 	})

@@ -56,9 +56,7 @@ func TestControlPlane(t *testing.T) {
 	}
 	t.Run("the controller's own rights", func(t *testing.T) {
 		t.Parallel()
-		user := controlplane.Controller
-		user.Restricted = true
-		w := newWorld(t, controlplane.SystemNamespace, user)
+		w := newWorld(t, controlplane.SystemNamespace, controlplane.Controller.Restrict())
 		requested(w)
 		repositoryMade(newWorldIn(w))
 	})

@@ -113,9 +113,7 @@ func prepareWorld(t *testing.T, proxyHost string) *world {
 
 func (w *world) start() {
 	w.Helper()
-	user := controlplane.Controller
-	user.Restricted = true
-	mgr := cluster.Manager(w.T, user, func(o *ctrl.Options) {
+	mgr := cluster.Manager(w.T, controlplane.Controller.Restrict(), func(o *ctrl.Options) {
 		o.Cache.DefaultNamespaces = map[string]cache.Config{w.ns: {}}
 		o.Cache.ByObject = map[client.Object]cache.ByObject{
 			&corev1.Pod{}:     {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: AppExporter})},

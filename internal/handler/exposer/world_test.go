@@ -111,8 +111,7 @@ func newWorld(t *testing.T) *world {
 
 func newWorldOn(t *testing.T, cluster *controlplane.Cluster) *world {
 	t.Helper()
-	user := controlplane.HandlerOn("node-1")
-	user.Restricted = true
+	user := controlplane.HandlerOn("node-1").Restrict()
 	w := &world{
 		T: t, cluster: cluster, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin), handler: cluster.Client(t, user),
 		clock: testclock.NewFakePassiveClock(time.Now()),
