@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -49,6 +48,42 @@ func (w *world) uploadOf(b *backupv1.VirtualMachineBackup, name string) *velerov
 	})
 }
 
+// moverOf returns the mover pod of a DataUpload, and its job.
+func (w *world) moverOf(o *velerov2.DataUpload) (*corev1.Pod, datamove.Job) {
+	w.t.Helper()
+	pod := w.untilPod(o, func(*corev1.Pod) bool { return true })
+	job, err := datamove.DecodeJob(pod.Spec.Containers[0].Env[0].Value)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return pod, job
+}
+
+// moveAll has movers report that they have stored everything.
+func (w *world) moveAll() {
+	w.set(func() {
+		w.report = func(o client.Object) *datamove.Report {
+			return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: pointOf(o), IncrementalBytes: 7}
+		}
+	})
+}
+
+// isStored has a DataUpload that moves a disk of a backup go on to its end, and deletes it. The backup is somebody else's.
+func (w *world) isStored(o *velerov2.DataUpload, b *backupv1.VirtualMachineBackup) {
+	w.t.Helper()
+	w.moveAll()
+	w.untilPhase(o, velerov2.PhaseCompleted)
+	if note, err := datamove.DecodeReadBackup(o.Annotations[datamove.AnnotationExposed]); err != nil || !note.Moved || note.Backup != b.UID {
+		w.t.Errorf("%+v: %v", note, err)
+	}
+	if err := w.admin.Get(w.t.Context(), client.ObjectKeyFromObject(b), b); err != nil || b.DeletionTimestamp != nil {
+		w.t.Errorf("somebody else's backup: %v", err)
+	}
+	w.delete(o)
+	w.untilGone(o)
+	w.nothingLeft()
+}
+
 // A DataUpload of a pull backup goes through all phases, with the policies of a cluster. Its pod has no claim, and a Secret of its own.
 func TestPullBackup_isStored(t *testing.T) {
 	t.Parallel()
@@ -60,30 +95,12 @@ func TestPullBackup_isStored(t *testing.T) {
 	w.untilSays(o, "waiting for VirtualMachineBackup "+w.ns+"/web-1 to be Ready, until ")
 	w.setReady(b)
 	w.untilPhase(o, velerov2.PhaseInProgress)
-	var pod corev1.Pod
-	if err := w.admin.Get(t.Context(), types.NamespacedName{Namespace: w.varve, Name: datamove.ChildName(datamove.Upload, o.UID)}, &pod); err != nil {
-		t.Fatal(err)
-	}
-	job, err := datamove.DecodeJob(pod.Spec.Containers[0].Env[0].Value)
+	pod, job := w.moverOf(o)
 	own := slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == pod.Name })
-	if err != nil || !own || job.Endpoint == nil || job.Endpoint.BackupUID != b.UID || job.VolumeMode != "" {
-		t.Errorf("%+v, own Secret %v: %v", job, own, err)
+	if !own || job.Endpoint == nil || job.Endpoint.BackupUID != b.UID || job.VolumeMode != "" {
+		t.Errorf("%+v, own Secret %v", job, own)
 	}
-	w.set(func() {
-		w.report = func(o client.Object) *datamove.Report {
-			return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: pointOf(o), IncrementalBytes: 7}
-		}
-	})
-	w.untilPhase(o, velerov2.PhaseCompleted)
-	if note, err := datamove.DecodeReadBackup(o.Annotations[datamove.AnnotationExposed]); err != nil || !note.Moved || note.Backup != b.UID {
-		t.Errorf("%+v: %v", note, err)
-	}
-	if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(b), b); err != nil || b.DeletionTimestamp != nil {
-		t.Errorf("somebody else's backup: %v", err)
-	}
-	w.delete(o)
-	w.untilGone(o)
-	w.nothingLeft()
+	w.isStored(o, b)
 }
 
 // The backup is made again under its name while its disk is read. What was stored is not passed off as either.
@@ -100,11 +117,7 @@ func TestPullBackup_thatWasMadeAgainFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.newPullBackup()
-	w.set(func() {
-		w.report = func(o client.Object) *datamove.Report {
-			return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: pointOf(o), IncrementalBytes: 7}
-		}
-	})
+	w.moveAll()
 	v := w.untilPhase(o, velerov2.PhaseFailed)
 	if want := fmt.Sprintf("the data was moved, but: VirtualMachineBackup %s/web-1 was made again", w.ns); len(v.Message) < len(want) || v.Message[:len(want)] != want {
 		t.Errorf("%q, want %q", v.Message, want)

@@ -5,9 +5,7 @@ package datamover
 import (
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -51,30 +49,12 @@ func TestMachineDisk_isStored(t *testing.T) {
 		b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full, VirtualBytes: 1 << 20}}
 	})
 	v := w.untilPhase(o, velerov2.PhaseInProgress)
-	var pod corev1.Pod
-	if err := w.admin.Get(t.Context(), types.NamespacedName{Namespace: w.varve, Name: datamove.ChildName(datamove.Upload, o.UID)}, &pod); err != nil {
-		t.Fatal(err)
-	}
-	job, err := datamove.DecodeJob(pod.Spec.Containers[0].Env[0].Value)
-	if err != nil || job.Tunnel == nil || job.Tunnel.BackupUID != b.UID || job.Tunnel.Checkpoint != "daily-1" || job.Labels[datamove.LabelGroup] != "monday" {
-		t.Errorf("%+v: %v", job, err)
+	pod, job := w.moverOf(o)
+	if job.Tunnel == nil || job.Tunnel.BackupUID != b.UID || job.Tunnel.Checkpoint != "daily-1" || job.Labels[datamove.LabelGroup] != "monday" {
+		t.Errorf("%+v", job)
 	}
 	if v.Driver != nodes[1] || pod.Spec.NodeName != nodes[1] {
 		t.Errorf("%s drives it, on %s: the machine is on %s", v.Driver, pod.Spec.NodeName, nodes[1])
 	}
-	w.set(func() {
-		w.report = func(o client.Object) *datamove.Report {
-			return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: pointOf(o), IncrementalBytes: 7}
-		}
-	})
-	w.untilPhase(o, velerov2.PhaseCompleted)
-	if note, err := datamove.DecodeReadBackup(o.Annotations[datamove.AnnotationExposed]); err != nil || !note.Moved || note.Backup != b.UID {
-		t.Errorf("%+v: %v", note, err)
-	}
-	if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(b), b); err != nil || b.DeletionTimestamp != nil {
-		t.Errorf("the controller's backup: %v", err)
-	}
-	w.delete(o)
-	w.untilGone(o)
-	w.nothingLeft()
+	w.isStored(o, b)
 }
