@@ -58,6 +58,7 @@ func TestControlPlane(t *testing.T) {
 type world struct {
 	*testing.T
 	ns     string
+	varve  string // Varve's own namespace
 	admin  client.Client
 	backup *backupv1.VirtualMachineBackup
 	token  *corev1.Secret
@@ -65,7 +66,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin)}
+	w := &world{T: t, ns: cluster.Namespace(t), varve: controlplane.SystemNamespace, admin: cluster.Client(t, controlplane.Admin)}
 	w.token = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "token"}, Data: map[string][]byte{"token": []byte("first")}}
 	w.backup = &backupv1.VirtualMachineBackup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "web-1"},
@@ -105,7 +106,7 @@ func (w *world) upload(volume string, edit func(*velerov2.DataUpload)) *velerov2
 	w.Helper()
 	o := &velerov2.DataUpload{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: controlplane.SystemNamespace, Name: w.ns + "-" + volume, Finalizers: []string{datamove.Finalizer},
+			Namespace: w.varve, Name: w.ns + "-" + volume, Finalizers: []string{datamove.Finalizer},
 			Annotations: map[string]string{datamove.AnnotationExposed: datamove.ReadBackup{Backup: w.backup.UID}.Encode()},
 		},
 		Spec: velerov2.DataUploadSpec{
@@ -126,7 +127,7 @@ func (w *world) pod(o *velerov2.DataUpload, edit func(*corev1.Pod)) *corev1.Pod 
 	w.Helper()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: controlplane.SystemNamespace, Name: datamove.ChildName(datamove.Upload, o.UID), Labels: map[string]string{datamove.LabelObject: string(o.UID)},
+			Namespace: w.varve, Name: datamove.ChildName(datamove.Upload, o.UID), Labels: map[string]string{datamove.LabelObject: string(o.UID)},
 		},
 		Spec: corev1.PodSpec{ServiceAccountName: datamove.ServiceAccount, Containers: []corev1.Container{{Name: "mover", Image: "varve"}}},
 	}
@@ -144,13 +145,13 @@ func (w *world) pod(o *velerov2.DataUpload, edit func(*corev1.Pod)) *corev1.Pod 
 func (w *world) touch(o *velerov2.DataUpload) {
 	w.Helper()
 	controlplane.Update(w.T, w.admin, o, false, func(o *velerov2.DataUpload) {
-		metav1.SetMetaDataAnnotation(&o.ObjectMeta, "test", fmt.Sprint(time.Now().UnixNano()))
+		o.Status.AcceptedByNode = fmt.Sprint("node-", time.Now().UnixNano())
 	})
 }
 
 func (w *world) secret(o *velerov2.DataUpload) (*corev1.Secret, error) {
 	var s corev1.Secret
-	key := client.ObjectKey{Namespace: controlplane.SystemNamespace, Name: datamove.ChildName(datamove.Upload, o.UID)}
+	key := client.ObjectKey{Namespace: w.varve, Name: datamove.ChildName(datamove.Upload, o.UID)}
 	return &s, w.admin.Get(w.Context(), key, &s)
 }
 

@@ -56,8 +56,13 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 		return ctrl.Result{}, nil // its exposer has not seen the backup, or is of another version
 	}
 	current, err := r.secrets.Settings(ctx)
-	if err != nil || !moversecret.Serves(current, upload) {
+	switch {
+	case err != nil:
 		return ctrl.Result{}, err
+	case !moversecret.Serves(current, upload) && moversecret.IsMoving(upload):
+		return ctrl.Result{RequeueAfter: lookEvery}, nil // nothing tells when the settings change
+	case !moversecret.Serves(current, upload):
+		return ctrl.Result{}, nil
 	}
 	b, err := reconcile.Find(ctx, r.live, backup, &backupv1.VirtualMachineBackup{})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
@@ -53,7 +54,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("endpointaccess"+o.ControllerSuffix).
-		For(&velerov2.DataUpload{}).
+		For(&velerov2.DataUpload{}, builder.WithPredicates(reconcile.MoreThanVersion())).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForBackup)).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
