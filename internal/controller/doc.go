@@ -9,6 +9,7 @@
 //	kubevirtbackup           a VirtualMachineBackup of backup.kubevirt.io outside the node
 //	backupstoragelocation    locations of Varve's namespace -> whether they can be used
 //	backuprepository         repositories in locations, their passwords, and their maintenance
+//	keptsnapshot             CSI snapshots that were kept for incremental uploads, until they are of no more use
 //	metric                   Prometheus metrics of machines and their backups
 //
 // The controllers share nothing but the manager. Each reads objects, decides in a pure function, and writes only

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -36,6 +37,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/disruption"
 	"github.com/varvebackup/varve/internal/controller/endpointaccess"
 	"github.com/varvebackup/varve/internal/controller/exportproxy"
+	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
 	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/controller/machinegroup"
 	"github.com/varvebackup/varve/internal/controller/metric"
@@ -88,7 +90,7 @@ type Options struct {
 // Scheme returns a scheme with every kind that the controllers read and write.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, snapshotv1.AddToScheme} {
 		if err := add(s); err != nil {
 			return nil, err
 		}
@@ -236,6 +238,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return pointdeletion.Setup(mgr, pointdeletion.Options{
 				Namespace: o.Namespace, Image: backuprepository.Image(image), Namespaces: o.LocationNamespaces, Clock: o.Clock,
 			})
+		}},
+		{"keptsnapshot", func() error {
+			return keptsnapshot.Setup(mgr, keptsnapshot.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},

@@ -118,7 +118,7 @@ func shrinkUpload(object any) (any, error) {
 	})
 	maps.DeleteFunc(o.Status.DataMoverResult, func(name, _ string) bool { return name != datamove.ResultRepository })
 	o.Spec = velerov2.DataUploadSpec{
-		BackupStorageLocation: o.Spec.BackupStorageLocation, SourceNamespace: o.Spec.SourceNamespace, DataMover: o.Spec.DataMover, Cancel: o.Spec.Cancel,
+		BackupStorageLocation: o.Spec.BackupStorageLocation, SourceNamespace: o.Spec.SourceNamespace, SourcePVC: o.Spec.SourcePVC, DataMover: o.Spec.DataMover, Cancel: o.Spec.Cancel,
 		SnapshotType: o.Spec.SnapshotType, DataMoverConfig: o.Spec.DataMoverConfig,
 	}
 	o.Status = velerov2.DataUploadStatus{

@@ -86,6 +86,9 @@ type StorageClass struct {
 	ReadOnly bool `json:"readOnly,omitempty"`
 	// ReadWhole keeps Varve from asking the driver what has changed: Block volumes are read as a whole.
 	ReadWhole bool `json:"readWhole,omitempty"`
+	// KeepSnapshot keeps the snapshot of the latest restore point of each Block claim until the next one is published, for drivers that can
+	// tell what has changed only since a snapshot that they have. It takes space on the storage.
+	KeepSnapshot bool `json:"keepSnapshot,omitempty"`
 }
 
 // Default returns the settings of an installation without a ConfigMap.
@@ -148,6 +151,11 @@ func (s *Settings) validate() error {
 	}
 	if s.Parallel < 0 {
 		refuse("parallel: %d is negative", s.Parallel)
+	}
+	for name, class := range s.StorageClasses {
+		if class.ReadWhole && class.KeepSnapshot {
+			refuse("storageClasses.%s: readWhole and keepSnapshot: a snapshot that nobody counts from is not kept", name)
+		}
 	}
 	return errors.Join(append(errs, s.Pod.validate()...)...)
 }

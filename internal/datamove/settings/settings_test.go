@@ -89,6 +89,7 @@ func TestDecode_refuses(t *testing.T) {
 		"pod: {labels: {a b: c}}":                 "pod.labels",
 		"pod: {annotations: {a b: c}}":            "pod.annotations",
 		"pod: {resources: {claims: [{name: a}]}}": "pod.resources.claims",
+		"storageClasses: {a: {readWhole: true, keepSnapshot: true}}": "storageClasses.a",
 		"[]":                            Key,
 		"builtIn: true\nbuiltIn: false": "builtIn",
 	} {
