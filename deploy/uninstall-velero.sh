@@ -43,6 +43,13 @@ stop_movers() {
 		--for=delete --timeout="$timeout"
 }
 
+# delete_kept_snapshots deletes the snapshots that were kept for the next upload of their claims. Nobody else would, if the namespace varve stays.
+delete_kept_snapshots() {
+	[ -n "$(owner_of volumesnapshots.snapshot.storage.k8s.io)" ] || return 0
+	"$kubectl" -n varve delete volumesnapshots.snapshot.storage.k8s.io -l varvebackup.io/kept-snapshot --ignore-not-found --timeout="$timeout" ||
+		echo "uninstall: warning: kept snapshots in namespace varve are not deleted yet: their CSI driver has to do it" >&2
+}
+
 # release_objects removes Varve's finalizers, so that Velero can delete its objects without Varve.
 release_objects() {
 	for kind in datauploads.velero.io datadownloads.velero.io deletebackuprequests.velero.io; do

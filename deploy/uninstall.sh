@@ -50,6 +50,7 @@ if ours kubevirts.kubevirt.io; then
 fi
 stop_movers
 read_owners # That took its time, and somebody may have installed something since.
+delete_kept_snapshots
 release_objects
 for kind in $(velero_kinds); do
 	if [ -z "$velero" ] && ours "$kind"; then

@@ -30,6 +30,18 @@ metadata: {name: stuck, namespace: default, finalizers: [test.example/nobody-rem
 spec: {template: {spec: {domain: {memory: {guest: 64Mi}, devices: {}}}}}
 `
 
+const kept = `
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: du-1, namespace: varve, labels: {varvebackup.io/kept-snapshot: key}}
+spec: {source: {volumeSnapshotContentName: du-1}}
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: users, namespace: varve}
+spec: {source: {volumeSnapshotContentName: users}}
+`
+
 // Nothing runs in this cluster: whatever has a finalizer stays until uninstall.sh loses its patience.
 func TestUninstallLeavesNothing(t *testing.T) {
 	t.Parallel()
@@ -56,12 +68,19 @@ func TestUninstallLeavesNothing(t *testing.T) {
 		return string(out)
 	}
 	run("", kubectl, "apply", "--server-side", "--force-conflicts", "-k", ".")
+	if err := cluster.InstallSnapshotKinds(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	run(stuck, kubectl, "apply", "-f", "-")
+	run(kept, kubectl, "apply", "-f", "-")
 	run("", kubectl, "-n", "varve", "create", "secret", "generic", "repository-password-default-1", "--from-literal=password=p")
 	out := run("", "./uninstall.sh")
-	if kept := run("", kubectl, "-n", "varve", "get", "secrets", "-o", "name"); !strings.Contains(kept, "secret/repository-password-default-1") ||
+	if secrets := run("", kubectl, "-n", "varve", "get", "secrets", "-o", "name"); !strings.Contains(secrets, "secret/repository-password-default-1") ||
 		!strings.Contains(out, "the namespace varve stays: it has the passwords of repositories") {
 		t.Errorf("the password of a repository is gone: nobody can read the backups in it any more:\n%s", out)
+	}
+	if left := run("", kubectl, "-n", "varve", "get", "volumesnapshots", "-o", "name"); strings.TrimSpace(left) != "volumesnapshot.snapshot.storage.k8s.io/users" {
+		t.Errorf("snapshots that are left: %s", left)
 	}
 	run("", kubectl, "-n", "varve", "delete", "secret", "repository-password-default-1")
 	if !strings.Contains(out, "warning: virtualmachines.kubevirt.io default/stuck did not end by itself") {

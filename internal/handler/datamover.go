@@ -18,7 +18,7 @@ func exposerOptions(current *datamover.CurrentSettings) func() exposer.Options {
 	return func() exposer.Options {
 		o := exposer.Options{Classes: map[string]exposer.Class{}}
 		for source, class := range current.Current(context.Background()).StorageClasses {
-			o.Classes[source] = exposer.Class{StorageClass: class.StorageClass, ReadOnly: class.ReadOnly, ReadWhole: class.ReadWhole}
+			o.Classes[source] = exposer.Class{StorageClass: class.StorageClass, ReadOnly: class.ReadOnly, ReadWhole: class.ReadWhole, KeepSnapshot: class.KeepSnapshot}
 		}
 		return o
 	}

@@ -33,8 +33,7 @@ func TestRestore_realBinderGivesTheVolumeToTheTarget(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	installSnapshotKinds(t, real)
-	if err := real.InstallRoles(t.Context()); err != nil {
+	if err := errors.Join(real.InstallSnapshotKinds(t.Context()), real.InstallRoles(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	startBinder(t, real)

@@ -11,7 +11,8 @@ import (
 )
 
 // Dispose removes the claim, its volume, the snapshot on the storage and all objects that represent it, in whatever state they are, and
-// also if Expose was never called: Velero leaves a snapshot behind when it gives a DataUpload up.
+// also if Expose was never called: Velero leaves a snapshot behind when it gives a DataUpload up. The snapshot of an upload that has succeeded
+// may be handed over instead (keepOwn).
 func (e *CSI) Dispose(ctx context.Context, upload *velerov2.DataUpload) (Progress, error) {
 	s, err := e.observe(ctx, upload)
 	if err != nil {
@@ -86,6 +87,9 @@ func (e *CSI) disposeSnapshot(ctx context.Context, s *snapshotState) (string, er
 	if s.sourceContent == nil || s.isDeletable() {
 		if waiting, err := e.releaseSource(ctx, s); err != nil || waiting != "" {
 			return waiting, err
+		}
+		if kept, err := e.keepOwn(ctx, s); err != nil || kept {
+			return "", err
 		}
 		return e.disposeOwn(ctx, s)
 	}

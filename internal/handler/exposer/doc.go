@@ -19,6 +19,9 @@
 // PersistentVolumes. Nothing is ever written to a claim outside of Varve's namespace: the cluster binds a target claim to a volume whose
 // claimRef has its UID.
 //
+// The own VolumeSnapshot of an upload may outlive its disposal, for the next upload of the claim (csi_keep.go). Then another label says so, and a
+// controller deletes it.
+//
 // The pod must be gone before Finish and Dispose can end, because a claim stays while a pod uses it.
 package exposer
 
@@ -26,7 +29,7 @@ package exposer
 // delete any snapshot, and give any volume to any claim.
 //
 // +kubebuilder:rbac:groups=snapshot.storage.k8s.io,resources=volumesnapshots,verbs=get;delete
-// +kubebuilder:rbac:groups=snapshot.storage.k8s.io,resources=volumesnapshots,namespace=varve,verbs=create
+// +kubebuilder:rbac:groups=snapshot.storage.k8s.io,resources=volumesnapshots,namespace=varve,verbs=create;patch
 // +kubebuilder:rbac:groups=snapshot.storage.k8s.io,resources=volumesnapshotcontents,verbs=get;create;patch;delete
 // +kubebuilder:rbac:groups=cbt.storage.k8s.io,resources=snapshotmetadataservices,verbs=get
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get

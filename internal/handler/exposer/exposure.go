@@ -91,6 +91,8 @@ type Class struct {
 	Annotations map[string]string
 	// ReadWhole: the driver is not asked what a snapshot has, and what has changed.
 	ReadWhole bool
+	// KeepSnapshot has the snapshot of a claim's latest restore point kept, so that the next upload can be counted from it.
+	KeepSnapshot bool
 }
 
 func (a Access) options() Options {

@@ -6,9 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,14 +13,12 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -37,48 +32,19 @@ func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
 // TestControlPlane runs every test that needs the API server, after it has set up what they share.
 func TestControlPlane(t *testing.T) {
 	t.Parallel()
-	installSnapshotKinds(t, cluster)
+	if err := cluster.InstallSnapshotKinds(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for name, tests := range map[string]map[string]func(*world){"CSI": csiTests, "Restore": restoreTests, "crash": crashTests, "metadata": metadataTests, "Endpoints": endpointTests, "Tunnel": tunnelTests} {
+	for name, tests := range map[string]map[string]func(*world){"CSI": csiTests, "Restore": restoreTests, "crash": crashTests, "metadata": metadataTests, "keep": keepTests, "Endpoints": endpointTests, "Tunnel": tunnelTests} {
 		for test, run := range tests {
 			t.Run(name+"/"+test, func(t *testing.T) {
 				t.Parallel()
 				run(newWorld(t))
 			})
 		}
-	}
-}
-
-// installSnapshotKinds installs the kinds of snapshot.storage.k8s.io from the module of their client.
-func installSnapshotKinds(t *testing.T, cluster *controlplane.Cluster) {
-	t.Helper()
-	directory, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var files []string
-	for _, kind := range []string{"volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"} {
-		file := filepath.Join(strings.TrimSpace(string(directory)), "config", "crd", "snapshot.storage.k8s.io_"+kind+".yaml")
-		if _, err := os.Stat(file); err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, file)
-	}
-	metadata := &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: "snapshotmetadataservices.cbt.storage.k8s.io", Annotations: map[string]string{"api-approved.kubernetes.io": "https://github.com/kubernetes/enhancements/pull/4082"}},
-		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: "cbt.storage.k8s.io", Scope: apiextensionsv1.ClusterScoped,
-			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "snapshotmetadataservices", Kind: "SnapshotMetadataService", ListKind: "SnapshotMetadataServiceList", Singular: "snapshotmetadataservice"},
-			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
-				Name: "v1alpha1", Served: true, Storage: true,
-				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}},
-			}},
-		},
-	}
-	if _, err := envtest.InstallCRDs(cluster.Config, envtest.CRDInstallOptions{Paths: files, CRDs: []*apiextensionsv1.CustomResourceDefinition{metadata}}); err != nil {
-		t.Fatal(err)
 	}
 }
 
