@@ -6,21 +6,14 @@ import (
 	"fmt"
 	"net"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/errclass"
 )
-
-// tokenSeconds is how long a token for a service is valid. One is made for each attempt.
-const tokenSeconds = 600
 
 var serviceKind = schema.GroupVersionKind{Group: "cbt.storage.k8s.io", Version: "v1alpha1", Kind: "SnapshotMetadataService"}
 
@@ -74,18 +67,5 @@ func (s *Service) validate() error {
 	return nil
 }
 
-// TokenSource returns a token for an audience.
+// TokenSource returns a token for an audience, of an account that may get the snapshots that are asked for. It is called before each attempt.
 type TokenSource func(ctx context.Context, audience string) (string, error)
-
-// AccountTokens returns tokens of a service account, which needs the right to get the snapshots that are asked for. The client needs the
-// right to create tokens of the account.
-func AccountTokens(c client.SubResourceClientConstructor, account client.ObjectKey) TokenSource {
-	return func(ctx context.Context, audience string) (string, error) {
-		request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: []string{audience}, ExpirationSeconds: ptr.To[int64](tokenSeconds)}}
-		of := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: account.Namespace, Name: account.Name}}
-		if err := c.SubResource("token").Create(ctx, of, request); err != nil {
-			return "", fmt.Errorf("create a token of service account %s: %w", account, err)
-		}
-		return request.Status.Token, nil
-	}
-}

@@ -7,10 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -85,25 +83,5 @@ func TestNewClient_refuses(t *testing.T) {
 		if _, err := NewClient(&s, nil, Limits{}); !errors.Is(err, errclass.Invalid) {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-func TestAccountTokens_areForTheServiceAndShort(t *testing.T) {
-	t.Parallel()
-	var asked *authenticationv1.TokenRequest
-	c := interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
-		SubResourceCreate: func(_ context.Context, _ client.Client, sub string, o, body client.Object, _ ...client.SubResourceCreateOption) error {
-			request, ok := body.(*authenticationv1.TokenRequest)
-			if !ok || sub != "token" || client.ObjectKeyFromObject(o) != (types.NamespacedName{Namespace: "varve", Name: "mover"}) {
-				t.Errorf("%s of %v", sub, o)
-				return nil
-			}
-			asked, request.Status.Token = request.DeepCopy(), "secret"
-			return nil
-		},
-	})
-	token, err := AccountTokens(c, client.ObjectKey{Namespace: "varve", Name: "mover"})(t.Context(), "metadata")
-	if err != nil || token != "secret" || asked.Spec.Audiences[0] != "metadata" || len(asked.Spec.Audiences) != 1 || *asked.Spec.ExpirationSeconds != tokenSeconds {
-		t.Errorf("%q, %v, %+v", token, err, asked)
 	}
 }
