@@ -132,6 +132,7 @@ func (u *snapshotUpload) askAllocated(ctx context.Context, client *csichanges.Cl
 
 // noIncremental notes a reason. The first one stays the reason, and the details add up.
 func (u *snapshotUpload) noIncremental(full, detail string) {
+	detail = shorten(detail) // A service may say as much as it likes.
 	if u.full == "" {
 		u.full, u.detail = full, detail
 		return

@@ -68,14 +68,15 @@ func (s *csiStorage) tell(r snapshotmetadata.Request, send snapshotmetadata.Send
 	target := s.snapshots[s.byName[r.Snapshot]]
 	base := make([]byte, len(target))
 	if r.Base != "" {
-		if base = s.snapshots[r.Base]; base == nil {
+		if s.snapshots[r.Base] == nil {
 			return status.Errorf(codes.NotFound, "no snapshot %s", r.Base)
 		}
+		copy(base, s.snapshots[r.Base])
 	}
 	if err := send(api.BlockMetadataType_FIXED_LENGTH, int64(len(target))); err != nil {
 		return err
 	}
-	for at := int64(r.From / changedBlock * changedBlock); at < int64(len(target)); at += changedBlock {
+	for at := r.From / changedBlock * changedBlock; at < int64(len(target)); at += changedBlock {
 		if end := at + changedBlock; !bytes.Equal(target[at:end], base[at:end]) {
 			if err := send(api.BlockMetadataType_FIXED_LENGTH, int64(len(target)), snapshotmetadata.Range(at, changedBlock)); err != nil {
 				return err
@@ -304,6 +305,25 @@ func TestSnapshotUpload_isFullWhenTheBaseIsGone(t *testing.T) {
 	s.wantAsked(t, "", "monday", "")
 }
 
+// A driver that has an answer, and not a good one, is not believed in anything else.
+func TestSnapshotUpload_readsEverythingWhenChangesFail(t *testing.T) {
+	t.Parallel()
+	s := newCSIStorage(t)
+	s.stores(t, s.snapshotPod(t, "monday"))
+	s.write(mib, noise(mib, 2))
+	p := s.snapshotPod(t, "tuesday")
+	s.answer = func(r snapshotmetadata.Request, send snapshotmetadata.Sender) error {
+		if r.Base != "" {
+			return send(api.BlockMetadataType_VARIABLE_LENGTH, s.size(), snapshotmetadata.Range(mib, 512), snapshotmetadata.Range(0, 512))
+		}
+		return s.tell(r, send)
+	}
+	if report := s.stores(t, p); report.FullReason != datamove.FullNoSnapshotMetadata || !strings.Contains(report.FullDetail, "is not behind") || report.ReadBytes != 16*mib {
+		t.Errorf("%+v", report)
+	}
+	s.wantAsked(t, "", "monday")
+}
+
 // Whatever goes wrong with the service, the whole volume is read, and the report says why.
 func TestSnapshotUpload_readsEverythingWhenTheServiceFails(t *testing.T) {
 	t.Parallel()
@@ -372,6 +392,7 @@ func TestSnapshotUpload_readsEverythingWhenTheServiceFails(t *testing.T) {
 }
 
 func otherAuthority(t *testing.T) []byte {
+	t.Helper()
 	_, ca := (&snapshotmetadata.StubSnapshotMetadata{}).Start(t)
 	return ca
 }
