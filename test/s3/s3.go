@@ -156,8 +156,22 @@ func (e Endpoint) URL() string {
 // unless edit sets MaxRetries to 1.
 func (e Endpoint) Client(tb testing.TB, edit ...func(*minio.Options)) *minio.Client {
 	tb.Helper()
-	transport := e.transport()
+	client, transport, err := e.newClient(edit...)
+	if err != nil {
+		tb.Fatal(err)
+	}
 	tb.Cleanup(transport.CloseIdleConnections)
+	return client
+}
+
+// NewClient is Client outside of a test. Its connections end with the process.
+func (e Endpoint) NewClient() (*minio.Client, error) {
+	client, _, err := e.newClient()
+	return client, err
+}
+
+func (e Endpoint) newClient(edit ...func(*minio.Options)) (*minio.Client, *http.Transport, error) {
+	transport := e.transport()
 	options := &minio.Options{
 		Creds:        credentials.NewStaticV4(e.AccessKey, e.SecretKey, ""),
 		Secure:       e.Authority != nil,
@@ -170,9 +184,9 @@ func (e Endpoint) Client(tb testing.TB, edit ...func(*minio.Options)) *minio.Cli
 	}
 	client, err := minio.New(e.Address, options)
 	if err != nil {
-		tb.Fatalf("make a client of %s: %v", e.URL(), err)
+		return nil, nil, fmt.Errorf("make a client of %s: %w", e.URL(), err)
 	}
-	return client
+	return client, transport, nil
 }
 
 func (e Endpoint) transport() *http.Transport {
