@@ -17,8 +17,9 @@ const (
 	// firstRetry is how long after the first death in a pod that is gone the next pod is made. It doubles each time. Within a pod,
 	// the kubelet has such delays.
 	firstRetry = 10 * time.Second
-	// lookAgain is when a wait is looked at again that no watch may tell the end of.
-	lookAgain = 5 * time.Second
+	// firstLook and lookAgain bound when a wait is looked at again that no watch may tell the end of: after a quarter of the time that it
+	// has lasted. Volumes are bound and points in time taken within a second or two, as a rule, and snapshots may take minutes.
+	firstLook, lookAgain, lookShare = 250 * time.Millisecond, 5 * time.Second, 4
 )
 
 // Action is what the reconciler does next.
@@ -257,7 +258,8 @@ func decidePodNode(in Input) (Decision, bool) {
 func waitFor(in Input, what string, deadline time.Time) Decision {
 	change := in.Object.unchanged()
 	change.Message = waitMessage(what, deadline)
-	return Decision{Do: Write, Change: change, Again: max(time.Millisecond, min(deadline.Sub(in.Now), lookAgain))}
+	look := min(max(in.Now.Sub(in.Object.stepBegan())/lookShare, firstLook), lookAgain)
+	return Decision{Do: Write, Change: change, Again: max(time.Millisecond, min(deadline.Sub(in.Now), look))}
 }
 
 func waitMessage(what string, deadline time.Time) string {

@@ -402,6 +402,37 @@ func TestDecide_looksAgainAtEveryDeadline(t *testing.T) {
 	}
 }
 
+// What takes a second must not cost five: a wait that has just begun is looked at soon, and one that lasts now and then.
+func TestDecide_looksAgainSoonAtFirst(t *testing.T) {
+	t.Parallel()
+	waiting := &ProgressAnswer{Progress: Progress{Waiting: "the claim to be bound"}}
+	for name, step := range map[string]func(since time.Duration) Input{
+		"accepted": func(since time.Duration) Input {
+			in := base(velerov2.PhaseAccepted)
+			in.Object.Accepted, in.Exposed = now.Add(-since), &ExposeAnswer{Exposure: Exposure{Waiting: "x"}}
+			return in
+		},
+		"finishing": func(since time.Duration) Input {
+			in := base(velerov2.PhaseInProgress)
+			in.Object.Report, in.Object.Memory.Finishing, in.Pod, in.Finished = reportBy("p1", datamove.Succeeded), at(-since), nil, waiting
+			return in
+		},
+		"ending": func(since time.Duration) Input {
+			in := base(velerov2.PhaseCanceling)
+			in.Object.Memory.Ending, in.Disposed = ended(velerov2.PhaseCanceled, -since), waiting
+			return in
+		},
+	} {
+		for since, want := range map[time.Duration]time.Duration{
+			-time.Second: 250 * time.Millisecond, 0: 250 * time.Millisecond, 2 * time.Second: 500 * time.Millisecond, time.Minute: 5 * time.Second,
+		} {
+			if d := decide(step(since)); d.Again != want {
+				t.Errorf("%s since %s: it looks again after %s, want %s", name, since, d.Again, want)
+			}
+		}
+	}
+}
+
 func TestChoose_isFairBetweenNamespaces(t *testing.T) {
 	t.Parallel()
 	waiting := []Candidate{

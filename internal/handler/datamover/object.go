@@ -46,6 +46,20 @@ type Object struct {
 	Report *datamove.Report
 }
 
+// stepBegan is since when the object is in the step that it waits in, by its memory and its phase.
+func (o *Object) stepBegan() time.Time {
+	switch m := &o.Memory; {
+	case m.Ending != nil:
+		return m.Ending.Since.Time
+	case m.Finishing != nil:
+		return m.Finishing.Time
+	case m.Stalled != nil:
+		return m.Stalled.Time
+	default:
+		return o.Accepted
+	}
+}
+
 // viewOf returns what decisions need of o.
 func viewOf(o client.Object) (Object, error) {
 	v := Object{
