@@ -74,10 +74,15 @@ bench: ## Benchmarks against their peers, all parts; build/bench.json
 	$(MAKE) --no-print-directory bench-pull
 	$(MAKE) --no-print-directory bench-guest
 	$(MAKE) --no-print-directory bench-push
+	$(MAKE) --no-print-directory bench-move
 
 .PHONY: bench-push
 bench-push: box-up install guest ## The benchmarks of push backups, on the box
 	$(GO) run ./bench -kubeconfig $(KUBECONFIG)
+
+.PHONY: bench-move
+bench-move: box-s3 install guest ## The data mover against Velero's way, on the box and its S3 service (BENCH_FLAGS='-only move-full')
+	$(GO) run ./bench/move -kubeconfig $(KUBECONFIG) -box-dir $(VARVE_BOX_DIR) $(BENCH_FLAGS)
 
 .PHONY: bench-tools
 bench-tools: build peers
