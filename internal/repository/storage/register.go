@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,10 @@ import (
 // it, a damaged pack would end all maintenance, even after the restore points that used it were deleted. kopia has no other way
 // to ask for that.
 const ignoreRewriteErrors = "KOPIA_IGNORE_MAINTENANCE_REWRITE_ERROR"
+
+// idleConnections is how many connections to a server stay open between requests: more than there are workers. Go's default is two, so that
+// of eight workers six make a new connection for each request.
+const idleConnections = 64
 
 var (
 	registerOnce sync.Once
@@ -36,6 +41,9 @@ func Register() {
 		blob.AddSupportedStorage("s3", s3.Options{}, guardOpened(newS3))                        // instead of kopia's
 		blob.AddSupportedStorage(roleType, roleOptions{}, guardOpened(newRoleS3))
 		blob.AddSupportedStorage(viewType, viewConfig{}, openView)
+		if t, ok := http.DefaultTransport.(*http.Transport); ok { // kopia takes copies of it, and has no other setting
+			t.MaxIdleConnsPerHost = max(t.MaxIdleConnsPerHost, idleConnections)
+		}
 		if err := os.Setenv(ignoreRewriteErrors, "1"); err != nil {
 			panic(err) // The name of the variable is not valid.
 		}
