@@ -84,6 +84,9 @@ func TestMoverPod_hasNothingButWhatItNeeds(t *testing.T) {
 	if err != nil || job.SourceUID != "pvc-1" || job.UID != "u1" || job.SourceClaim != "data" || !cmp.Equal(job.Labels, map[string]string{datamove.LabelBackupName: "b1"}) {
 		t.Errorf("%+v, %v", job, err)
 	}
+	if !slices.Contains(c.Env, corev1.EnvVar{Name: "GOGC", Value: "40"}) {
+		t.Errorf("Go's collector lets the mover take what it does not need: %+v", c.Env)
+	}
 }
 
 // A mover whose location has a role keeps the token of its own account, and has one more, which is for the STS alone.
