@@ -3,6 +3,7 @@ package s3
 import (
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -63,5 +64,13 @@ func TestOpen_makesKeysAnew(t *testing.T) {
 		if info, err := os.Stat(again.CredentialsFile); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: %v, %v", what, info.Mode(), err)
 		}
+	}
+}
+
+// Clients of S3 keep their connections. versitygw does not unless it is told to.
+func TestArguments_keepConnections(t *testing.T) {
+	t.Parallel()
+	if args := openService(t, layout.Box(t.TempDir()), "10.213.0.1").Arguments(); !slices.Contains(args, "--keep-alive") {
+		t.Errorf("%q", args)
 	}
 }
