@@ -62,7 +62,9 @@ func (b *bench) measureDisk(ctx context.Context) ([]report.Row, error) {
 	what := fmt.Sprintf("a disk of %d GiB with %d GiB in it", diskBytes/gib, usedBytes/gib)
 	return []report.Row{
 		f.row("move-full", "full of "+what+", create to Completed", "s", kopia, diskBytes),
+		f.row("move-full-data", "of that, from InProgress to the mover's report", "s", kopia, diskBytes),
 		f.row("move-1pct", "the same disk, 1 % changed in 64 KiB pieces, create to Completed", "s", kopia, diskBytes),
+		f.row("move-1pct-data", "of that, from InProgress to the mover's report", "s", kopia, diskBytes),
 		f.row("move-overhead", "nothing changed, create to Completed", "s", "aim", diskBytes),
 		f.row("move-restore", "restore of that disk to a new claim, create to Completed", "s", "qemu-img convert, synced", diskBytes),
 		f.row("move-restore-data", "of the restore, from InProgress to the mover's report", "s", "qemu-img convert, synced", diskBytes),
@@ -98,6 +100,7 @@ func (b *bench) diskRound(ctx context.Context, round int, f figures, tool *lab.T
 			return err
 		}
 		f.add(step.id, ours.seconds(), theirs.Seconds, ours.usage, theirs.usage)
+		f.add(step.id+"-data", ours.dataSeconds(), theirs.Seconds, nil, nil)
 	}
 	if err := peer.close(ctx); err != nil {
 		return err

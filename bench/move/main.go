@@ -45,7 +45,7 @@ type part struct {
 }
 
 var parts = []part{
-	{[]string{"move-full", "move-1pct", "move-overhead", "move-restore", "move-restore-data"}, (*bench).measureDisk},
+	{[]string{"move-full", "move-full-data", "move-1pct", "move-1pct-data", "move-overhead", "move-restore", "move-restore-data"}, (*bench).measureDisk},
 	{[]string{"move-parallel"}, (*bench).measureParallel},
 	{[]string{"move-peak", "move-peak-changes"}, (*bench).measurePeak},
 }

@@ -32,6 +32,20 @@ func (u *upload) seconds() float64 {
 	return most
 }
 
+// dataSeconds are from the first InProgress to the last report.
+func (u *upload) dataSeconds() float64 {
+	began, reported := u.courses[0].phases[velerov2.PhaseInProgress], u.courses[0].reported
+	for _, c := range u.courses {
+		if at := c.phases[velerov2.PhaseInProgress]; at.Before(began) {
+			began = at
+		}
+		if c.reported.After(reported) {
+			reported = c.reported
+		}
+	}
+	return reported.Sub(began).Seconds()
+}
+
 // upload stores disks of the machine at one moment, with cold caches, and waits until the backup is gone. Without a tracker, everything is read.
 func (b *bench) upload(ctx context.Context, what string, p *place, tracker bool, disks ...lab.Disk) (*upload, error) {
 	b.count++
