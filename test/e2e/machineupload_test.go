@@ -29,9 +29,12 @@ func TestMachineUpload_movesChangedBlocksAndBringsThemBack(t *testing.T) {
 	s.boot(lab.Disk{Name: "fs", Bytes: 96 * mib}, lab.Disk{Name: "blk", Bytes: 48 * mib, Block: true})
 	s.target("scratch", 512*mib)
 	s.tracker("daily")
+	s.must(s.DeleteUploads(ctx, 12*time.Minute)) // what a run left that was killed: without its location it goes after ten minutes
 	location, err := s.BucketLocation(ctx, "e2e-blocks", os.Getenv("VARVE_BOX_DIR"))
 	s.must(err)
-	t.Cleanup(func() { s.must(location.Remove(context.WithoutCancel(ctx))) })
+	t.Cleanup(func() {
+		s.must(errors.Join(s.DeleteUploads(context.WithoutCancel(ctx), 3*time.Minute), location.Remove(context.WithoutCancel(ctx))))
+	})
 	const device = `b=/dev/$(grep -lx blk /sys/block/*/serial | cut -d/ -f4); `
 	s.guest(device + `mkdir /disks/fs/x; for i in 1 2 3; do head -c 3000000 /dev/urandom >/disks/fs/x/$i; done; head -c 10000000 /dev/urandom | dd of=$b bs=1M conv=notrunc; sync`)
 	overwrite := device + `for i in 1 2 3; do head -c 3000000 /dev/urandom >/disks/fs/x/$i; done; head -c 12000000 /dev/urandom | dd of=$b bs=1M conv=notrunc,fsync; sync`
