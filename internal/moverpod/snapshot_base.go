@@ -86,24 +86,14 @@ func snapshotOf(p *repository.RestorePoint) *baseSnapshot {
 	return &baseSnapshot{point: p, disk: d, name: d.Change, moment: moment}
 }
 
-// zeroSamples is how many granules of what a driver calls unallocated are read.
-const zeroSamples = 16
+// zeroSamples is how many granules of what a driver calls unallocated are read, besides the first and the last.
+const zeroSamples = 64
 
 // checkZeroSamples reads samples of what a driver says to have no data, and fails with errclass.Corrupt if one has. A driver that leaves data
-// out by rule is found out, and its answer is not used. The seed decides which samples are read.
+// out by rule is found out, and its answer is not used: one that knows a volume's own blocks, for example, and not those of the image that the
+// volume is a clone of, and where a partition table is. The seed decides which samples are read.
 func checkZeroSamples(ctx context.Context, device disk.Source, unallocated extent.Set, seed string) error {
-	total := unallocated.Bytes() / granuleBytes
-	if total == 0 {
-		return nil
-	}
-	sum := fnv.New64a()
-	_, _ = sum.Write([]byte(seed))                  // It never fails.
-	random := rand.New(rand.NewPCG(sum.Sum64(), 0)) //nolint:gosec // A driver need not be kept from guessing.
-	samples := make([]int64, zeroSamples)
-	for i := range samples {
-		samples[i] = random.Int64N(total) * granuleBytes
-	}
-	slices.Sort(samples)
+	samples := chooseSamples(unallocated.Bytes(), seed)
 	buffer := make([]byte, granuleBytes)
 	passed := int64(0)
 	for e := range unallocated.All() {
@@ -121,4 +111,30 @@ func checkZeroSamples(ctx context.Context, device disk.Source, unallocated exten
 		passed += e.Length
 	}
 	return nil
+}
+
+// chooseSamples returns the offsets of samples among so many bytes, in ascending order: the first granule, the last one, and a random one in
+// each of equal parts.
+func chooseSamples(total int64, seed string) []int64 {
+	granules := (total + granuleBytes - 1) / granuleBytes
+	if granules == 0 {
+		return nil
+	}
+	sum := fnv.New64a()
+	_, _ = sum.Write([]byte(seed))                  // It never fails.
+	random := rand.New(rand.NewPCG(sum.Sum64(), 0)) //nolint:gosec // A driver need not be kept from guessing.
+	chosen := []int64{0, granules - 1}
+	for i := range min(zeroSamples, granules) {
+		from, to := i*granules/zeroSamples, (i+1)*granules/zeroSamples
+		if granules <= zeroSamples {
+			from, to = i, i+1
+		}
+		chosen = append(chosen, from+random.Int64N(to-from))
+	}
+	slices.Sort(chosen)
+	chosen = slices.Compact(chosen)
+	for i := range chosen {
+		chosen[i] *= granuleBytes
+	}
+	return chosen
 }

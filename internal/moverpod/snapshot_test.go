@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -410,6 +411,42 @@ func TestSnapshotUpload_findsALyingDriver(t *testing.T) {
 	report = s.stores(t, s.snapshotPod(t, "tuesday"))
 	if report.FullReason != "ContentDiffers" || !strings.Contains(report.FullDetail, "csi.test says that a part of the volume has not changed since snapshot monday") {
 		t.Errorf("%+v", report)
+	}
+}
+
+// Drivers that know a clone's own blocks, and not those of the image below, forget where the disk begins.
+func TestSnapshotUpload_findsWhatIsLeftOutWhereADiskBeginsOrEnds(t *testing.T) {
+	t.Parallel()
+	for name, at := range map[string]int{"begins": 0, "ends": 16*mib - 512} {
+		s := newCSIStorage(t)
+		clear(s.content)
+		s.write(int64(at), noise(512, 7))
+		s.write(5*mib, noise(mib, 8))
+		s.answer = func(_ snapshotmetadata.Request, send snapshotmetadata.Sender) error {
+			return send(api.BlockMetadataType_VARIABLE_LENGTH, s.size(), snapshotmetadata.Range(5*mib, mib))
+		}
+		if report := s.stores(t, s.snapshotPod(t, "monday")); report.FullReason != datamove.FullNoSnapshotMetadata {
+			t.Errorf("%s: %+v", name, report)
+		}
+	}
+}
+
+func TestChooseSamples_areSpreadAndWithin(t *testing.T) {
+	t.Parallel()
+	for _, total := range []int64{0, 1, granuleBytes, granuleBytes + 1, 64 * granuleBytes, 65 * granuleBytes, 1 << 40} {
+		got := chooseSamples(total, "seed")
+		granules := (total + granuleBytes - 1) / granuleBytes
+		if int64(len(got)) < min(granules, zeroSamples) || len(got) > zeroSamples+2 || !slices.IsSorted(got) {
+			t.Errorf("%d: %v", total, got)
+		}
+		for i, at := range got {
+			if at%granuleBytes != 0 || at >= total || i > 0 && at == got[i-1] {
+				t.Errorf("%d: %v", total, got)
+			}
+		}
+		if total > 0 && (got[0] != 0 || got[len(got)-1] != (granules-1)*granuleBytes) {
+			t.Errorf("%d: %v", total, got)
+		}
 	}
 }
 
