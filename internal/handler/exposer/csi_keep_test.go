@@ -100,6 +100,10 @@ func keepsNothingElse(w *world) {
 		"nobody could count from it": {edit: func(w *world, _ *upload) {
 			w.options.Classes = map[string]Class{w.className("immediate"): {KeepSnapshot: true, ReadWhole: true}}
 		}},
+		"its deletion would leave it on the storage": {edit: func(w *world, u *upload) {
+			content := u.childContent()
+			w.edit(content, func() { content.Spec.DeletionPolicy = policyRetain })
+		}},
 		"a Filesystem volume": {files: true, edit: func(*world, *upload) {}},
 		"deleted": {edit: func(w *world, u *upload) {
 			w.edit(u.DataUpload, func() { u.Finalizers = []string{datamove.Finalizer} })
