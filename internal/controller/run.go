@@ -33,6 +33,7 @@ import (
 	"github.com/varvebackup/varve/internal/admission"
 	"github.com/varvebackup/varve/internal/controller/backuprepository"
 	"github.com/varvebackup/varve/internal/controller/backupstoragelocation"
+	"github.com/varvebackup/varve/internal/controller/catalogue"
 	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
 	"github.com/varvebackup/varve/internal/controller/disruption"
 	"github.com/varvebackup/varve/internal/controller/endpointaccess"
@@ -225,6 +226,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return backuprepository.Setup(mgr, backuprepository.Options{
 				Namespace: o.Namespace, Image: backuprepository.Image(image), Namespaces: o.LocationNamespaces, PasswordPerNamespace: o.PasswordPerNamespace, Clock: o.Clock,
 			})
+		}},
+		{"catalogue", func() error {
+			return catalogue.Setup(mgr, catalogue.Options{Namespace: o.Namespace, Namespaces: o.LocationNamespaces, Clock: o.Clock})
 		}},
 		{"endpointaccess", func() error {
 			return endpointaccess.Setup(mgr, endpointaccess.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix})

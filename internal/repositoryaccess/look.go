@@ -32,6 +32,8 @@ type Look struct {
 	Root datamove.Access `json:"root"`
 	// Write has TryLocation write, too.
 	Write bool `json:"write,omitempty"`
+	// Catalogue has TryLocation say which repositories are there beside Known, too.
+	Catalogue bool `json:"catalogue,omitempty"`
 	// Access is the repository's. Lock is for one that is made.
 	Access datamove.Access `json:"access"`
 	Lock   location.Lock   `json:"lock"`
@@ -52,6 +54,8 @@ type Seen struct {
 	// Exists says whether the repository is there, and Found names a directory of the location with another one.
 	Exists bool   `json:"exists,omitempty"`
 	Found  string `json:"found,omitempty"`
+	// Catalogue is what is there, after TryLocation; nil if it was not looked at, or could not be.
+	Catalogue *Catalogue `json:"catalogue,omitempty"`
 }
 
 // Storages is what a Look needs of a Store.
@@ -61,6 +65,7 @@ type Storages interface {
 	Find(ctx context.Context, root datamove.Access, known []string) (string, error)
 	Prepare(ctx context.Context, a datamove.Access, lock location.Lock) (uniqueID string, err error)
 	Check(ctx context.Context, a datamove.Access) error
+	List(ctx context.Context, root datamove.Access, known []string, limit int) (Catalogue, error)
 }
 
 // Run looks.
@@ -80,7 +85,9 @@ func (l *Look) Run(ctx context.Context, s Storages) Seen {
 func (l *Look) run(ctx context.Context, s Storages, seen *Seen) (err error) {
 	switch l.Task {
 	case TryLocation:
-		return s.Try(ctx, l.Root, l.Write)
+		if err = s.Try(ctx, l.Root, l.Write); err == nil && l.Catalogue {
+			err = l.list(ctx, s, seen)
+		}
 	case LookAround:
 		if seen.Exists, err = s.Exists(ctx, l.Access); err == nil {
 			seen.Found, err = s.Find(ctx, l.Root, l.Known)
@@ -99,6 +106,21 @@ func (l *Look) run(ctx context.Context, s Storages, seen *Seen) (err error) {
 		err = fmt.Errorf("unknown task %q", l.Task)
 	}
 	return err
+}
+
+// catalogueBatch is how many repositories fit into a termination message, with the longest names.
+const catalogueBatch = 20
+
+func (l *Look) list(ctx context.Context, s Storages, seen *Seen) error {
+	c, err := s.List(ctx, l.Root, l.Known, catalogueBatch)
+	if err != nil {
+		return err
+	}
+	if len(c.Unread) > maxUnreadBytes {
+		c.Unread = strings.ToValidUTF8(c.Unread[:maxUnreadBytes], "") + "…"
+	}
+	seen.Catalogue = &c
+	return nil
 }
 
 // tryPassword fails if a repository is about to be made with a password that its location's other repositories do not have: somebody has
@@ -167,6 +189,9 @@ func DecodeLook(text string) (*Look, error) {
 
 // maxFailureBytes bounds a failure in a termination message, which a kubelet cuts at 4096 bytes. Quoting may double it.
 const maxFailureBytes = 1500
+
+// maxUnreadBytes bounds Catalogue.Unread in the same way, beside catalogueBatch repositories.
+const maxUnreadBytes = 250
 
 // Encode returns what was seen as the termination message of a pod.
 func (s Seen) Encode() []byte {

@@ -58,6 +58,17 @@ func TestS3_aRepositoryIsMadeAndKeptApart(t *testing.T) {
 	}
 }
 
+func TestS3_listsRepositories(t *testing.T) {
+	t.Parallel()
+	server := s3.Start(t, s3.Options{})
+	s := NewStore(time.Now, nil)
+	root := bucket(server.Endpoint, "a/plugins/varve/")
+	checkCatalogue(t, s, root, stored(t, s, root, "shop", "bank", "web"))
+	if got, err := s.List(t.Context(), bucket(server.Endpoint, "b/plugins/varve/"), nil, 10); err != nil || len(got.Found) > 0 {
+		t.Errorf("another prefix: %+v %v", got, err)
+	}
+}
+
 func TestS3_saysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	server := s3.Start(t, s3.Options{TLS: true})

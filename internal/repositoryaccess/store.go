@@ -101,7 +101,7 @@ func hasFormat(ctx context.Context, st blob.Reader) (bool, error) {
 func (s *Store) Find(ctx context.Context, root datamove.Access, known []string) (string, error) {
 	at := s.locate(root)
 	if at.S3 == nil {
-		return findInDirectory(ctx, at.Directory, known)
+		return findInDirectory(at.Directory, known)
 	}
 	st, err := at.Open(ctx, false)
 	if err != nil {
@@ -126,7 +126,7 @@ func (s *Store) Find(ctx context.Context, root datamove.Access, known []string) 
 	return "", nil
 }
 
-func findInDirectory(ctx context.Context, path string, known []string) (string, error) {
+func findInDirectory(path string, known []string) (string, error) {
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", nil
@@ -138,13 +138,11 @@ func findInDirectory(ctx context.Context, path string, known []string) (string, 
 		if !e.IsDir() || slices.Contains(known, e.Name()) {
 			continue
 		}
-		st, err := repository.Location{Directory: filepath.Join(path, e.Name())}.Open(ctx, false)
-		if err != nil {
-			return "", err
-		}
-		exists, err := hasFormat(ctx, st)
-		if err := errors.Join(err, st.Close(ctx)); err != nil || exists {
-			return e.Name(), err
+		for _, id := range formatBlobs {
+			data, err := readFile(path, e.Name(), id)
+			if err != nil || data != nil {
+				return e.Name(), err
+			}
 		}
 	}
 	return "", nil
@@ -216,7 +214,13 @@ func (s *Store) Check(ctx context.Context, a datamove.Access) error {
 	if err != nil || len(id) == 0 {
 		return fmt.Errorf("%w: unique ID %q", errclass.Invalid, a.UniqueID)
 	}
-	st, err := s.locate(a).Open(ctx, false)
+	at := s.locate(a)
+	if at.Directory != "" {
+		if _, err := os.Stat(at.Directory); errors.Is(err, os.ErrNotExist) {
+			return ErrGone
+		}
+	}
+	st, err := at.Open(ctx, false)
 	if err != nil {
 		return err
 	}

@@ -67,6 +67,7 @@ func TestControlPlane(t *testing.T) {
 		"a claim":                              inAClaim,
 		"a claim, read-only":                   inAReadOnlyClaim,
 		"a role":                               byARole,
+		"from a catalogue":                     fromACatalogue,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -115,9 +115,13 @@ func decideRepository(in *input) decision {
 	return decideWithoutPassword(in, passwordSecrets(in)[0])
 }
 
-// existsWithoutPassword says whether a look has found the repository, and the Secret that has its password by the settings is not there.
+// existsWithoutPassword says whether a look or a catalogue has found the repository, and the Secret that has its password by the settings is
+// not there.
 func existsWithoutPassword(in *input) bool {
-	return in.Repo.Annotations[datamove.AnnotationUniqueID] == "" && in.Last != nil && in.Last.Exists
+	if in.Repo.Annotations[datamove.AnnotationUniqueID] != "" {
+		return in.Repo.Annotations[datamove.AnnotationPasswordSecret] == ""
+	}
+	return in.Last != nil && in.Last.Exists
 }
 
 // checkEvery is the pause between two looks at what is there.
@@ -132,7 +136,7 @@ func (in *input) checkEvery() time.Duration {
 func decideWithoutPassword(in *input, name string) decision {
 	ask := ": put it into the key " + datamove.PasswordKey + " of Secret " + in.Namespace + "/" + name
 	if in.Repo.Annotations[datamove.AnnotationUniqueID] != "" {
-		return notReady("the repository in "+in.Place.String()+" exists, and its password is not here"+ask, lookEvery)
+		return decideLocked(in, ask)
 	}
 	shared := name == datamove.LocationPasswordSecret(locationOf(in.Repo))
 	if shared && in.PasswordUsed != "" {
@@ -162,6 +166,25 @@ func decideWithoutPassword(in *input, name string) decision {
 		return d
 	}
 	d.CreatePassword, d.After = name, time.Second
+	return d
+}
+
+// decideLocked asks for the password of a repository that is known, and looks whether it is still there, for which nobody needs that.
+func decideLocked(in *input, ask string) decision {
+	a := in.Place.Access(in.Repo.Spec.VolumeNamespace)
+	a.UniqueID = in.Repo.Annotations[datamove.AnnotationUniqueID]
+	d := notReady("the repository in "+in.Place.String()+" exists, and its password is not here"+ask, lookEvery)
+	d.Access = a
+	last := in.Last
+	switch {
+	case in.Running:
+	case last == nil || last.Task != repositoryaccess.CheckRepository || last.Fingerprint != fingerprint(in, a) || last.UniqueID != a.UniqueID:
+		d.Task = repositoryaccess.CheckRepository
+	case last.Failure != "":
+		return retry(in, repositoryaccess.CheckRepository, a)
+	case in.Now.Sub(last.At) >= in.checkEvery():
+		d.Task = repositoryaccess.CheckRepository
+	}
 	return d
 }
 

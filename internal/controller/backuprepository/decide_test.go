@@ -116,7 +116,9 @@ func TestDecide(t *testing.T) {
 		"another's exists without the shared password": {newInput().attempted(repositoryaccess.LookAround, func(a *attempt) { a.Found = "other" }), want{phase: notReady, says: "of namespace other"}},
 		"another's exists, and each has its own":       {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).attempted(repositoryaccess.LookAround, func(a *attempt) { a.Found = "other" }), want{phase: isNew, create: own}},
 		"another was made with the shared password":    {newInput().edit(func(in *input) { in.PasswordUsed = "repo-other" }).attempted(repositoryaccess.LookAround, nil), want{phase: notReady, says: "repo-other"}},
-		"it is noted, and its password is lost":        {newInput().noted("aa").attempted(repositoryaccess.LookAround, nil), want{phase: notReady, says: "its password is not here"}},
+		"it is noted, and its password is lost":        {newInput().noted("aa").attempted(repositoryaccess.LookAround, nil), want{phase: notReady, says: "its password is not here", task: repositoryaccess.CheckRepository}},
+		"it is there without its password":             {newInput().noted("aa").attempted(repositoryaccess.CheckRepository, found), want{phase: notReady, says: "its password is not here"}},
+		"it goes while its password is not here":       {newInput().noted("aa").attempted(repositoryaccess.CheckRepository, failed), want{phase: notReady, says: "it is broken"}},
 		"read-only, and nothing there":                 {newInput().edit(func(in *input) { in.Place.ReadOnly = true }).attempted(repositoryaccess.LookAround, nil), want{phase: notReady, says: "read-only"}},
 		"a Secret without a password":                  {newInput().edit(func(in *input) { in.Passwords[shared] = "" }), want{phase: notReady, says: "has no key password"}},
 		"the password is there":                        {newInput().withPassword().attempted(repositoryaccess.LookAround, nil), want{phase: isNew, task: repositoryaccess.PrepareRepository}},
@@ -155,8 +157,9 @@ func TestDecide(t *testing.T) {
 			newInput().noted("aa").withPassword().inClaim("old").inClaim("old").edit(func(in *input) { in.Repo.Status.Phase = ready }),
 			want{phase: ready, task: repositoryaccess.PrepareRepository},
 		},
-		"the other kind of password, of a repository that is there": {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).withPassword().attempted(repositoryaccess.LookAround, found), want{phase: isNew, task: repositoryaccess.PrepareRepository}},
-		"the other kind of password, and nothing there":             {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).withPassword().attempted(repositoryaccess.LookAround, nil), want{phase: isNew, create: own}},
+		"the other kind of password, of a repository that is there":              {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).withPassword().attempted(repositoryaccess.LookAround, found), want{phase: isNew, task: repositoryaccess.PrepareRepository}},
+		"the other kind of password, of a repository that a catalogue has found": {newInput().noted("aa").edit(func(in *input) { in.PasswordPerNamespace = true }).withPassword(), want{phase: isNew, task: repositoryaccess.PrepareRepository}},
+		"the other kind of password, and nothing there":                          {newInput().edit(func(in *input) { in.PasswordPerNamespace = true }).withPassword().attempted(repositoryaccess.LookAround, nil), want{phase: isNew, create: own}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -154,9 +154,11 @@ func (r *reconciler) readOthers(ctx context.Context, in *input) error {
 		if other.UID == in.Repo.UID || locationOf(other) != where || other.Annotations[datamove.AnnotationUniqueID] == "" {
 			continue
 		}
-		if other.Annotations[datamove.AnnotationPasswordSecret] == datamove.LocationPasswordSecret(where) {
+		switch other.Annotations[datamove.AnnotationPasswordSecret] {
+		case "": // it is known from a catalogue, and nobody has opened it
+		case datamove.LocationPasswordSecret(where):
 			in.PasswordUsed = other.Name
-		} else {
+		default:
 			in.OthersPasswords = append(in.OthersPasswords, other.Spec.VolumeNamespace)
 		}
 	}

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	testclock "k8s.io/utils/clock/testing"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
@@ -25,12 +27,22 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
 var cluster *controlplane.Cluster
 
-func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
+// cached restricts the cache as Run does.
+func cached(o *ctrl.Options) {
+	o.Cache.ByObject = map[client.Object]cache.ByObject{&velerov1.BackupRepository{}: {Namespaces: map[string]cache.Config{controlplane.SystemNamespace: {}}}}
+}
+
+func TestMain(m *testing.M) {
+	storage.Register()
+	controlplane.Main(m, &cluster)
+}
 
 // trier counts how often it is asked to write, and fails on demand. It stands for a bucket.
 type trier struct {
@@ -79,7 +91,7 @@ func TestControlPlane(t *testing.T) {
 	}
 	ours, theirs := add(controlplane.SystemNamespace), add(cluster.Namespace(t))
 	clock, store := testclock.NewFakePassiveClock(time.Now()), &trier{}
-	mgr := cluster.Manager(t, controlplane.Controller.Restrict())
+	mgr := cluster.Manager(t, controlplane.Controller.Restrict(), cached)
 	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, Trier: store, Clock: clock}); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +172,7 @@ func TestControlPlane_claim(t *testing.T) {
 	if err := admin.Create(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
-	mgr := cluster.Manager(t, controlplane.Controller.Restrict())
+	mgr := cluster.Manager(t, controlplane.Controller.Restrict(), cached)
 	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, Image: storagepod.Image{Name: "varve:test"}, Clock: clock}); err != nil {
 		t.Fatal(err)
 	}
@@ -208,4 +220,36 @@ func TestControlPlane_claim(t *testing.T) {
 	}
 	later(directoryFrequency)
 	becomes(velerov1.LocationAvailable, "only one node")
+
+	// The pod that tries the claim finds what other clusters have stored there, in several looks if that is much.
+	want := map[string]string{}
+	for i := range 23 {
+		place, name := location.Place{Volume: &corev1.VolumeSource{}, Prefix: "deep/down"}, fmt.Sprintf("shop-%02d", i)
+		a := place.Access(name)
+		a.Directory, a.Password = filepath.Join(dir, strings.TrimPrefix(a.Directory, datamove.StorageDirectory)), "theirs"
+		id, err := repositoryaccess.NewStore(time.Now, nil).Prepare(t.Context(), a, location.Lock{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[name] = id
+	}
+	later(directoryFrequency)
+	for _, n := range []int{20, 23} {
+		var list velerov1.BackupRepositoryList
+		controlplane.Eventually(t, func() error {
+			if err := admin.List(t.Context(), &list, client.InNamespace(controlplane.SystemNamespace)); err != nil {
+				return err
+			}
+			if len(list.Items) != n {
+				return fmt.Errorf("%d objects, want %d", len(list.Items), n)
+			}
+			return nil
+		})
+		for _, r := range list.Items {
+			if id := want[r.Spec.VolumeNamespace]; id == "" || id != r.Annotations[datamove.AnnotationUniqueID] || r.Spec.BackupStorageLocation != "shelf" {
+				t.Errorf("%+v", r.ObjectMeta)
+			}
+		}
+		later(moreEvery)
+	}
 }

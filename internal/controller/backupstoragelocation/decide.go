@@ -8,6 +8,7 @@ import (
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
 const (
@@ -15,6 +16,8 @@ const (
 	defaultFrequency = time.Minute
 	// directoryFrequency is that of what takes a pod: a claim, an NFS export, or a bucket by a role.
 	directoryFrequency = 10 * time.Minute
+	// moreEvery is the pause between two tries while there are more repositories than one pod can tell of.
+	moreEvery = 10 * time.Second
 	// writeEvery is how often it is tried by writing.
 	writeEvery = time.Hour
 )
@@ -27,6 +30,8 @@ type attempt struct {
 	// Wrote says that something was written, and WroteAt when that succeeded last.
 	Wrote   bool
 	WroteAt time.Time
+	// Catalogue is which repositories a pod found; nil if it did not look.
+	Catalogue *repositoryaccess.Catalogue
 	// Failure is what went wrong, in words for users; "" if nothing did.
 	Failure string
 }
@@ -98,6 +103,9 @@ func decide(in *input) decision {
 	if in.Last == nil {
 		d.Try, d.Write = true, true
 		return d
+	}
+	if c := in.Last.Catalogue; c != nil && c.More {
+		every = min(every, moreEvery)
 	}
 	if wait := every - in.Now.Sub(in.Last.At); wait > 0 {
 		d.After = wait

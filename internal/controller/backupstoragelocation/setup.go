@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/controller/catalogue"
 	"github.com/varvebackup/varve/internal/controller/errand"
 	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -37,6 +38,12 @@ type Looker interface {
 	Look(ctx context.Context, r *storagepod.Request) repositoryaccess.Seen
 }
 
+// Recorder records which repositories a location has: see catalogue.Recorder.
+type Recorder interface {
+	Known(ctx context.Context, where datamove.Location) ([]string, error)
+	Record(ctx context.Context, l *velerov1.BackupStorageLocation, c repositoryaccess.Catalogue) error
+}
+
 // Options are what Setup needs besides the manager. Namespace and Image have no default.
 type Options struct {
 	// Namespace is Varve's own: whose locations are tried.
@@ -47,6 +54,8 @@ type Options struct {
 	Trier Trier
 	// Looker tries claims and NFS exports. Default: a storagepod.Looker.
 	Looker Looker
+	// Recorder gets what pods find while they try a location. Default: a catalogue.Recorder.
+	Recorder Recorder
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 }
@@ -78,6 +87,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Looker == nil {
 		o.Looker = &storagepod.Looker{Namespace: o.Namespace, Image: o.Image, Client: mgr.GetClient(), Live: mgr.GetAPIReader()}
 	}
+	if o.Recorder == nil {
+		o.Recorder = catalogue.NewRecorder(mgr, o.Namespace)
+	}
 	r := &reconciler{
 		Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(), errands: errand.NewRunner[attempt](limits), last: map[types.NamespacedName]attempt{},
 		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-location")),
@@ -106,12 +118,18 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		r.remember(req.NamespacedName, nil)
 		return ctrl.Result{}, nil
 	}
-	if a, ok := r.errands.Take(req.NamespacedName); ok {
+	a, ended := r.errands.Take(req.NamespacedName)
+	if ended {
 		r.remember(req.NamespacedName, &a)
 	}
 	in, err := r.gather(ctx, l)
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	if ended && a.Catalogue != nil && a.Fingerprint == in.Fingerprint {
+		if err := r.Recorder.Record(ctx, l, *a.Catalogue); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	d := decide(in)
 	if err := r.writeStatus(ctx, l, d.Status); err != nil {
@@ -121,7 +139,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		r.remember(req.NamespacedName, &attempt{Check: l.Annotations[location.AnnotationCheck], At: in.Now})
 	}
 	if d.Try {
-		r.send(in, d.Write)
+		if err := r.send(ctx, in, d.Write); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	return ctrl.Result{RequeueAfter: d.After}, nil
 }
@@ -212,19 +232,27 @@ func (r *reconciler) writeStatus(ctx context.Context, l *velerov1.BackupStorageL
 }
 
 // send starts an errand that tries the location.
-func (r *reconciler) send(in *input, write bool) {
+func (r *reconciler) send(ctx context.Context, in *input, write bool) error {
 	root, key := in.Place.Root(), client.ObjectKeyFromObject(in.Location)
 	words := repositoryaccess.Words{Place: in.Place.String(), Keys: "the Secret of the location"}
 	done := attempt{Fingerprint: in.Fingerprint, Check: in.Location.Annotations[location.AnnotationCheck], Wrote: write && !root.ReadOnly}
 	if in.Place.NeedsPod() {
 		look := &repositoryaccess.Look{Task: repositoryaccess.TryLocation, Root: root, Write: write, Words: words}
+		if catalogue.IsWanted(in.Location) {
+			known, err := r.Recorder.Known(ctx, key)
+			if err != nil {
+				return err
+			}
+			look.Catalogue, look.Known = len(known) < repositoryaccess.MaxCatalogued, known
+		}
 		request := &storagepod.Request{Owner: in.Location, Kind: locationKind, Storage: in.Storage, Look: look}
 		r.errands.RunFor(storagepod.Deadline, key, key.String(), func(ctx context.Context) attempt {
-			done.Failure = r.Looker.Look(ctx, request).Failure
+			seen := r.Looker.Look(ctx, request)
+			done.Failure, done.Catalogue = seen.Failure, seen.Catalogue
 			done.At = r.Clock.Now()
 			return done
 		})
-		return
+		return nil
 	}
 	r.errands.Run(key, key.String(), func(ctx context.Context) attempt {
 		if err := r.Trier.Try(ctx, root, write); err != nil {
@@ -233,4 +261,5 @@ func (r *reconciler) send(in *input, write bool) {
 		done.At = r.Clock.Now()
 		return done
 	})
+	return nil
 }
