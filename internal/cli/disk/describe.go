@@ -58,6 +58,7 @@ func writePoint(p *output.Page, point *repository.RestorePoint) {
 		"Changed", human.Bytes(restorepoint.ChangedBytes(point)),
 		"Pins", strings.Join(point.Pins, ", "),
 		"Kopia snapshot", point.Snapshot,
+		"Snapshot ID", restorepoint.SnapshotID(point),
 	)
 	disks := &output.Table{Header: []string{"DISK", "SIZE", "BLOCK SIZE", "TYPE", "READ", "ZEROES", "CHANGED"}}
 	links := &output.Table{Header: []string{"DISK", "IDENTITY", "CHANGE", "PARENT", "SINCE"}}

@@ -29,7 +29,8 @@ func newListCommand(s *repoaccess.Session) *cobra.Command {
 		Long: `List restore points, oldest first, of one name or of all: the disks, their size, how much
 changed since the parent, and whether the backup was full and why.
 
--o wide adds the whole ID, the user and the parent.
+-o wide adds the whole ID, the user, the parent, and the snapshot ID with which
+` + "`varve data download create`" + ` makes a volume of what a cluster has stored.
 
 The command fails (exit code 1) and names restore points that are damaged or that another program
 deleted. It also fails (exit code 3) if no restore point has the NAME.`,
@@ -37,6 +38,9 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 
   # One history
   varve disk list web --host host1
+
+  # What another cluster has stored of the namespace app, and how to restore it
+  varve disk list --location default -n app -o wide
 
   # IDs, for a script
   varve disk list web -o name`,

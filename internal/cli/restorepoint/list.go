@@ -11,6 +11,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
 )
@@ -119,7 +120,7 @@ func Print(p *output.Printer, points []*repository.RestorePoint) error {
 func NewTable(l *List, points []*repository.RestorePoint, wide bool) *output.Table {
 	t := &output.Table{Header: []string{"TIME", "ID", "HOST", "NAME", "DISKS", "SIZE", "CHANGED", "TYPE", "PINS"}}
 	if wide {
-		t.Header = append(t.Header, "USER", "PARENT")
+		t.Header = append(t.Header, "USER", "PARENT", "SNAPSHOT ID")
 	}
 	for _, p := range points {
 		id, name, disks := l.ShortID(p.ID), human.Short(mover.HistoryName(p.Source), maxCell), human.Short(strings.Join(mover.DiskNames(p), ","), maxCell)
@@ -131,11 +132,27 @@ func NewTable(l *List, points []*repository.RestorePoint, wide bool) *output.Tab
 			human.Bytes(ChangedBytes(p)), FormatType(p), strings.Join(p.Pins, ","),
 		}
 		if wide {
-			row = append(row, p.Source.User, strings.Join(parentIDs(p), ","))
+			row = append(row, p.Source.User, strings.Join(parentIDs(p), ","), SnapshotID(p))
 		}
 		t.Add(row...)
 	}
 	return t
+}
+
+// SnapshotID returns what a DataDownload calls a restore point of a cluster's volume; "" for others, which none restores.
+func SnapshotID(p *repository.RestorePoint) string {
+	namespace, claim, ok := strings.Cut(mover.HistoryName(p.Source), "/")
+	if p.Source.Host != datamove.HistoryHost || p.Source.User != datamove.HistoryUser || !ok || claim == "" {
+		return ""
+	}
+	id := datamove.SnapshotID{Form: datamove.Disk, Point: p.ID, Namespace: namespace}
+	if p.Files != nil {
+		id.Form = datamove.Files
+	}
+	if _, err := datamove.ParseSnapshotID(id.String()); err != nil {
+		return ""
+	}
+	return id.String()
 }
 
 // ChangedBytes returns how much changed in all disks since their parents; of files, how much was read.

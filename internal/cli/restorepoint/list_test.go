@@ -43,3 +43,23 @@ func TestShortIDsAreUnique(t *testing.T) {
 		}
 	}
 }
+
+func TestSnapshotID_isThatOfVolumes(t *testing.T) {
+	t.Parallel()
+	id := strings.Repeat("0a", 16)
+	volume := repository.Source{Host: "data-mover", User: "varve", Path: "/app/data"}
+	for name, c := range map[string]struct {
+		p    repository.RestorePoint
+		want string
+	}{
+		"a disk":               {repository.RestorePoint{ID: id, Source: volume}, "varve1.disk." + id + ".app"},
+		"files":                {repository.RestorePoint{ID: id, Source: volume, Files: &repository.Files{}}, "varve1.files." + id + ".app"},
+		"a machine's":          {repository.RestorePoint{ID: id, Source: repository.Source{Host: "host1", User: "root", Path: "/app/data"}}, ""},
+		"a name without claim": {repository.RestorePoint{ID: id, Source: repository.Source{Host: "data-mover", User: "varve", Path: "/web"}}, ""},
+		"another ID":           {repository.RestorePoint{ID: "x", Source: volume}, ""},
+	} {
+		if got := SnapshotID(&c.p); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
