@@ -143,4 +143,3 @@ func (f *FakeSTS) admin(arguments ...string) error {
 	}
 	return nil
 }
-

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/controller/storagepod/storagepodtest"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
@@ -49,6 +50,9 @@ func byARole(w *world) {
 	}
 	for _, p := range kubelet.Pods() {
 		w.wantIdentity(&p.Spec)
+		if p.Labels[storagepod.LabelLook] != storagepod.LookBucket {
+			w.Errorf("labels %v: it may not call the bucket", p.Labels)
+		}
 	}
 	w.later(defaultFrequency+time.Minute, repo) // the repository is younger than the clock
 	key, job := types.NamespacedName{Namespace: w.ns, Name: datamove.MaintenanceJob(repo.Name)}, &batchv1.Job{}

@@ -15,8 +15,13 @@ import (
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
-// LabelLook is on the pods that look into storages.
-const LabelLook = layout.Prefix + "storage-look"
+// LabelLook is on the pods that look into storages. A pod of LookDirectory has its storage mounted and may call nobody, and one of LookBucket
+// calls a bucket and the STS of a role.
+const (
+	LabelLook     = layout.Prefix + "storage-look"
+	LookDirectory = "true"
+	LookBucket    = "bucket"
+)
 
 // containerName is the container of such a pod.
 const containerName = "look"
@@ -51,7 +56,7 @@ func podName(kind, name string) string {
 // newPod returns the pod for a request. It runs as the user of mover pods, to whom the files of repositories belong.
 func newPod(namespace string, image Image, r *Request) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Namespace: namespace, Name: podName(r.Kind.Kind, r.Owner.GetName()), Labels: map[string]string{LabelLook: "true"},
+		Namespace: namespace, Name: podName(r.Kind.Kind, r.Owner.GetName()), Labels: map[string]string{LabelLook: kindOfLook(r.Storage)},
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: r.Kind.APIVersion, Kind: r.Kind.Kind, Name: r.Owner.GetName(), UID: r.Owner.GetUID()}},
 	}}
 	pod.Spec = corev1.PodSpec{
@@ -90,4 +95,11 @@ func newPod(namespace string, image Image, r *Request) *corev1.Pod {
 	}
 	r.Storage.Mount(&pod.ObjectMeta, &pod.Spec)
 	return pod
+}
+
+func kindOfLook(s datamove.Storage) string {
+	if s.IsDirectory() {
+		return LookDirectory
+	}
+	return LookBucket
 }

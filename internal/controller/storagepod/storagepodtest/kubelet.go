@@ -72,7 +72,7 @@ func (k *Kubelet) Pods() []*corev1.Pod {
 // play is one round. What fails is tried again in the next.
 func (k *Kubelet) play(ctx context.Context) {
 	var pods corev1.PodList
-	_ = k.client.List(ctx, &pods, client.InNamespace(k.namespace), client.MatchingLabels{storagepod.LabelLook: "true"})
+	_ = k.client.List(ctx, &pods, client.InNamespace(k.namespace), client.HasLabels{storagepod.LabelLook})
 	for i := range pods.Items {
 		k.playPod(ctx, &pods.Items[i])
 	}
