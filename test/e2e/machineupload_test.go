@@ -67,13 +67,13 @@ func TestMachineUpload_movesChangedBlocksAndBringsThemBack(t *testing.T) {
 	for _, m := range moments {
 		s.comesBack(m)
 	}
-	s.step("as the documents say", (*scene).uploadByTheBook)
 	s.nothingServed()
 	s.nothingOfMovesIsLeft()
 	s.must(s.DeleteUploads(ctx, 3*time.Minute))
 	if n := s.countRestorePoints(layout.Namespace); n != 0 {
 		t.Errorf("%d restore points are left", n)
 	}
+	s.step("as the documents say", (*scene).uploadByTheBook)
 }
 
 // uploadMachine stores the machine as it is frozen. The guest runs a script while it is stored.
@@ -145,11 +145,15 @@ func (s *scene) uploadByTheBook() {
 		"-n app", "-n "+s.Namespace, "namespace app", "namespace "+s.Namespace, "--vm web", "--vm "+s.vm,
 		"web-monday-root", s.Namespace+"-monday-"+s.disks[0].Name, "web-monday", s.Namespace+"-monday", "root-restored", "by-the-book",
 	)
-	out := s.shell(replace.Replace(strings.Join(append(script, "varve disk list --location "+location+" -n "+s.Namespace), "\n")))
-	s.t.Logf("%s", out)
+	out := s.shell(replace.Replace(strings.Join(append(script, "varve data upload list -n varve"), "\n")))
+	if !strings.Contains(out, s.Namespace+"-monday-"+s.disks[0].Name) {
+		s.t.Errorf("the upload is not listed:\n%s", out)
+	}
 	box, err := s.Toolbox(ctx, "compare-by-the-book", "by-the-book", lab.ClaimName(s.vm, s.disks[0].Name))
 	s.must(err)
 	_, err = box.Run(ctx, "e2fsck -fn /mnt/by-the-book/disk.img")
 	s.must(errors.Join(err, box.Close(ctx)))
-	s.shell("varve data upload list -n varve; varve location delete " + location + " -n varve --wait")
+	// Without their location, DataUploads are deleted after ten minutes.
+	s.must(s.DeleteUploads(ctx, 3*time.Minute))
+	s.shell("varve location delete " + location + " -n varve --wait")
 }
