@@ -124,19 +124,25 @@ func (j Job) validate() error {
 		return errors.New("an upload without a source")
 	case j.Kind == Download && j.SnapshotID == "":
 		return errors.New("a download without a snapshotID")
-	case j.Tunnel != nil && (j.Kind != Upload || j.VolumeMode != "" || j.Tunnel.BackupUID == "" || j.Tunnel.Volume == ""):
-		return errors.New("a tunnel without a backup or a volume, or beside another source")
 	case j.Kind != Upload && j.Kind != Download:
 		return fmt.Errorf("unknown kind %q", j.Kind)
-	case j.Snapshot != nil && (j.Kind != Upload || j.VolumeMode != corev1.PersistentVolumeBlock):
-		return errors.New("a snapshot of something else than a Block volume")
 	}
-	return errors.Join(j.validateEndpoint(), j.validateSnapshot())
+	return errors.Join(j.validateTunnel(), j.validateEndpoint(), j.validateSnapshot())
+}
+
+func (j Job) validateTunnel() error {
+	if j.Tunnel != nil && (j.Kind != Upload || j.VolumeMode != "" || j.Tunnel.BackupUID == "" || j.Tunnel.Volume == "") {
+		return errors.New("a tunnel without a backup or a volume, or beside another source")
+	}
+	return nil
 }
 
 func (j Job) validateSnapshot() error {
-	if j.Snapshot == nil {
+	switch {
+	case j.Snapshot == nil:
 		return nil
+	case j.Kind != Upload || j.VolumeMode != corev1.PersistentVolumeBlock:
+		return errors.New("a snapshot of something else than a Block volume")
 	}
 	return j.Snapshot.validate()
 }

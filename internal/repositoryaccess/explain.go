@@ -78,14 +78,10 @@ func explainRepository(err error, w Words) string {
 func explainStorage(err error, a datamove.Access, w Words) string {
 	var answer minio.ErrorResponse
 	hasAnswer := errors.As(err, &answer)
-	var role *storage.RoleError
+	if text := explainRole(err, w); text != "" {
+		return text
+	}
 	switch {
-	case errors.As(err, &role) && role.Refused:
-		return w.Place + ": let the role trust the account system:serviceaccount:" + layout.Namespace + ":" + datamove.ServiceAccount + " of this cluster"
-	case errors.As(err, &role):
-		return w.Place + " is not asked, for want of keys; they are asked for again"
-	case errors.Is(err, storage.ErrNoRole):
-		return w.Place + ": the location names no credential, and there is no Secret " + location.DefaultCredential + ": name one in spec.credential, or a role in the annotation " + location.AnnotationRole + ", or give a role to the account " + layout.Namespace + "/" + datamove.ServiceAccount
 	case hasAnswer && answer.Code == "RequestTimeTooSkewed":
 		return w.Place + ": the clock of the storage and that of the controller are too far apart: set the one that is wrong"
 	case IsStorageFull(err), errors.Is(err, errclass.Exhausted):
@@ -105,6 +101,20 @@ func explainStorage(err error, a datamove.Access, w Words) string {
 		return w.Place + " does not answer; it is tried again"
 	}
 	return w.Place
+}
+
+// explainRole says why a role gave no keys, or nothing.
+func explainRole(err error, w Words) string {
+	var role *storage.RoleError
+	switch {
+	case errors.As(err, &role) && role.Refused:
+		return w.Place + ": let the role trust the account system:serviceaccount:" + layout.Namespace + ":" + datamove.ServiceAccount + " of this cluster"
+	case errors.As(err, &role):
+		return w.Place + " is not asked, for want of keys; they are asked for again"
+	case errors.Is(err, storage.ErrNoRole):
+		return w.Place + ": the location names no credential, and there is no Secret " + location.DefaultCredential + ": name one in spec.credential, or a role in the annotation " + location.AnnotationRole + ", or give a role to the account " + layout.Namespace + "/" + datamove.ServiceAccount
+	}
+	return ""
 }
 
 // IsStorageFull says whether an error means that the storage of a repository takes no more data. A full target of a restore is another

@@ -83,20 +83,20 @@ func (s *StubSnapshotMetadata) GetMetadataDelta(r *api.GetMetadataDeltaRequest, 
 }
 
 // Start serves the stub until the test ends. It returns its address on this machine, and the certificate of its authority.
-func (s *StubSnapshotMetadata) Start(t testing.TB) (address string, authorities []byte) {
-	t.Helper()
-	a := authority.New(t)
-	ca, err := os.ReadFile(filepath.Join(a.Files(t), "ca-cert.pem"))
+func (s *StubSnapshotMetadata) Start(tb testing.TB) (address string, authorities []byte) {
+	tb.Helper()
+	a := authority.New(tb)
+	ca, err := os.ReadFile(filepath.Join(a.Files(tb), "ca-cert.pem"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var listening net.ListenConfig
-	l, err := listening.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	l, err := listening.Listen(tb.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{a.Issue(t, "snapshot-metadata", "localhost")}, MinVersion: tls.VersionTLS12,
+		Certificates: []tls.Certificate{a.Issue(tb, "snapshot-metadata", "localhost")}, MinVersion: tls.VersionTLS12,
 	})))
 	api.RegisterSnapshotMetadataServer(server, s)
 	ended := make(chan struct{})
@@ -104,7 +104,7 @@ func (s *StubSnapshotMetadata) Start(t testing.TB) (address string, authorities 
 		defer close(ended)
 		_ = server.Serve(l) // it returns when it is stopped
 	}()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		server.Stop()
 		<-ended
 	})

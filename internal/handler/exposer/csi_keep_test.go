@@ -113,7 +113,7 @@ func keepsNothingElse(w *world) {
 	} {
 		sub := newWorld(w.T)
 		sub.keeping()
-		u := (*upload)(nil)
+		var u *upload
 		if c.files {
 			u = sub.upload(policyDelete)
 		} else {
