@@ -178,7 +178,7 @@ func decideLocked(in *input, ask string) decision {
 	last := in.Last
 	switch {
 	case in.Running:
-	case last == nil || last.Task != repositoryaccess.CheckRepository || last.Fingerprint != fingerprint(in, a) || last.UniqueID != a.UniqueID:
+	case last == nil || last.Task != repositoryaccess.CheckRepository || last.Fingerprint != fingerprint(in, a) || last.Failure == "" && last.UniqueID != a.UniqueID:
 		d.Task = repositoryaccess.CheckRepository
 	case last.Failure != "":
 		return retry(in, repositoryaccess.CheckRepository, a)
