@@ -66,9 +66,7 @@ func newWorld(t *testing.T) *world {
 	w.store = &lister{Store: repositoryaccess.NewStore(time.Now, func(a datamove.Access) repository.Location {
 		return repository.Location{Directory: filepath.Join(dir, a.S3.Bucket, a.S3.Prefix)}
 	})}
-	user := controlplane.Controller
-	user.Restricted = true
-	mgr := cluster.Manager(t, user, func(o *ctrl.Options) {
+	mgr := cluster.Manager(t, controlplane.Controller.Restrict(), func(o *ctrl.Options) {
 		o.Cache.ByObject = map[client.Object]cache.ByObject{&velerov1.BackupRepository{}: {Namespaces: map[string]cache.Config{w.ns: {}}}} // as Run has it
 	})
 	served := func(context.Context) ([]string, error) { return []string{w.ns, datamove.VeleroNamespace}, nil }
