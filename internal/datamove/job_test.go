@@ -38,9 +38,19 @@ func downloadJob() Job {
 	}
 }
 
+func snapshotJob() Job {
+	j := uploadJob()
+	j.VolumeMode = corev1.PersistentVolumeBlock
+	j.Snapshot = &SnapshotSource{
+		SnapshotMoment: SnapshotMoment{Driver: "csi.test", Volume: "v", Snapshot: "s", Taken: 1},
+		Metadata:       &SnapshotMetadata{Address: "metadata.csi:6443", CA: []byte("PEM"), Audience: "a", Namespace: "varve", Name: "du-1"},
+	}
+	return j
+}
+
 func TestJob_survivesItsEncoding(t *testing.T) {
 	t.Parallel()
-	for _, j := range []Job{uploadJob(), downloadJob(), tunnelJob(), endpointJob()} {
+	for _, j := range []Job{uploadJob(), downloadJob(), tunnelJob(), endpointJob(), snapshotJob()} {
 		got, err := DecodeJob(j.Encode())
 		if err != nil || !cmp.Equal(got, j) {
 			t.Errorf("%v: %s", err, cmp.Diff(got, j))
@@ -74,7 +84,13 @@ func TestDecodeJob_refuses(t *testing.T) {
 		"a checkpoint of nobody's": {edited(endpointJob(), func(j *Job) {
 			j.Endpoint = &EndpointSource{Map: "m", Data: "d", Volume: "v", BackupUID: "b", BaseCheckpoint: "c"}
 		}), "not unique"},
-		"a download without a snapshot": {edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }), "without a snapshotID"},
+		"a snapshot of files":            {edited(snapshotJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeFilesystem }), "than a Block volume"},
+		"a snapshot without a handle":    {edited(snapshotJob(), func(j *Job) { j.Snapshot.Snapshot = "" }), "without a driver or a handle"},
+		"a snapshot, and nobody to ask":  {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata = nil }), "without the reason"},
+		"a snapshot, and both":           {edited(snapshotJob(), func(j *Job) { j.Snapshot.NoMetadata = "none" }), "or with both"},
+		"a service without an audience":  {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.Audience = "" }), "incomplete metadata service"},
+		"a service without an authority": {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.CA = nil }), "incomplete metadata service"},
+		"a download without a snapshot":  {edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }), "without a snapshotID"},
 	} {
 		if _, err := DecodeJob(c.text); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), JobVariable) {
 			t.Errorf("%s: %v", name, err)
@@ -87,6 +103,7 @@ func FuzzDecodeJob(f *testing.F) {
 	f.Add(downloadJob().Encode())
 	f.Add(tunnelJob().Encode())
 	f.Add(endpointJob().Encode())
+	f.Add(snapshotJob().Encode())
 	f.Fuzz(func(t *testing.T, text string) {
 		j, err := DecodeJob(text)
 		if err != nil {

@@ -82,7 +82,7 @@ func (r *reconciler) examine(ctx context.Context, o *snapshotv1.VolumeSnapshot, 
 	var err error
 	if c.kept, err = datamove.DecodeKeptSnapshot(o.Annotations[datamove.AnnotationKeptSnapshot]); err != nil || o.Labels[datamove.LabelKeptSnapshot] != c.kept.Key() {
 		c.unreadable = true
-		return nil //nolint:nilerr // that is what it is for
+		return nil //nolint:nilerr // no repetition helps
 	}
 	upload, err := reconcile.Find(ctx, r.live, c.kept.Upload, &velerov2.DataUpload{})
 	if err != nil {

@@ -113,12 +113,11 @@ func keepsNothingElse(w *world) {
 	} {
 		sub := newWorld(w.T)
 		sub.keeping()
-		var u *upload
+		makeUpload := sub.blockUpload
 		if c.files {
-			u = sub.upload(policyDelete)
-		} else {
-			u = sub.blockUpload()
+			makeUpload = func() *upload { return sub.upload(policyDelete) }
 		}
+		u := makeUpload()
 		sub.exposed(u)
 		sub.report(u, datamove.Succeeded, datamove.Disk)
 		c.edit(sub, u)
