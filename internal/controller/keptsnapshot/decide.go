@@ -2,15 +2,22 @@ package keptsnapshot
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
+// mostInUse is how many snapshots of a claim and repository stay that only a running upload keeps. It counts from the one that was the latest when
+// it began. Without a limit, an upload that never ends, or uploads that overlap, would keep each snapshot for good.
+const mostInUse = 3
+
 // candidate is a snapshot that was kept, and what there is of what it is kept for.
 type candidate struct {
 	kept datamove.KeptSnapshot
+	// made is when its VolumeSnapshot was made, by the API server's clock.
+	made time.Time
 	// unreadable: nobody knows what it is kept for.
 	unreadable bool
 	// uploadGone: its DataUpload does not exist, or is being deleted. Otherwise phase and completed are the DataUpload's.
@@ -43,11 +50,26 @@ func decide(all []candidate) []string {
 		if newest := latest[c.kept.Key()]; out[i] == "" && c.phase == velerov2.PhaseCompleted && newest != c {
 			out[i] = "DataUpload " + newest.kept.Upload.String() + " has stored a later one"
 		}
-		if c.inUse {
-			out[i] = ""
+	}
+	spareInUse(all, out)
+	return out
+}
+
+// spareInUse takes back why snapshots go that a running upload may count from: the ones that were made last.
+func spareInUse(all []candidate, why []string) {
+	order := make([]int, len(all))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int { return all[j].compareMaking(&all[i]) })
+	spared := map[string]int{}
+	for _, i := range order {
+		key := all[i].kept.Key()
+		if why[i] != "" && all[i].inUse && spared[key] < mostInUse {
+			spared[key]++
+			why[i] = ""
 		}
 	}
-	return out
 }
 
 // whyUseless says why nobody can use a snapshot, or "". An upload that has not ended has a handler, which may still delete it.
@@ -74,4 +96,8 @@ func (c *candidate) whyUseless() string {
 // isAfter says that c's upload completed later. Times have seconds only.
 func (c *candidate) isAfter(o *candidate) bool {
 	return cmp.Or(c.completed.Compare(o.completed), cmp.Compare(c.kept.UploadUID, o.kept.UploadUID)) > 0
+}
+
+func (c *candidate) compareMaking(o *candidate) int {
+	return cmp.Or(c.made.Compare(o.made), cmp.Compare(c.kept.UploadUID, o.kept.UploadUID))
 }

@@ -18,13 +18,17 @@ func completed(name string, minute int, edit ...func(*candidate)) candidate {
 			Upload: types.NamespacedName{Namespace: "velero", Name: name}, UploadUID: types.UID(name), Claim: types.NamespacedName{Namespace: "app", Name: "data"}, ClaimUID: "claim",
 			StorageClass: "fast", Driver: "csi.test", Repository: "repo",
 		},
-		phase: velerov2.PhaseCompleted, completed: time.Date(2026, 11, 25, 10, minute, 0, 0, time.UTC),
+		phase: velerov2.PhaseCompleted, completed: time.Date(2026, 11, 25, 10, minute, 0, 0, time.UTC), made: time.Date(2026, 11, 25, 9, minute, 0, 0, time.UTC),
 	}
 	for _, f := range edit {
 		f(&c)
 	}
 	return c
 }
+
+func inUse(c *candidate)     { c.inUse = true }
+func deleted(c *candidate)   { c.uploadGone, c.phase = true, "" }
+func ofAnother(c *candidate) { c.kept.ClaimUID = "another" }
 
 func TestDecide(t *testing.T) {
 	t.Parallel()
@@ -50,8 +54,14 @@ func TestDecide(t *testing.T) {
 		"a handler has it still": {[]candidate{completed("a", 1, func(c *candidate) {
 			c.phase, c.claimGone, c.settingOff, c.serviceGone = velerov2.PhaseInProgress, true, true, true
 		})}, []string{""}},
-		"in use":                   {[]candidate{completed("a", 1, func(c *candidate) { c.inUse = true }), completed("b", 2, func(c *candidate) { c.inUse = true })}, []string{"", ""}},
-		"deleted, and in use":      {[]candidate{completed("a", 1, func(c *candidate) { c.uploadGone, c.inUse = true, true })}, []string{""}},
+		"in use":              {[]candidate{completed("a", 1, func(c *candidate) { c.inUse = true }), completed("b", 2, func(c *candidate) { c.inUse = true })}, []string{"", ""}},
+		"deleted, and in use": {[]candidate{completed("a", 1, func(c *candidate) { c.uploadGone, c.inUse = true, true })}, []string{""}},
+		"too many in use": {[]candidate{
+			completed("a", 1, inUse), completed("e", 5, inUse), completed("d", 4, inUse), completed("b", 2, inUse), completed("c", 3, inUse), completed("f", 1, inUse, ofAnother),
+		}, []string{"velero/e has stored a later one", "", "", "", "", ""}},
+		"too many deleted, and in use": {[]candidate{
+			completed("a", 1, inUse, deleted), completed("b", 2, inUse, deleted), completed("c", 3, inUse, deleted), completed("d", 4, inUse, deleted),
+		}, []string{"velero/a was deleted", "", "", ""}},
 		"the latest one is no use": {[]candidate{completed("a", 1), completed("b", 2, func(c *candidate) { c.claimGone = true })}, []string{"", "claim"}},
 		"nothing":                  {nil, nil},
 	} {

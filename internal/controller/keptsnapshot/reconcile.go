@@ -80,6 +80,7 @@ func (r *reconciler) settings(ctx context.Context) (*settings.Settings, error) {
 // examine reads what a snapshot is kept for. Nothing comes from a cache but which uploads run: what a cache does not have yet would be missed.
 func (r *reconciler) examine(ctx context.Context, o *snapshotv1.VolumeSnapshot, current *settings.Settings, c *candidate) error {
 	var err error
+	c.made = o.CreationTimestamp.Time
 	if c.kept, err = datamove.DecodeKeptSnapshot(o.Annotations[datamove.AnnotationKeptSnapshot]); err != nil || o.Labels[datamove.LabelKeptSnapshot] != c.kept.Key() {
 		c.unreadable = true
 		return nil //nolint:nilerr // no repetition helps
