@@ -52,6 +52,8 @@ func TestControlPlane(t *testing.T) {
 	}
 	w := newWorld(t)
 
+	// One that cannot be examined holds up no other one.
+	w.keep("unknown", func(k *datamove.KeptSnapshot, _ *velerov2.DataUpload) { k.Upload.Name = "no/name" })
 	monday := w.keep("monday", nil)
 	w.stays(monday)
 	// The next one is published, and the one before goes when no upload runs any more.

@@ -18,6 +18,8 @@ type candidate struct {
 	kept datamove.KeptSnapshot
 	// made is when its VolumeSnapshot was made, by the API server's clock.
 	made time.Time
+	// unknown: the API server did not say what there is of what it is kept for. It stays, and says nothing about others.
+	unknown bool
 	// unreadable: nobody knows what it is kept for.
 	unreadable bool
 	// uploadGone: its DataUpload does not exist, or is being deleted. Otherwise phase and completed are the DataUpload's.
@@ -36,6 +38,9 @@ func decide(all []candidate) []string {
 	out := make([]string, len(all))
 	for i := range all {
 		c := &all[i]
+		if c.unknown {
+			continue
+		}
 		out[i] = c.whyUseless()
 		if out[i] != "" || c.phase != velerov2.PhaseCompleted {
 			continue
@@ -47,7 +52,7 @@ func decide(all []candidate) []string {
 	}
 	for i := range all {
 		c := &all[i]
-		if newest := latest[c.kept.Key()]; out[i] == "" && c.phase == velerov2.PhaseCompleted && newest != c {
+		if newest := latest[c.kept.Key()]; out[i] == "" && !c.unknown && c.phase == velerov2.PhaseCompleted && newest != c {
 			out[i] = "DataUpload " + newest.kept.Upload.String() + " has stored a later one"
 		}
 	}

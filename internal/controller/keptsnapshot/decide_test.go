@@ -29,6 +29,7 @@ func completed(name string, minute int, edit ...func(*candidate)) candidate {
 func inUse(c *candidate)     { c.inUse = true }
 func deleted(c *candidate)   { c.uploadGone, c.phase = true, "" }
 func ofAnother(c *candidate) { c.kept.ClaimUID = "another" }
+func unknown(c *candidate)   { c.unknown = true }
 
 func TestDecide(t *testing.T) {
 	t.Parallel()
@@ -62,8 +63,10 @@ func TestDecide(t *testing.T) {
 		"too many deleted, and in use": {[]candidate{
 			completed("a", 1, inUse, deleted), completed("b", 2, inUse, deleted), completed("c", 3, inUse, deleted), completed("d", 4, inUse, deleted),
 		}, []string{"velero/a was deleted", "", "", ""}},
-		"the latest one is no use": {[]candidate{completed("a", 1), completed("b", 2, func(c *candidate) { c.claimGone = true })}, []string{"", "claim"}},
-		"nothing":                  {nil, nil},
+		"the latest one is unknown": {[]candidate{completed("a", 1), completed("b", 2), completed("c", 3, unknown)}, []string{"velero/b has stored", "", ""}},
+		"an old one is unknown":     {[]candidate{completed("a", 1, unknown), completed("b", 2)}, []string{"", ""}},
+		"the latest one is no use":  {[]candidate{completed("a", 1), completed("b", 2, func(c *candidate) { c.claimGone = true })}, []string{"", "claim"}},
+		"nothing":                   {nil, nil},
 	} {
 		got := decide(c.all)
 		if len(got) != len(c.goes) {

@@ -39,13 +39,14 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	var failures []error
 	all := make([]candidate, len(list.Items))
 	for i := range list.Items {
 		if err := r.examine(ctx, &list.Items[i], current, &all[i]); err != nil {
-			return ctrl.Result{}, fmt.Errorf("look at what VolumeSnapshot %s is kept for: %w", list.Items[i].Name, err)
+			all[i].unknown = true
+			failures = append(failures, fmt.Errorf("look at what VolumeSnapshot %s is kept for: %w", list.Items[i].Name, err))
 		}
 	}
-	var failures []error
 	for i, why := range decide(all) {
 		if o := &list.Items[i]; why != "" && o.DeletionTimestamp == nil {
 			failures = append(failures, r.remove(ctx, o, why))
