@@ -12,6 +12,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -31,7 +32,7 @@ type volumePlace struct {
 
 // isReachable says whether this handler may take an object: whether a pod on its node reaches the volume and the storage of its location. If no
 // node that takes pods reaches it, every handler may, and the exposure or the pod says what is wrong. wait is when to look again.
-func (m *Mover) isReachable(ctx context.Context, o client.Object, v *Object, self *corev1.Node, tolerations []corev1.Toleration) (ok bool, wait time.Duration, err error) {
+func (m *Mover) isReachable(ctx context.Context, o client.Object, v *Object, self *corev1.Node, current *settings.Settings) (ok bool, wait time.Duration, err error) {
 	volume, wait, err := m.placeOf(ctx, o, v)
 	if err != nil || wait > 0 {
 		return false, wait, err
@@ -47,8 +48,18 @@ func (m *Mover) isReachable(ctx context.Context, o client.Object, v *Object, sel
 	if err != nil {
 		return false, 0, err
 	}
-	nodes = slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return !takesPods(n, tolerations) })
-	return mayTake(self, nodes, volume, storage), 0, nil
+	return mayTake(self, nodesThatTake(nodes, volume, storage, current), volume, storage), 0, nil
+}
+
+// nodesThatTake returns the nodes that take pods and whose handlers take objects: by the settings, some never do. If no other one will do for
+// volume and storage, they count all the same, so that the object waits for the settings, or for the storage.
+func nodesThatTake(nodes []*corev1.Node, volume volumePlace, storage *storagePlace, current *settings.Settings) []*corev1.Node {
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *corev1.Node) bool { return !takesPods(n, current.Pod.Tolerations) })
+	takers := slices.DeleteFunc(slices.Clone(nodes), func(n *corev1.Node) bool { return current.PerNode(n.Labels) == 0 })
+	if slices.ContainsFunc(takers, func(n *corev1.Node) bool { return (volume.preferred || selects(volume.nodes, n)) && storage.selects(n) }) {
+		return takers
+	}
+	return nodes
 }
 
 // mayTake decides for a handler among the nodes that take pods. For a storage of one node all handlers choose the same one. A volume that

@@ -309,6 +309,44 @@ func TestMayTake(t *testing.T) {
 	}
 }
 
+// Settings by which a node's handler takes no object must not have all others leave objects to it.
+func TestMayTake_leavesNothingToHandlersThatTakeNothing(t *testing.T) {
+	t.Parallel()
+	node := func(name string) *corev1.Node {
+		return &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}},
+			Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+		}
+	}
+	closed := node("closed")
+	closed.Spec.Unschedulable = true
+	nodes := []*corev1.Node{node("a"), node("b"), closed}
+	idle := nodes[slices.MinFunc([]int{0, 1}, func(x, y int) int { return strings.Compare(orderOfNode(nodes[x]), orderOfNode(nodes[y])) })]
+	busy := nodes[slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n != idle })]
+	current, err := settings.Decode("concurrency: {nodes: [{nodeSelector: {matchLabels: {name: " + idle.Name + "}}, perNode: 0}]}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		volume  volumePlace
+		storage *storagePlace
+		want    bool
+	}{
+		"a machine on the node":                 {volumePlace{nodes: nodeNamed(idle.Name), preferred: true}, nil, true},
+		"a storage of one node, the first one":  {volumePlace{}, &storagePlace{oneNode: true}, true},
+		"both":                                  {volumePlace{nodes: nodeNamed(idle.Name), preferred: true}, &storagePlace{oneNode: true}, true},
+		"a storage that is in use on the node":  {volumePlace{}, &storagePlace{oneNode: true, nodes: nodeNamed(idle.Name)}, false},
+		"a volume that only that node reaches":  {volumePlace{nodes: nodeNamed(idle.Name)}, nil, false},
+		"a volume that a closed node has":       {volumePlace{nodes: nodeNamed("closed")}, nil, true},
+		"a machine on a node that is closed":    {volumePlace{nodes: nodeNamed("closed"), preferred: true}, nil, true},
+		"a machine on this node, for certainty": {volumePlace{nodes: nodeNamed(busy.Name), preferred: true}, nil, true},
+	} {
+		if got := mayTake(busy, nodesThatTake(nodes, c.volume, c.storage, &current), c.volume, c.storage); got != c.want {
+			t.Errorf("%s: the other one may take it: %t", name, got)
+		}
+	}
+}
+
 func TestMoverPod_capabilitiesAreThoseOfItsWork(t *testing.T) {
 	t.Parallel()
 	block := func(in *podInput) { in.volume.VolumeMode = corev1.PersistentVolumeBlock }

@@ -65,7 +65,7 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 		next := choose(candidates(waiting), running)
 		o := waiting[next]
 		waiting = append(waiting[:next:next], waiting[next+1:]...)
-		reachable, wait, err := t.isReachable(ctx, o.object, &o.view, self, current.Pod.Tolerations)
+		reachable, wait, err := t.isReachable(ctx, o.object, &o.view, self, &current)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
