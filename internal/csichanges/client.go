@@ -24,6 +24,8 @@ import (
 type Limits struct {
 	// Idle is how long a stream may bring nothing new. Default: 2 minutes, because a driver may have to compute its answer.
 	Idle time.Duration
+	// Total is how long an answer may take, however much comes. Default: an hour, in which a mover reads hundreds of GiB.
+	Total time.Duration
 	// Attempts is how many streams in a row may end without anything new. Default: 5.
 	Attempts int
 	// Pause is the time before the second attempt. It doubles each time. Default: 1 second.
@@ -33,6 +35,9 @@ type Limits struct {
 func (l Limits) orDefaults() Limits {
 	if l.Idle <= 0 {
 		l.Idle = 2 * time.Minute
+	}
+	if l.Total <= 0 {
+		l.Total = time.Hour
 	}
 	if l.Attempts <= 0 {
 		l.Attempts = 5
@@ -117,6 +122,8 @@ type opener func(ctx context.Context, token string, from int64) (receiver, error
 
 // collect reads a whole answer, from as many streams as that takes.
 func (c *Client) collect(ctx context.Context, bytes int64, open opener) (extent.Set, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.limits.Total, errclass.Errorf(errclass.Expired, "the answer is not complete after %s", c.limits.Total))
+	defer cancel()
 	a := &answer{bytes: bytes}
 	failures, pause := 0, c.limits.Pause
 	for {

@@ -232,6 +232,30 @@ func TestClient_givesUpWithAReason(t *testing.T) {
 	}
 }
 
+// A driver that always has a little more to say is no faster than the disk itself.
+func TestClient_givesUpAnAnswerWithoutAnEnd(t *testing.T) {
+	t.Parallel()
+	c := newClient(t, &snapshotmetadata.StubSnapshotMetadata{Answer: func(r request, _ int, send sender) error {
+		for offset := r.From; ; offset += kib {
+			select {
+			case <-r.Done:
+				return nil
+			case <-time.After(time.Millisecond):
+			}
+			if err := send(variable, 1<<50, at(offset, kib)); err != nil {
+				return err
+			}
+		}
+	}})
+	c.limits.Total = 100 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := c.Changed(ctx, "base", Snapshot{Namespace: "varve", Name: "snap", Bytes: 1 << 50})
+	if !errors.Is(err, errclass.Expired) || !strings.Contains(err.Error(), "not complete after 100ms") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestClient_canBeCanceled(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
