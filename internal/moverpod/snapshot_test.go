@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/csichanges"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/test/snapshotmetadata"
 )
 
@@ -489,6 +490,83 @@ func TestSnapshotUpload_isCanceledWhileItAsks(t *testing.T) {
 	p.run(t, datamove.Canceled)
 	if points := s.points(t); len(points) != 0 {
 		t.Errorf("%d restore points", len(points))
+	}
+}
+
+// Ranges need not begin and end where blocks do.
+func TestSnapshotUpload_readsRangesOfAnyLength(t *testing.T) {
+	t.Parallel()
+	s := newCSIStorage(t)
+	s.content = make([]byte, 16*mib)
+	s.answer = func(r snapshotmetadata.Request, send snapshotmetadata.Sender) error {
+		if r.Base == "" {
+			return send(api.BlockMetadataType_VARIABLE_LENGTH, s.size(), snapshotmetadata.Range(3*mib+7*512, 512), snapshotmetadata.Range(5*mib-512, 2*512))
+		}
+		return send(api.BlockMetadataType_VARIABLE_LENGTH, s.size(), snapshotmetadata.Range(9*mib-512, 2*512), snapshotmetadata.Range(16*mib-512, 512))
+	}
+	s.write(3*mib+7*512, noise(512, 1))
+	s.write(5*mib-512, noise(2*512, 2))
+	if report := s.stores(t, s.snapshotPod(t, "monday")); report.FullReason != "" || report.ReadBytes >= mib*2 {
+		t.Errorf("%+v", report)
+	}
+	s.write(9*mib-512, noise(2*512, 3))
+	s.write(16*mib-512, noise(512, 4))
+	if report := s.stores(t, s.snapshotPod(t, "tuesday")); report.FullReason != "" {
+		t.Errorf("%+v", report)
+	}
+}
+
+func withoutIdentity(points []*repository.RestorePoint) (out []*repository.RestorePoint) {
+	for _, p := range points {
+		o := *p
+		o.Disks = slices.Clone(p.Disks)
+		o.Disks[0].Identity = ""
+		out = append(out, &o)
+	}
+	return out
+}
+
+// Which restore point is the base is the order's in which they were made, whatever the clocks and the list say.
+func TestChooseBase(t *testing.T) {
+	t.Parallel()
+	at := func(minute int) time.Time { return time.Date(2026, 11, 25, 10, minute, 0, 0, time.UTC) }
+	moment := func(snapshot string, taken int64) datamove.SnapshotMoment {
+		return datamove.SnapshotMoment{Driver: "csi.test", Volume: "volume-1", Snapshot: snapshot, Taken: taken}
+	}
+	point := func(id string, minute int, m datamove.SnapshotMoment) *repository.RestorePoint {
+		return &repository.RestorePoint{ID: id, Time: at(minute), Disks: []repository.Disk{{Name: datamove.DiskName, Identity: "claim", Change: m.Name(id)}}}
+	}
+	other := moment("monday", 1)
+	other.Driver = "other.test"
+	ahead := point("behind", 2, moment("tuesday", 2))
+	ahead.After = at(50)
+	copied := point("copied", 3, moment("tuesday", 2))
+	copied.Disks[0].Change = moment("tuesday", 2).Name("original")
+	own := point("own", 9, moment("friday", 9))
+	for name, c := range map[string]struct {
+		points []*repository.RestorePoint
+		want   string
+		why    string
+	}{
+		"the latest":                    {[]*repository.RestorePoint{point("b", 2, moment("tuesday", 2)), point("a", 1, moment("monday", 1))}, "b", ""},
+		"after a clock that was ahead":  {[]*repository.RestorePoint{ahead, point("ahead", 50, moment("monday", 1))}, "behind", ""},
+		"not the one that is repeated":  {[]*repository.RestorePoint{point("a", 1, moment("monday", 1)), own}, "a", ""},
+		"nothing but that":              {[]*repository.RestorePoint{own}, "", ""},
+		"a handle of another driver":    {[]*repository.RestorePoint{point("o", 1, other), point("a", 2, moment("monday", 1))}, "a", ""},
+		"a name of another point":       {[]*repository.RestorePoint{point("a", 1, moment("monday", 1)), copied}, "a", ""},
+		"a handle that is there before": {[]*repository.RestorePoint{point("a", 1, moment("monday", 1)), point("b", 2, moment("monday", 2))}, "", "has given to another one"},
+	} {
+		if base, why := chooseBase(withoutIdentity(c.points), "own", "", moment("friday", 9)); base != nil || c.want != "" && why == "" {
+			t.Errorf("%s: of a claim that nobody knows: %v, %q", name, base, why)
+		}
+		base, why := chooseBase(c.points, "own", "claim", moment("friday", 9))
+		got := ""
+		if base != nil {
+			got = base.point.ID
+		}
+		if got != c.want || !strings.Contains(why, c.why) || (why == "") != (c.why == "") {
+			t.Errorf("%s: %q, %q", name, got, why)
+		}
 	}
 }
 
