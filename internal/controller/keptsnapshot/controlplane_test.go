@@ -58,6 +58,7 @@ func TestControlPlane(t *testing.T) {
 	w.stays(monday)
 	// The next one is published, and the one before goes when no upload runs any more.
 	running := w.upload("running", velerov2.PhaseInProgress)
+	ofMachine := w.upload("of-machine", velerov2.PhaseInProgress, func(u *velerov2.DataUpload) { u.Spec.SnapshotType = velerov2.SnapshotMachineBackup }) // It counts from no snapshot.
 	tuesday := w.keep("tuesday", nil)
 	w.stays(monday, tuesday)
 	w.setPhase(running, velerov2.PhaseFailed)
@@ -74,6 +75,13 @@ func TestControlPlane(t *testing.T) {
 	forged.Labels = map[string]string{datamove.LabelKeptSnapshot: "forged"}
 	w.create(forged)
 	w.goes(forged)
+	relabeled := w.snapshot("relabeled", &datamove.KeptSnapshot{ // of an upload that runs
+		Upload: client.ObjectKeyFromObject(ofMachine), UploadUID: ofMachine.UID, Claim: client.ObjectKeyFromObject(w.claim), ClaimUID: w.claim.UID,
+		StorageClass: "fast", Driver: "csi.test", Repository: "another",
+	})
+	relabeled.Labels[datamove.LabelKeptSnapshot] = "forged"
+	w.create(relabeled)
+	w.goes(relabeled)
 	plain := w.snapshot("plain", nil)
 	w.create(plain)
 	w.stays(tuesday, plain)
@@ -185,13 +193,16 @@ func (w *world) settings(text string) {
 }
 
 // upload makes a DataUpload of the claim in a phase. Each completes a second later than the one before.
-func (w *world) upload(name string, phase velerov2.Phase) *velerov2.DataUpload {
+func (w *world) upload(name string, phase velerov2.Phase, edit ...func(*velerov2.DataUpload)) *velerov2.DataUpload {
 	w.Helper()
 	w.seconds++
 	u := &velerov2.DataUpload{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
 		Spec:       velerov2.DataUploadSpec{SnapshotType: velerov2.SnapshotCSI, SourcePVC: "data", SourceNamespace: w.ns, BackupStorageLocation: "default", DataMover: datamove.Mover},
 		Status:     velerov2.DataUploadStatus{Phase: phase, CompletionTimestamp: ptr.To(metav1.NewTime(time.Unix(1800000000+int64(w.seconds), 0)))},
+	}
+	for _, f := range edit {
+		f(u)
 	}
 	w.create(u)
 	return u

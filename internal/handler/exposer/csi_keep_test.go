@@ -104,6 +104,15 @@ func keepsNothingElse(w *world) {
 			content := u.childContent()
 			w.edit(content, func() { content.Spec.DeletionPolicy = policyRetain })
 		}},
+		"nobody knows the claim": {edit: func(w *world, u *upload) {
+			w.edit(u.DataUpload, func() {
+				note := u.Annotations[datamove.AnnotationExposed]
+				u.Annotations[datamove.AnnotationExposed] = strings.Replace(note, `"sourceUID":"`+string(u.claim.UID)+`",`, "", 1)
+				if u.Annotations[datamove.AnnotationExposed] == note {
+					w.Fatal(note)
+				}
+			})
+		}},
 		"a Filesystem volume": {files: true, edit: func(*world, *upload) {}},
 		"deleted": {edit: func(w *world, u *upload) {
 			w.edit(u.DataUpload, func() { u.Finalizers = []string{datamove.Finalizer} })
