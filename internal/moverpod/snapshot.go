@@ -18,8 +18,8 @@ import (
 )
 
 // snapshotUpload is the upload of a Block volume that was made from a CSI snapshot. If the snapshot's driver says what has changed since the
-// snapshot of an earlier restore point, nothing else is read. In any doubt everything is read, and the report says why: a driver can make an
-// upload slow, and not wrong.
+// snapshot of an earlier restore point, nothing else is read. In any doubt everything is read, and the report says why. What a driver says within
+// the rules, and wrongly, is found by samples alone.
 type snapshotUpload struct {
 	*run
 
