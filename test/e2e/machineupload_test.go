@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
@@ -133,12 +134,18 @@ func (s *scene) uploadByTheBook() {
 	s.must(client.IgnoreNotFound(s.Delete(ctx, shelf.DeepCopy())))
 	s.must(s.WaitGone(ctx, shelf.DeepCopy(), time.Minute))
 	s.must(s.Create(ctx, shelf))
-	s.t.Cleanup(func() { s.must(client.IgnoreNotFound(s.Delete(context.WithoutCancel(ctx), shelf))) })
+	location := s.Namespace + "-shelf"
+	s.t.Cleanup(func() {
+		// In this order: without their location, or its claim, DataUploads wait.
+		ctx := context.WithoutCancel(ctx)
+		s.must(s.DeleteUploads(ctx, 3*time.Minute))
+		at := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: location}}
+		s.must(errors.Join(client.IgnoreNotFound(s.Delete(ctx, at)), client.IgnoreNotFound(s.Delete(ctx, shelf))))
+	})
 	script := s.commands("docs/locations.md", "Running machines, by changed blocks")
 	if len(script) < 10 {
 		s.t.Fatalf("the section has the commands %q", script)
 	}
-	location := s.Namespace + "-shelf"
 	s.shell("varve location delete " + location + " -n varve --wait || true") // what a run left that was killed
 	replace := strings.NewReplacer(
 		"claim://backups", "claim://"+shelf.Name, " shelf ", " "+location+" ", "--location shelf", "--location "+location, "20Gi", "512Mi",
@@ -149,11 +156,8 @@ func (s *scene) uploadByTheBook() {
 	if !strings.Contains(out, s.Namespace+"-monday-"+s.disks[0].Name) {
 		s.t.Errorf("the upload is not listed:\n%s", out)
 	}
-	box, err := s.Toolbox(ctx, "compare-by-the-book", "by-the-book", lab.ClaimName(s.vm, s.disks[0].Name))
+	box, err := s.Toolbox(ctx, "compare-by-the-book", "by-the-book")
 	s.must(err)
 	_, err = box.Run(ctx, "e2fsck -fn /mnt/by-the-book/disk.img")
 	s.must(errors.Join(err, box.Close(ctx)))
-	// Without their location, DataUploads are deleted after ten minutes.
-	s.must(s.DeleteUploads(ctx, 3*time.Minute))
-	s.shell("varve location delete " + location + " -n varve --wait")
 }
