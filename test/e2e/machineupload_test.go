@@ -140,7 +140,13 @@ func (s *scene) uploadByTheBook() {
 		ctx := context.WithoutCancel(ctx)
 		s.must(s.DeleteUploads(ctx, 3*time.Minute))
 		at := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: location}}
-		s.must(errors.Join(client.IgnoreNotFound(s.Delete(ctx, at)), client.IgnoreNotFound(s.Delete(ctx, shelf))))
+		var downloads velerov2.DataDownloadList
+		s.must(errors.Join(client.IgnoreNotFound(s.Delete(ctx, at)), client.IgnoreNotFound(s.Delete(ctx, shelf)), s.List(ctx, &downloads, client.InNamespace(layout.Namespace))))
+		for i := range downloads.Items {
+			if d := &downloads.Items[i]; d.Spec.TargetVolume.Namespace == s.Namespace {
+				s.must(client.IgnoreNotFound(s.Delete(ctx, d)))
+			}
+		}
 	})
 	script := s.commands("docs/locations.md", "Running machines, by changed blocks")
 	if len(script) < 10 {
