@@ -94,17 +94,10 @@ func (r *reconciler) secret(ctx context.Context, namespace, name string) (*corev
 }
 
 func (r *reconciler) readSecrets(ctx context.Context, in *input) error {
-	secrets := location.Secrets{}
-	for _, name := range location.SecretNames(in.Location) {
-		s, err := r.secret(ctx, in.Location.Namespace, name)
-		if err != nil {
-			return err
-		}
-		if s != nil {
-			secrets[name] = s.Data
-		}
+	secrets, err := location.ReadSecrets(ctx, r.live, in.Location)
+	if err != nil {
+		return err
 	}
-	var err error
 	in.Place, err = location.Parse(in.Location, secrets)
 	switch {
 	case err != nil:

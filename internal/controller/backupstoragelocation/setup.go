@@ -166,17 +166,10 @@ func (r *reconciler) remember(key types.NamespacedName, a *attempt) {
 func (r *reconciler) gather(ctx context.Context, l *velerov1.BackupStorageLocation) (*input, error) {
 	key := client.ObjectKeyFromObject(l)
 	in := &input{Now: r.Clock.Now(), Location: l, Running: r.errands.Running(key)}
-	secrets := location.Secrets{}
-	for _, name := range location.SecretNames(l) {
-		s, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: l.Namespace, Name: name}, &corev1.Secret{})
-		if err != nil {
-			return nil, err
-		}
-		if s != nil {
-			secrets[name] = s.Data
-		}
+	secrets, err := location.ReadSecrets(ctx, r.live, l)
+	if err != nil {
+		return nil, err
 	}
-	var err error
 	if in.Place, err = location.Parse(l, secrets); err != nil {
 		in.Refusal = err.Error()
 		in.Last = r.recall(key, "")

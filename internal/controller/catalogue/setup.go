@@ -127,15 +127,9 @@ func (r *reconciler) take(ctx context.Context, l *velerov1.BackupStorageLocation
 
 // place returns where a location is. A refusal is shown by whoever tries it.
 func (r *reconciler) place(ctx context.Context, l *velerov1.BackupStorageLocation) (p location.Place, ok bool, err error) {
-	secrets := location.Secrets{}
-	for _, name := range location.SecretNames(l) {
-		s, err := reconcile.Find(ctx, r.Live, types.NamespacedName{Namespace: l.Namespace, Name: name}, &corev1.Secret{})
-		if err != nil {
-			return p, false, err
-		}
-		if s != nil {
-			secrets[name] = s.Data
-		}
+	secrets, err := location.ReadSecrets(ctx, r.Live, l)
+	if err != nil {
+		return p, false, err
 	}
 	p, err = location.Parse(l, secrets)
 	return p, err == nil && !p.NeedsPod(), nil
