@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
-	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/bench/report"
 	"github.com/varvebackup/varve/test/lab"
 )
@@ -79,18 +78,7 @@ func (b *bench) bootMachine(ctx context.Context, disk lab.Disk, fileBytes, fillM
 	if err := b.PopulateExt4(ctx, vmName, disk.Name, fileBytes, disk.Name, fillMiB); err != nil {
 		return err
 	}
-	vm, err := b.Machine(vmName, lab.TestSystem, map[string]string{lab.TrackingLabel: "true"}, disk)
-	if err != nil {
-		return err
-	}
-	*vm.Spec.RunStrategy = kubevirtv1.RunStrategyAlways
-	if err := b.Create(ctx, vm); err != nil {
-		return err
-	}
-	if _, err := b.WaitAgent(ctx, vmName, 5*time.Minute); err != nil {
-		return err
-	}
-	if err := b.WaitTracking(ctx, vmName, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute); err != nil {
+	if err := b.StartTracked(ctx, vmName, lab.TestSystem, 5*time.Minute, disk); err != nil {
 		return err
 	}
 	if err := b.Create(ctx, b.Tracker("t", vmName)); err != nil && !apierrors.IsAlreadyExists(err) {

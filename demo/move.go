@@ -100,15 +100,7 @@ func (s *story) bringBack(ctx context.Context) error {
 		v.Identical = restored == s.stored.Sums[d.Name]
 	}
 	s.tellStep("boot the machine from them")
-	vm, err := s.lab.Machine(vmName, lab.Debian, map[string]string{lab.TrackingLabel: "true"}, disks...)
-	if err != nil {
-		return err
-	}
-	*vm.Spec.RunStrategy = kubevirtv1.RunStrategyAlways
-	if err := s.lab.Create(ctx, vm); err != nil {
-		return fmt.Errorf("create virtual machine: %w", err)
-	}
-	if _, err := s.lab.WaitAgent(ctx, vmName, bootTimeout); err != nil {
+	if err := s.lab.StartMachine(ctx, vmName, lab.Debian, map[string]string{lab.TrackingLabel: "true"}, bootTimeout, disks...); err != nil {
 		return err
 	}
 	g, err := s.lab.Guest(ctx, vmName)

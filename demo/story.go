@@ -78,15 +78,7 @@ func (s *story) prepareMachine(ctx context.Context) error {
 		return err
 	}
 	s.tellStep("create and start the virtual machine %s", vmName)
-	vm, err := s.lab.Machine(vmName, lab.Debian, nil, disks...)
-	if err != nil {
-		return err
-	}
-	*vm.Spec.RunStrategy = kubevirtv1.RunStrategyAlways
-	if err := s.lab.Create(ctx, vm); err != nil {
-		return fmt.Errorf("create virtual machine: %w", err)
-	}
-	if _, err := s.lab.WaitAgent(ctx, vmName, bootTimeout); err != nil {
+	if err := s.lab.StartMachine(ctx, vmName, lab.Debian, nil, bootTimeout, disks...); err != nil {
 		return err
 	}
 	s.tellStep("  the guest runs and its agent answers")

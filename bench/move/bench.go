@@ -129,18 +129,7 @@ func (b *bench) bootMachine(ctx context.Context, fill func(i int) string, disks 
 	if err := b.Claim(ctx, scratch, 2*gib, corev1.PersistentVolumeFilesystem); err != nil {
 		return err
 	}
-	vm, err := b.Machine(vmName, lab.TestSystem, map[string]string{lab.TrackingLabel: "true"}, disks...)
-	if err != nil {
-		return err
-	}
-	*vm.Spec.RunStrategy = kubevirtv1.RunStrategyAlways
-	if err := b.Create(ctx, vm); err != nil {
-		return err
-	}
-	if _, err := b.WaitAgent(ctx, vmName, 5*time.Minute); err != nil {
-		return err
-	}
-	if err := b.WaitTracking(ctx, vmName, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute); err != nil {
+	if err := b.StartTracked(ctx, vmName, lab.TestSystem, 5*time.Minute, disks...); err != nil {
 		return err
 	}
 	g, err := b.Guest(ctx, vmName)

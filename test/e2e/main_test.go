@@ -140,13 +140,7 @@ func (s *scene) boot(disks ...lab.Disk) {
 			s.must(s.PopulateExt4(ctx, s.vm, d.Name, d.Bytes/8*7/mib*mib, d.Name, 0))
 		}
 	}
-	vm, err := s.Machine(s.vm, lab.TestSystem, map[string]string{lab.TrackingLabel: "true"}, disks...)
-	s.must(err)
-	*vm.Spec.RunStrategy = kubevirtv1.RunStrategyAlways
-	s.must(s.Create(ctx, vm))
-	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)
-	s.must(err)
-	s.must(s.WaitTracking(ctx, s.vm, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute))
+	s.must(s.StartTracked(ctx, s.vm, lab.TestSystem, bootTimeout, disks...))
 }
 
 // target creates a claim for backups.

@@ -100,6 +100,28 @@ func (l *Lab) Machine(name string, sys System, labels map[string]string, disks .
 	}, nil
 }
 
+// StartMachine creates a machine that runs, and waits until its guest answers.
+func (l *Lab) StartMachine(ctx context.Context, name string, sys System, labels map[string]string, timeout time.Duration, disks ...Disk) error {
+	vm, err := l.Machine(name, sys, labels, disks...)
+	if err != nil {
+		return err
+	}
+	*vm.Spec.RunStrategy = kubevirtv1.RunStrategyAlways
+	if err := l.Create(ctx, vm); err != nil {
+		return fmt.Errorf("create virtual machine %s: %w", name, err)
+	}
+	_, err = l.WaitAgent(ctx, name, timeout)
+	return err
+}
+
+// StartTracked starts a machine with the label for changed block tracking, and waits until its disks are tracked.
+func (l *Lab) StartTracked(ctx context.Context, name string, sys System, timeout time.Duration, disks ...Disk) error {
+	if err := l.StartMachine(ctx, name, sys, map[string]string{TrackingLabel: "true"}, timeout, disks...); err != nil {
+		return err
+	}
+	return l.WaitTracking(ctx, name, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute)
+}
+
 // CreateClaims creates the claims behind a machine's disks.
 func (l *Lab) CreateClaims(ctx context.Context, vm string, disks ...Disk) error {
 	for _, d := range disks {
