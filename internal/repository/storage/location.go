@@ -11,6 +11,7 @@ import (
 	"github.com/kopia/kopia/repo/blob/s3"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/storage/blobhttp"
 )
 
 // Location is where a repository's blobs are: exactly one of its fields is set.
@@ -18,12 +19,17 @@ type Location struct {
 	// Directory is an absolute path.
 	Directory string
 	S3        *S3
+	// Served is a storage that another process has. It holds a repository already: nobody makes one there.
+	Served *blobhttp.Client
 }
 
 // String returns the location without its keys.
 func (l Location) String() string {
-	if l.S3 != nil {
+	switch {
+	case l.S3 != nil:
 		return "s3://" + l.S3.Endpoint + "/" + l.S3.Bucket + "/" + l.S3.Prefix
+	case l.Served != nil:
+		return l.Served.DisplayName()
 	}
 	return l.Directory
 }
@@ -31,10 +37,12 @@ func (l Location) String() string {
 // Open opens the storage of a location. It makes a directory that does not exist if create is set.
 func (l Location) Open(ctx context.Context, create bool) (blob.Storage, error) {
 	switch {
-	case l.S3 != nil && l.Directory == "":
+	case l.S3 != nil && l.Directory == "" && l.Served == nil:
 		return l.S3.openBucket(ctx)
-	case l.S3 == nil && filepath.IsAbs(l.Directory):
+	case l.S3 == nil && filepath.IsAbs(l.Directory) && l.Served == nil:
 		return openDirectory(ctx, l.Directory, create)
+	case l.S3 == nil && l.Directory == "" && l.Served != nil && !create:
+		return NewStallDetector(l.Served, StallLimit), nil
 	}
 	return nil, fmt.Errorf("%w: location %q: an absolute directory or an S3 bucket", errclass.Invalid, l)
 }
@@ -64,6 +72,8 @@ func Describe(i blob.ConnectionInfo) string {
 		return Location{S3: &S3{Endpoint: o.Endpoint, Bucket: o.BucketName, Prefix: o.Prefix}}.String()
 	case *roleOptions:
 		return Describe(blob.ConnectionInfo{Config: &o.Bucket})
+	case *blobhttp.Connection:
+		return o.String()
 	default:
 		return i.Type
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kopia/kopia/repo/blob/s3"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/storage/blobhttp"
 )
 
 // ignoreRewriteErrors is the variable that makes kopia go on if it cannot read a content that nothing refers to any more. Without
@@ -40,6 +41,7 @@ func Register() {
 		blob.AddSupportedStorage("filesystem", filesystem.Options{}, guardOpened(NewDirectory)) // instead of kopia's
 		blob.AddSupportedStorage("s3", s3.Options{}, guardOpened(newS3))                        // instead of kopia's
 		blob.AddSupportedStorage(roleType, roleOptions{}, guardOpened(newRoleS3))
+		blob.AddSupportedStorage(blobhttp.Type, blobhttp.Connection{}, guardOpened(openServed))
 		blob.AddSupportedStorage(viewType, viewConfig{}, openView)
 		if t, ok := http.DefaultTransport.(*http.Transport); ok { // kopia takes copies of it, and has no other setting
 			t.MaxIdleConnsPerHost = max(t.MaxIdleConnsPerHost, idleConnections)
@@ -76,6 +78,15 @@ func guardOpened[T any](open func(context.Context, *T, bool) (blob.Storage, erro
 		}
 		return NewGuard(st), nil
 	}
+}
+
+// openServed opens what another process serves.
+func openServed(_ context.Context, c *blobhttp.Connection, _ bool) (blob.Storage, error) {
+	st, err := c.Open()
+	if err != nil {
+		return nil, err
+	}
+	return NewStallDetector(st, StallLimit), nil
 }
 
 // viewType is the type of storage in the configuration of a connection to a view.

@@ -3,6 +3,8 @@ package storage_test
 import (
 	"context"
 	"errors"
+	"net"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
@@ -13,7 +15,9 @@ import (
 	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/repo/blob/s3"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repository/storage/blobhttp"
 	"github.com/varvebackup/varve/internal/repository/storage/storagetest"
 )
 
@@ -53,6 +57,33 @@ func TestStorages_keepTheContract(t *testing.T) {
 			storagetest.Run(t, func(t *testing.T) blob.Storage { return wrap(newDirectory(t)) })
 		})
 	}
+}
+
+// A storage that another process serves keeps the contract, too.
+func TestServed_keepsTheContract(t *testing.T) {
+	t.Parallel()
+	storagetest.Run(t, func(t *testing.T) blob.Storage {
+		t.Helper()
+		dir := newDirectory(t)
+		server := httptest.NewServer(blobhttp.NewHandler(func(context.Context) (blob.Storage, error) { return dir, nil }))
+		t.Cleanup(server.Close)
+		c := blobhttp.NewClient("shelf", func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", server.Listener.Addr().String())
+		})
+		t.Cleanup(c.Shut)
+		at := storage.Location{Served: c}
+		st, err := at.Open(t.Context(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := storage.Describe(st.ConnectionInfo()); got != "shelf" || at.String() != got {
+			t.Errorf("it is called %q and %q", got, at)
+		}
+		if _, err := at.Open(t.Context(), true); !errors.Is(err, errclass.Invalid) {
+			t.Errorf("it is made: %v", err)
+		}
+		return st
+	})
 }
 
 // No request finds what a view hides, and what it replaces has the other content.

@@ -1,0 +1,257 @@
+package blobhttp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/varvebackup/varve/internal/errclass"
+)
+
+// Type is the type of storage in a connection to a client.
+const Type = "varve-http"
+
+// Connection is what kopia opens a client by. It is good in this process alone: a file cannot hold it.
+type Connection struct{ client *Client }
+
+// Open returns the client of a connection.
+func (c *Connection) Open() (*Client, error) {
+	if c.client == nil {
+		return nil, errclass.Errorf(errclass.Invalid, "a storage that another process serves cannot be connected to from a file")
+	}
+	return c.client, nil
+}
+
+// String returns the name of the storage.
+func (c *Connection) String() string { return c.client.name }
+
+// retries are the pauses before a request is sent again that got no answer: an API server that forwards it may be away for as long.
+var retries = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 7, Cap: 10 * time.Second}
+
+// maxConnections is how many requests are on their way at a time.
+const maxConnections = 16
+
+// Client is a storage that a Handler serves. It is safe for concurrent use. Requests that get no answer are sent again for about half a
+// minute, and then fail with errclass.Transient.
+type Client struct {
+	name    string
+	http    http.Client
+	retries wait.Backoff
+}
+
+// NewClient returns a client of the handler that dial reaches. Errors call the storage by its name. An error of dial that has another class
+// than Transient is final.
+func NewClient(name string, dial func(context.Context) (net.Conn, error)) *Client {
+	return &Client{name: name, retries: retries, http: http.Client{Transport: &http.Transport{
+		DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+		MaxConnsPerHost: maxConnections, MaxIdleConnsPerHost: maxConnections, DisableCompression: true,
+	}}}
+}
+
+// Shut ends the connections. Close, which kopia calls whenever it has opened the storage, leaves them.
+func (c *Client) Shut() { c.http.CloseIdleConnections() }
+
+// Ping asks whether the handler is there.
+func (c *Client) Ping(ctx context.Context) error {
+	return c.send(ctx, http.MethodGet, pingPath, nil, nil, discard)
+}
+
+func discard(io.Reader, int64) error { return nil }
+
+func blobPath(id blob.ID) string { return blobsPath + "/" + url.PathEscape(string(id)) }
+
+// GetBlob implements blob.Storage.
+func (c *Client) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	query := url.Values{}
+	if length >= 0 {
+		query.Set(offsetParameter, strconv.FormatInt(offset, 10))
+		query.Set(lengthParameter, strconv.FormatInt(length, 10))
+	}
+	return c.send(ctx, http.MethodGet, blobPath(id), query, nil, func(body io.Reader, bytes int64) error {
+		out.Reset()
+		n, err := io.Copy(out, body)
+		if err == nil && n != bytes {
+			err = io.ErrUnexpectedEOF
+		}
+		if err == nil && length >= 0 && n != length {
+			err = errclass.Errorf(blob.ErrInvalidRange, "%s: %d bytes of blob %s, want %d", c.name, n, id, length)
+		}
+		return err
+	})
+}
+
+// GetMetadata implements blob.Storage.
+func (c *Client) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {
+	var m metadata
+	err := c.send(ctx, http.MethodGet, metadataPath+"/"+url.PathEscape(string(id)), nil, nil, decode(&m))
+	return m.blob(), err
+}
+
+// ListBlobs implements blob.Storage. It tells call of no blob twice: a list that is cut off after its first blob fails.
+func (c *Client) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.Metadata) error) error {
+	return c.send(ctx, http.MethodGet, blobsPath, url.Values{prefixParameter: {string(prefix)}}, nil, func(body io.Reader, _ int64) error {
+		lines, told := json.NewDecoder(body), false
+		for {
+			var m metadata
+			err := lines.Decode(&m)
+			switch {
+			case err != nil && told:
+				return &finalError{errclass.Errorf(errclass.Transient, "%s: the list of blobs was cut off: %w", c.name, err)}
+			case err != nil:
+				return fmt.Errorf("list blobs: %w", noEnd(err))
+			case m.Failure != nil:
+				return &finalError{m.Failure.err(c.name)}
+			case m.End:
+				return nil
+			}
+			told = true
+			if err := call(m.blob()); err != nil {
+				return &finalError{err}
+			}
+		}
+	})
+}
+
+// noEnd returns err, but an end is none where more was expected.
+func noEnd(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// PutBlob implements blob.Storage. No option that keeps blobs is supported, as with directories.
+func (c *Client) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
+	if o.HasRetentionOptions() || o.DoNotRecreate {
+		return errclass.Errorf(blob.ErrUnsupportedPutBlobOption, "%s: %s", c.name, blob.ErrUnsupportedPutBlobOption)
+	}
+	if !o.SetModTime.IsZero() {
+		return blob.ErrSetTimeUnsupported
+	}
+	var m metadata
+	err := c.send(ctx, http.MethodPut, blobPath(id), nil, data, decode(&m))
+	if err == nil && o.GetModTime != nil {
+		*o.GetModTime = m.Time
+	}
+	return err
+}
+
+// DeleteBlob implements blob.Storage.
+func (c *Client) DeleteBlob(ctx context.Context, id blob.ID) error {
+	return c.send(ctx, http.MethodDelete, blobPath(id), nil, nil, discard)
+}
+
+// GetCapacity implements blob.Storage.
+func (c *Client) GetCapacity(ctx context.Context) (blob.Capacity, error) {
+	var v capacity
+	err := c.send(ctx, http.MethodGet, capacityPath, nil, nil, decode(&v))
+	return blob.Capacity{SizeB: v.Size, FreeB: v.Free}, err
+}
+
+// ConnectionInfo implements blob.Storage.
+func (c *Client) ConnectionInfo() blob.ConnectionInfo {
+	return blob.ConnectionInfo{Type: Type, Config: &Connection{client: c}}
+}
+
+// DisplayName implements blob.Storage.
+func (c *Client) DisplayName() string { return c.name }
+
+// ExtendBlobRetention implements blob.Storage.
+func (*Client) ExtendBlobRetention(context.Context, blob.ID, blob.ExtendOptions) error {
+	return blob.ErrUnsupportedObjectLock
+}
+
+// Close and FlushCaches do nothing.
+func (*Client) Close(context.Context) error       { return nil }
+func (*Client) FlushCaches(context.Context) error { return nil }
+func (*Client) IsReadOnly() bool                  { return false }
+
+func decode(into any) func(io.Reader, int64) error {
+	return func(body io.Reader, _ int64) error { return noEnd(json.NewDecoder(body).Decode(into)) }
+}
+
+// finalError is an error that sending the request again does not help.
+type finalError struct{ err error }
+
+func (e *finalError) Error() string { return e.err.Error() }
+func (e *finalError) Unwrap() error { return e.err }
+
+// send sends a request until it is answered, and passes a good answer's body to read, with its length if it has one. A body that breaks off
+// has the request sent again.
+func (c *Client) send(ctx context.Context, method, path string, query url.Values, data blob.Bytes, read func(body io.Reader, bytes int64) error) error {
+	pauses := c.retries
+	for {
+		err := c.sendOnce(ctx, method, path, query, data, read)
+		var final *finalError
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &final):
+			return final.err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case pauses.Steps == 0:
+			return errclass.Errorf(errclass.Transient, "%s: no answer: %w", c.name, err)
+		}
+		pause := time.NewTimer(pauses.Step())
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (c *Client) sendOnce(ctx context.Context, method, path string, query url.Values, data blob.Bytes, read func(io.Reader, int64) error) (err error) {
+	// The host is a name for people: dial knows where it is.
+	r, err := http.NewRequestWithContext(ctx, method, "http://storage"+path, nil)
+	if err != nil {
+		return &finalError{err}
+	}
+	r.URL.RawQuery = query.Encode()
+	if data != nil {
+		r.Body, r.ContentLength = data.Reader(), int64(data.Length())
+		if r.ContentLength == 0 {
+			r.Body = http.NoBody
+		}
+	}
+	answer, err := c.http.Do(r)
+	if err != nil {
+		if class := errclass.Of(err); class != nil && !errors.Is(class, errclass.Transient) {
+			return &finalError{err} // of dial
+		}
+		return err
+	}
+	defer func() { err = errors.Join(err, answer.Body.Close()) }()
+	if answer.StatusCode >= http.StatusBadRequest {
+		return c.readFailure(answer)
+	}
+	return read(answer.Body, answer.ContentLength)
+}
+
+// maxFailureBytes is how much of a failure is read.
+const maxFailureBytes = 64 << 10
+
+// readFailure returns the error of the storage, or one that has the request sent again if it is somebody else's.
+func (c *Client) readFailure(answer *http.Response) error {
+	var f failure
+	if err := json.NewDecoder(io.LimitReader(answer.Body, maxFailureBytes)).Decode(&f); err != nil || f.Code == "" {
+		return fmt.Errorf("%s: %s", c.name, answer.Status)
+	}
+	err := f.err(c.name)
+	if errors.Is(err, errclass.Transient) {
+		return err
+	}
+	return &finalError{err}
+}
