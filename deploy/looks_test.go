@@ -7,7 +7,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"github.com/varvebackup/varve/internal/controller/storagepod"
+	"github.com/varvebackup/varve/internal/datamove"
 )
 
 // Nobody calls a pod that looks into a storage. One whose storage is mounted calls nobody, and one that looks into a bucket by a role has to
@@ -18,11 +18,11 @@ func TestNetworkPolicies_ofLooksLeaveBucketsInReach(t *testing.T) {
 		look  string
 		types []networkingv1.PolicyType
 	}{
-		"varve-storage-look": {storagepod.LookDirectory, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}},
-		"varve-bucket-look":  {storagepod.LookBucket, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}},
+		"varve-storage-look": {datamove.LookDirectory, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}},
+		"varve-bucket-look":  {datamove.LookBucket, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}},
 	} {
 		policy := find[*networkingv1.NetworkPolicy](t, name)
-		if !maps.Equal(policy.Spec.PodSelector.MatchLabels, map[string]string{storagepod.LabelLook: want.look}) || !slices.Equal(policy.Spec.PolicyTypes, want.types) ||
+		if !maps.Equal(policy.Spec.PodSelector.MatchLabels, map[string]string{datamove.LabelLook: want.look}) || !slices.Equal(policy.Spec.PolicyTypes, want.types) ||
 			len(policy.Spec.Ingress)+len(policy.Spec.Egress) > 0 {
 			t.Errorf("policy %s: %+v", name, policy.Spec)
 		}

@@ -43,7 +43,6 @@ import (
 	"github.com/varvebackup/varve/internal/controller/machinegroup"
 	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/controller/pointdeletion"
-	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/controller/tunnelkey"
 	"github.com/varvebackup/varve/internal/controller/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
@@ -220,11 +219,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return tunnelkey.Setup(mgr, tunnelkey.Options{Configuration: configuration, ControllerSuffix: o.Backup.ControllerSuffix})
 		}},
 		{"backupstoragelocation", func() error {
-			return backupstoragelocation.Setup(mgr, backupstoragelocation.Options{Namespace: o.Namespace, Image: storagepod.Image(image), Clock: o.Clock})
+			return backupstoragelocation.Setup(mgr, backupstoragelocation.Options{Namespace: o.Namespace, Image: datamove.PodImage(image), Clock: o.Clock})
 		}},
 		{"backuprepository", func() error {
 			return backuprepository.Setup(mgr, backuprepository.Options{
-				Namespace: o.Namespace, Image: backuprepository.Image(image), Namespaces: o.LocationNamespaces, PasswordPerNamespace: o.PasswordPerNamespace, Clock: o.Clock,
+				Namespace: o.Namespace, Image: datamove.PodImage(image), Namespaces: o.LocationNamespaces, PasswordPerNamespace: o.PasswordPerNamespace, Clock: o.Clock,
 			})
 		}},
 		{"catalogue", func() error {
@@ -240,7 +239,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}},
 		{"pointdeletion", func() error {
 			return pointdeletion.Setup(mgr, pointdeletion.Options{
-				Namespace: o.Namespace, Image: backuprepository.Image(image), Namespaces: o.LocationNamespaces, Clock: o.Clock,
+				Namespace: o.Namespace, Image: datamove.PodImage(image), Namespaces: o.LocationNamespaces, Clock: o.Clock,
 			})
 		}},
 		{"keptsnapshot", func() error {

@@ -153,7 +153,7 @@ func (w *world) start(user controlplane.User) {
 	w.Helper()
 	mgr := cluster.Manager(w.T, user, func(o *ctrl.Options) { o.Cache.ByObject = CachedObjects(w.ns) })
 	err := Setup(mgr, Options{
-		Namespace: w.ns, Image: Image{Name: "varve:test"}, Stores: w.store, Clock: w.clock,
+		Namespace: w.ns, Image: datamove.PodImage{Name: "varve:test"}, Stores: w.store, Clock: w.clock,
 		Namespaces:           func(context.Context) ([]string, error) { return []string{w.ns, w.velero}, nil },
 		PasswordPerNamespace: func(context.Context) (bool, error) { return w.perNamespace, nil },
 	})
@@ -554,7 +554,7 @@ func ownRights(w *world) {
 	w.ns = controlplane.SystemNamespace
 	mgr := cluster.Manager(w.T, controlplane.Controller.Restrict(), func(o *ctrl.Options) { o.Cache.ByObject = CachedObjects(w.ns) })
 	err := Setup(mgr, Options{
-		Namespace: w.ns, Image: Image{Name: "varve:test"}, Stores: w.store, Clock: w.clock,
+		Namespace: w.ns, Image: datamove.PodImage{Name: "varve:test"}, Stores: w.store, Clock: w.clock,
 		Namespaces: func(context.Context) ([]string, error) { return []string{w.velero}, nil },
 	})
 	if err != nil {

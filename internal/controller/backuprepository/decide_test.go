@@ -286,7 +286,7 @@ func TestRecord_keepsTheLatest(t *testing.T) {
 
 func newMaintenanceJob(t *testing.T, repo *velerov1.BackupRepository) *batchv1.Job {
 	t.Helper()
-	job, err := maintenanceJob(repo, Image{Name: "varve:1", PullPolicy: corev1.PullNever})
+	job, err := maintenanceJob(repo, datamove.PodImage{Name: "varve:1", PullPolicy: corev1.PullNever})
 	if err != nil {
 		t.Fatal(err)
 	}

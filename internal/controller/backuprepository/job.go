@@ -83,7 +83,7 @@ type Work struct {
 }
 
 // maintenanceJob returns the Job that maintains a repository.
-func maintenanceJob(repo *velerov1.BackupRepository, image Image) (*batchv1.Job, error) {
+func maintenanceJob(repo *velerov1.BackupRepository, image datamove.PodImage) (*batchv1.Job, error) {
 	return NewJob(repo, image, Work{
 		Name: datamove.MaintenanceJob(repo.Name), Label: datamove.LabelMaintenance, Container: maintenanceContainer, Command: "maintain", Limit: maintenanceLimit,
 	})
@@ -91,7 +91,7 @@ func maintenanceJob(repo *velerov1.BackupRepository, image Image) (*batchv1.Job,
 
 // NewJob returns a Job that works in a repository. Its pod has no token for the API server, no privileges, and of Secrets the repository's alone.
 // It has the storage of a location that only pods can use.
-func NewJob(repo *velerov1.BackupRepository, image Image, work Work) (*batchv1.Job, error) {
+func NewJob(repo *velerov1.BackupRepository, image datamove.PodImage, work Work) (*batchv1.Job, error) {
 	storage, err := datamove.StorageOf(repo)
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func NewJob(repo *velerov1.BackupRepository, image Image, work Work) (*batchv1.J
 	return job, nil
 }
 
-func containerOf(image Image, work Work) corev1.Container {
+func containerOf(image datamove.PodImage, work Work) corev1.Container {
 	return corev1.Container{
 		Name: work.Container, Image: image.Name, ImagePullPolicy: image.PullPolicy,
 		Command: []string{"/usr/bin/varve", "mover", work.Command},

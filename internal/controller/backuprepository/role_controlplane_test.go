@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
-	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/controller/storagepod/storagepodtest"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
@@ -50,7 +49,7 @@ func byARole(w *world) {
 	}
 	for _, p := range kubelet.Pods() {
 		w.wantIdentity(&p.Spec)
-		if p.Labels[storagepod.LabelLook] != storagepod.LookBucket {
+		if p.Labels[datamove.LabelLook] != datamove.LookBucket {
 			w.Errorf("labels %v: it may not call the bucket", p.Labels)
 		}
 	}

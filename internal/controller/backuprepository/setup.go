@@ -22,14 +22,6 @@ import (
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
-// Image is what maintenance pods, and the pods that look into storages, are made of.
-type Image struct {
-	// Name is the image of the static varve binary.
-	Name string
-	// PullPolicy is empty for Kubernetes' default.
-	PullPolicy corev1.PullPolicy
-}
-
 // Looker looks into storages that only pods can mount: see storagepod.Looker.
 type Looker interface {
 	Find(ctx context.Context, volume corev1.VolumeSource) (s datamove.Storage, refusal string, err error)
@@ -41,7 +33,7 @@ type Options struct {
 	// Namespace is Varve's own. BackupRepositories, their Secrets and their Jobs are there.
 	Namespace string
 	// Image is what maintenance pods are made of.
-	Image Image
+	Image datamove.PodImage
 	// Namespaces returns the namespaces whose locations are served.
 	Namespaces func(context.Context) ([]string, error)
 	// PasswordPerNamespace says whether each namespace's repository has a password of its own. Default: the repositories of a location
@@ -77,7 +69,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		o.Stores = repositoryaccess.NewStore(o.Clock.Now, nil)
 	}
 	if o.Looker == nil {
-		o.Looker = &storagepod.Looker{Namespace: o.Namespace, Image: storagepod.Image(o.Image), Client: mgr.GetClient(), Live: mgr.GetAPIReader()}
+		o.Looker = &storagepod.Looker{Namespace: o.Namespace, Image: o.Image, Client: mgr.GetClient(), Live: mgr.GetAPIReader()}
 	}
 	if o.PasswordPerNamespace == nil {
 		o.PasswordPerNamespace = func(context.Context) (bool, error) { return false, nil }

@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
-	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/controller/storagepod/storagepodtest"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
@@ -173,7 +172,7 @@ func TestControlPlane_claim(t *testing.T) {
 		t.Fatal(err)
 	}
 	mgr := cluster.Manager(t, controlplane.Controller.Restrict(), cached)
-	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, Image: storagepod.Image{Name: "varve:test"}, Clock: clock}); err != nil {
+	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, Image: datamove.PodImage{Name: "varve:test"}, Clock: clock}); err != nil {
 		t.Fatal(err)
 	}
 	controlplane.StartManager(t, mgr)

@@ -49,7 +49,7 @@ type Options struct {
 	// Namespace is Varve's own: whose locations are tried.
 	Namespace string
 	// Image is what the pods are made of that try claims and NFS exports.
-	Image storagepod.Image
+	Image datamove.PodImage
 	// Trier tries buckets. Default: a repositoryaccess.Store.
 	Trier Trier
 	// Looker tries claims and NFS exports. Default: a storagepod.Looker.

@@ -143,7 +143,7 @@ func (w *world) start() {
 		}
 	})
 	err := Setup(mgr, Options{
-		Namespace: w.ns, Image: backuprepository.Image{Name: "varve:test"}, Namespaces: func(context.Context) ([]string, error) { return []string{w.velero}, nil },
+		Namespace: w.ns, Image: datamove.PodImage{Name: "varve:test"}, Namespaces: func(context.Context) ([]string, error) { return []string{w.velero}, nil },
 		Clock: w.clock,
 	})
 	if err != nil {

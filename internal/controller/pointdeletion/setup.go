@@ -15,7 +15,6 @@ import (
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
-	"github.com/varvebackup/varve/internal/controller/backuprepository"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
@@ -25,7 +24,7 @@ type Options struct {
 	// Namespace is Varve's own. BackupRepositories and Jobs are there.
 	Namespace string
 	// Image is what deletion pods are made of.
-	Image backuprepository.Image
+	Image datamove.PodImage
 	// Namespaces returns the namespaces whose DeleteBackupRequests are served.
 	Namespaces func(context.Context) ([]string, error)
 	// Clock tells the time. Default: the machine's.

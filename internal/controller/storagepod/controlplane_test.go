@@ -47,7 +47,7 @@ func newSite(t *testing.T) *site {
 	s := &site{T: t, admin: cluster.Client(t, controlplane.Admin), dir: t.TempDir()}
 	ns := cluster.Namespace(t)
 	controller := cluster.Client(t, controlplane.Controller)
-	s.looker = &storagepod.Looker{Namespace: ns, Image: storagepod.Image{Name: "varve:test"}, Client: controller, Live: controller}
+	s.looker = &storagepod.Looker{Namespace: ns, Image: datamove.PodImage{Name: "varve:test"}, Client: controller, Live: controller}
 	s.kubelet = storagepodtest.Start(t, s.admin, ns, s.dir)
 	s.owner = &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "shelf"}}
 	s.owner.Spec.ObjectStorage = &velerov1.ObjectStorageLocation{Bucket: "shelf"}

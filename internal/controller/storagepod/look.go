@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/diagnosis"
 	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
@@ -33,7 +33,7 @@ const (
 type Looker struct {
 	// Namespace is Varve's own, where the pods are.
 	Namespace string
-	Image     Image
+	Image     datamove.PodImage
 	// Client makes and deletes pods. Live reads from the API server, because nobody caches these pods.
 	Client client.Writer
 	Live   client.Reader
@@ -105,7 +105,7 @@ func (l *Looker) remove(ctx context.Context, key types.NamespacedName) error {
 		if err != nil || pod == nil {
 			return err == nil, err
 		}
-		if pod.Labels[LabelLook] == "" {
+		if pod.Labels[datamove.LabelLook] == "" {
 			return false, fmt.Errorf("pod %s is somebody else's: delete it", key)
 		}
 		return false, l.delete(ctx, pod)
@@ -149,43 +149,9 @@ func (l *Looker) explainWait(ctx context.Context, pod *corev1.Pod) error {
 	if pod.Status.Phase == corev1.PodRunning {
 		return fmt.Errorf("the storage does not answer: %s has waited %s for it", where, Deadline)
 	}
-	why := l.lastWarning(ctx, pod)
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			why = c.Message
-		}
-	}
-	for i := range pod.Status.ContainerStatuses {
-		if w := pod.Status.ContainerStatuses[i].State.Waiting; w != nil && w.Message != "" {
-			why = w.Reason + ": " + w.Message
-		}
-	}
+	why := diagnosis.WhyNotRunning(ctx, l.Live, pod)
 	if why == "" {
 		why = "nothing says why"
 	}
 	return fmt.Errorf("%s does not start: %s", where, why)
-}
-
-// lastWarning returns the last warning about a pod, or "". Mounts that fail are nowhere else.
-func (l *Looker) lastWarning(ctx context.Context, pod *corev1.Pod) string {
-	var list corev1.EventList
-	if err := l.Live.List(ctx, &list, client.InNamespace(pod.Namespace), client.MatchingFields{"involvedObject.uid": string(pod.UID)}); err != nil {
-		return ""
-	}
-	warnings := slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
-	if len(warnings) == 0 {
-		return ""
-	}
-	last := slices.MaxFunc(warnings, func(a, b corev1.Event) int { return eventTime(&a).Compare(eventTime(&b)) })
-	return last.Reason + ": " + last.Message
-}
-
-func eventTime(e *corev1.Event) time.Time {
-	if e.Series != nil {
-		return e.Series.LastObservedTime.Time
-	}
-	if !e.LastTimestamp.IsZero() {
-		return e.LastTimestamp.Time
-	}
-	return e.EventTime.Time
 }

@@ -9,6 +9,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+
+	"github.com/varvebackup/varve/internal/diagnosis"
 )
 
 // examineClaim returns how far a claim in Varve's namespace is. class is the claim's, or nil; topology is where a volume that is not there
@@ -35,9 +37,9 @@ func (a Access) examineClaim(
 		volume.NodeAffinity = nodeAffinity(bound)
 		return Exposure{Volume: volume}, nil
 	case class != nil && waitsForConsumer(class):
-		return Exposure{Volume: volume, Diagnosis: a.lastWarning(ctx, claim)}, nil
+		return Exposure{Volume: volume, Diagnosis: diagnosis.LastWarning(ctx, a.Live, claim)}, nil
 	}
-	return Exposure{Waiting: withDetail(describe(claim)+" to be bound", a.lastWarning(ctx, claim))}, nil
+	return Exposure{Waiting: withDetail(describe(claim)+" to be bound", diagnosis.LastWarning(ctx, a.Live, claim))}, nil
 }
 
 // volumeOf returns the volume of a claim in Varve's namespace that is bound, or what it waits for. It refuses a volume that was not made for
@@ -116,7 +118,7 @@ func (a Access) disposeClaim(ctx context.Context, claim *corev1.PersistentVolume
 		return Progress{}, err
 	}
 	if !gone {
-		return Progress{Waiting: withDetail(describeRemoval(claim), a.lastWarning(ctx, claim)), Left: left}, nil
+		return Progress{Waiting: withDetail(describeRemoval(claim), diagnosis.LastWarning(ctx, a.Live, claim)), Left: left}, nil
 	}
 	progress, err := a.disposeReleased(ctx, note)
 	if left != "" {

@@ -14,7 +14,6 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/varvebackup/varve/internal/controller/storagepod"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
@@ -72,7 +71,7 @@ func (k *Kubelet) Pods() []*corev1.Pod {
 // play is one round. What fails is tried again in the next.
 func (k *Kubelet) play(ctx context.Context) {
 	var pods corev1.PodList
-	_ = k.client.List(ctx, &pods, client.InNamespace(k.namespace), client.HasLabels{storagepod.LabelLook})
+	_ = k.client.List(ctx, &pods, client.InNamespace(k.namespace), client.HasLabels{datamove.LabelLook})
 	for i := range pods.Items {
 		k.playPod(ctx, &pods.Items[i])
 	}

@@ -1,0 +1,70 @@
+// Package diagnosis says why a pod does not run, and what was last wrong with an object, from their status and their events.
+package diagnosis
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// LastWarning returns the reason and the message of the latest warning about an object; "" if there is none. live reads from the API server:
+// nobody caches events. If they cannot be read, that is the answer.
+func LastWarning(ctx context.Context, live client.Reader, o client.Object) string {
+	var list corev1.EventList
+	if err := live.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.MatchingFields{"involvedObject.uid": string(o.GetUID())}); err != nil {
+		return "its events cannot be read: " + err.Error()
+	}
+	var latest *corev1.Event
+	for i := range list.Items {
+		event := &list.Items[i]
+		if event.Type == corev1.EventTypeWarning && (latest == nil || eventTime(event).After(eventTime(latest))) {
+			latest = event
+		}
+	}
+	if latest == nil {
+		return ""
+	}
+	return latest.Reason + ": " + latest.Message
+}
+
+func eventTime(event *corev1.Event) time.Time {
+	switch {
+	case event.Series != nil:
+		return event.Series.LastObservedTime.Time
+	case !event.LastTimestamp.IsZero():
+		return event.LastTimestamp.Time
+	case !event.EventTime.IsZero():
+		return event.EventTime.Time
+	}
+	return event.CreationTimestamp.Time
+}
+
+// WhyNotRunning says why a pod does not run: what its container waits for or ended with, or what the scheduler says, or else its last warning. It
+// is "" if nothing says why.
+func WhyNotRunning(ctx context.Context, live client.Reader, pod *corev1.Pod) string {
+	for i := range pod.Status.ContainerStatuses {
+		state := pod.Status.ContainerStatuses[i].State
+		switch {
+		case state.Terminated != nil:
+			return join(state.Terminated.Reason, state.Terminated.Message)
+		case state.Waiting != nil && state.Waiting.Message != "":
+			return join(state.Waiting.Reason, state.Waiting.Message)
+		}
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return c.Message
+		}
+	}
+	if pod.Status.Message != "" {
+		return join(pod.Status.Reason, pod.Status.Message)
+	}
+	return LastWarning(ctx, live, pod)
+}
+
+func join(reason, message string) string {
+	return strings.Trim(strings.TrimSpace(reason)+": "+strings.TrimSpace(message), ": ")
+}
