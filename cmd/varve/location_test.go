@@ -3,19 +3,14 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"net/http/httptest"
 	"os"
-	"path"
 	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -84,26 +79,10 @@ func locationObjects(server *s3.Server) map[string]any {
 	other := datamove.NamespacePasswordSecret("bank", datamove.Location{Namespace: "velero", Name: "default"})
 	return map[string]any{
 		at(locations, "velero", "default"): bucket, at(locations, "velero", "readonly"): readOnly, at(locations, "velero", "lost"): lost, at(locations, "velero", "role"): byRole,
-		at(locations, "varve", "shelf"): newLocation("varve", "shelf", location.ProviderClaim),
 		at(locations, "varve", "twice"): newLocation("varve", "twice", "aws"), at(locations, "velero", "twice"): newLocation("velero", "twice", "aws"),
 		at(secrets, "velero", location.DefaultCredential): keys,
 		password("default"): secret(datamove.PasswordKey, locationPassword+"\n"), password("readonly"): secret(datamove.PasswordKey, locationPassword),
 		password("role"):            secret(datamove.PasswordKey, locationPassword),
 		at(secrets, "varve", other): secret(datamove.PasswordKey, "another"+locationPassword),
 	}
-}
-
-// objects serves objects by their paths, as an API server does.
-func objects(all map[string]any) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		o, ok := all[r.URL.Path]
-		if !ok || r.Method != http.MethodGet {
-			status := apierrors.NewNotFound(schema.GroupResource{Resource: "objects"}, path.Base(r.URL.Path)).Status()
-			status.APIVersion, status.Kind = "v1", "Status"
-			w.WriteHeader(http.StatusNotFound)
-			o = status
-		}
-		_ = json.NewEncoder(w).Encode(o)
-	})
 }

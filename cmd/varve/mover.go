@@ -21,11 +21,12 @@ func moverCommand(env environment) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "mover",
 		Short: "Move a volume into a repository or out of it, or look after a repository",
-		Long:  "Move a volume into a repository or out of it, maintain one, look whether there is one, or delete restore points, in a pod that Varve makes for it.",
+		Long:  "Move a volume into a repository or out of it, maintain one, look whether there is one, serve one, or delete restore points, in a pod that Varve makes for it.",
 		Example: `  varve mover upload
   varve mover download
   varve mover maintain
   varve mover look
+  varve mover serve-storage
   varve mover delete-points`,
 	}
 	c.AddCommand(
@@ -33,6 +34,7 @@ func moverCommand(env environment) *cobra.Command {
 		moveCommand(env, "download", datamove.Download, "Write a restore point to the pod's volume", "Write a restore point of the repository to the volume of the pod, for a DataDownload."),
 		maintainCommand(),
 		lookCommand(env),
+		serveStorageCommand(),
 		deletePointsCommand(env),
 	)
 	return c

@@ -1,6 +1,8 @@
 package datamove
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +17,15 @@ const (
 	LabelLook     = layout.Prefix + "storage-look"
 	LookDirectory = "true"
 	LookBucket    = "bucket"
+)
+
+const (
+	// ServeStorage is the command of a pod that serves a directory of its storage to one command of a user, on StoragePort of its loopback.
+	// --directory follows it.
+	ServeStorage = "serve-storage"
+	StoragePort  = 8480
+	// ServeIdle is how long nobody may ask before such a pod ends.
+	ServeIdle = 3 * time.Minute
 )
 
 // PodImage is the image of the static varve binary.

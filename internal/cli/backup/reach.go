@@ -128,7 +128,7 @@ func connectEndpoints(ctx context.Context, s *resource.Session, c *cluster.Clien
 	}
 	closeForward := func() {}
 	if via == viaForward {
-		forward := c.Forward(podspec.Pod(b.Status.ExportName), podspec.HTTPSPort)
+		forward := c.Forward(c.Namespace, podspec.Pod(b.Status.ExportName), podspec.HTTPSPort)
 		o.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) { return forward.Dial(ctx) }
 		closeForward = forward.Close
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -68,7 +70,7 @@ func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Cli
 // Scheme returns a scheme with the kinds that the commands show.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("register kinds: %w", err)
 		}
@@ -79,7 +81,7 @@ func Scheme() (*runtime.Scheme, error) {
 // newMapper returns the resources without asking the server: discovery at each start would cost more than the command
 // itself.
 func newMapper() meta.RESTMapper {
-	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, velerov2.GroupVersion, velerov1.GroupVersion, snapshotGroupVersion, corev1.SchemeGroupVersion})
+	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, velerov2.GroupVersion, velerov1.GroupVersion, snapshotGroupVersion, corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion})
 	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance"} {
 		m.Add(kubevirtv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
@@ -95,6 +97,8 @@ func newMapper() meta.RESTMapper {
 	for _, k := range []string{"BackupStorageLocation", "BackupRepository"} {
 		m.Add(velerov1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
+	m.Add(appsv1.SchemeGroupVersion.WithKind("Deployment"), meta.RESTScopeNamespace)
+	m.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
 	m.Add(snapshotGroupVersion.WithKind("VolumeSnapshot"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	return m

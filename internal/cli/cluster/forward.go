@@ -24,9 +24,9 @@ import (
 // Forwarder connects to a port of a pod through the API server, as kubectl port-forward does. When the pod is replaced by
 // another one of the same name, the next connection goes to that one. It is safe for concurrent use. Close it.
 type Forwarder struct {
-	client *Client
-	pod    string
-	port   int
+	client         *Client
+	namespace, pod string
+	port           int
 
 	mu sync.Mutex
 	// local is the address that leads to the pod, while ended is open.
@@ -35,9 +35,9 @@ type Forwarder struct {
 	stop  chan struct{}
 }
 
-// Forward returns a forwarder to a port of a pod in the client's namespace. It sends nothing yet.
-func (c *Client) Forward(pod string, port int) *Forwarder {
-	return &Forwarder{client: c, pod: pod, port: port}
+// Forward returns a forwarder to a port of a pod. It sends nothing yet.
+func (c *Client) Forward(namespace, pod string, port int) *Forwarder {
+	return &Forwarder{client: c, namespace: namespace, pod: pod, port: port}
 }
 
 // Dial connects to the pod. An error is Transient unless the API server refuses to forward.
@@ -81,7 +81,7 @@ func (f *Forwarder) connect(ctx context.Context) (string, error) {
 // checkPod tells a pod that does not run yet, which is waited for, from a forwarding that fails.
 func (f *Forwarder) checkPod(ctx context.Context) error {
 	var pod corev1.Pod
-	err := f.client.Get(ctx, client.ObjectKey{Namespace: f.client.Namespace, Name: f.pod}, &pod)
+	err := f.client.Get(ctx, client.ObjectKey{Namespace: f.namespace, Name: f.pod}, &pod)
 	switch {
 	case Classify(err) == NotFound && err != nil:
 		return errclass.Errorf(errclass.Transient, "pod %s does not exist now", f.pod)
@@ -139,7 +139,7 @@ func (f *Forwarder) newPortForwarder(stop <-chan struct{}, ready chan struct{}) 
 	if err != nil {
 		return nil, err
 	}
-	address := api.Post().Resource("pods").Namespace(f.client.Namespace).Name(f.pod).SubResource("portforward").URL()
+	address := api.Post().Resource("pods").Namespace(f.namespace).Name(f.pod).SubResource("portforward").URL()
 	transport, upgrader, err := spdy.RoundTripperFor(config)
 	if err != nil {
 		return nil, err

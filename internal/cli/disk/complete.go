@@ -17,11 +17,12 @@ import (
 )
 
 // offerPoints lists the restore points, and offers what words finds in them, if it begins with what was typed. It never
-// asks for a password: without one, it offers nothing.
+// asks for a password, and makes no pod: where it takes one, it offers nothing.
 func offerPoints(s *repoaccess.Session, c *cobra.Command, typed string, words func(*restorepoint.List) []string) ([]string, cobra.ShellCompDirective) {
 	if s.AsksPassword() {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
+	s.Hurry()
 	ctx := c.Context()
 	if ctx == nil {
 		ctx = context.Background()

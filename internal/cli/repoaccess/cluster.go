@@ -29,6 +29,8 @@ import (
 type clusterLocation struct {
 	name  string
 	flags *genericclioptions.ConfigFlags
+	// noPod: a location that takes a pod is not opened.
+	noPod bool
 }
 
 func newClusterLocation() clusterLocation {
@@ -37,7 +39,7 @@ func newClusterLocation() clusterLocation {
 
 // addFlags adds --location, and kubectl's everyday flags. The others would mean two things in one command.
 func (l *clusterLocation) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&l.name, "location", "", "open the repository in this location of the cluster, [NAMESPACE/]NAME, with the password and the keys that are there; --namespace says whose")
+	f.StringVar(&l.name, "location", "", "open the repository in this location of the cluster, [NAMESPACE/]NAME, with the password and the keys that are there; --namespace says whose. For a claim or an NFS export, a pod serves it as long as the command runs")
 	f.StringVarP(l.flags.Namespace, "namespace", "n", "", "with --location: the namespace whose volumes the repository has")
 	f.StringVar(l.flags.KubeConfig, "kubeconfig", "", "with --location: the file that says how to reach the cluster")
 	f.StringVar(l.flags.Context, "context", "", "with --location: the context of that file")
@@ -54,34 +56,62 @@ func (l *clusterLocation) checkUnused() error {
 	return nil
 }
 
-// open opens the repository of the namespace in the location. What it returns shows no secret.
-func (l *clusterLocation) open(ctx context.Context, s *Session) (*repository.Repository, error) {
+// errNeedsPod refuses a location that takes a pod to whoever is in a hurry.
+var errNeedsPod = errors.New("only pods can reach the location")
+
+// open opens the repository of the namespace in the location. What it returns shows no secret. Call done when the repository is closed.
+func (l *clusterLocation) open(ctx context.Context, s *Session) (r *repository.Repository, done func(), err error) {
 	c, err := cluster.Connect(l.flags, s.Streams.Err)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	found, err := FindLocation(ctx, c, l.name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	access, passwordSecret, err := readAccess(ctx, s.Session, c, found, c.Namespace)
+	o, err := readAccess(ctx, s.Session, c, found, c.Namespace)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	r, err := repositoryaccess.NewStore(s.Now, nil).Open(ctx, access, repository.ConnectOptions{})
+	locate, done := repositoryaccess.Locate, func() {}
+	if o.place.S3 == nil {
+		if l.noPod {
+			return nil, nil, errNeedsPod
+		}
+		served, err := servePlace(ctx, s.Session, c, found, o.place, o.access.Directory)
+		if err != nil {
+			return nil, nil, Explain(failure.Interrupted(ctx, err, "", ""))
+		}
+		done = func() { served.Close(ctx) }
+		locate = func(datamove.Access) repository.Location { return repository.Location{Served: served.blobs} }
+	}
+	r, err = repositoryaccess.NewStore(s.Now, locate).Open(ctx, o.access, repository.ConnectOptions{})
 	if err != nil {
-		secrets := &repositoryaccess.Secrets{}
-		secrets.Hide(access.Secrets()...)
-		err = &redactedError{text: fmt.Sprintf("the repository of namespace %s in location %s/%s: %s", c.Namespace, found.Namespace, found.Name, secrets.Redact(err.Error())), err: err}
-		if errors.Is(err, repository.ErrPassword) {
-			return nil, &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "the password is in Secret " + layout.Namespace + "/" + passwordSecret + ": it is not the one that the repository was created with"}
-		}
-		if errors.Is(err, errclass.NotFound) && !errors.Is(err, repository.ErrNoBucket) {
-			return nil, notFound("`varve location describe "+found.Name+" -n "+found.Namespace+"` shows the namespaces that have one; -n selects it", "%w", err)
-		}
-		return nil, Explain(failure.Interrupted(ctx, explainOpen(err), "", ""))
+		done()
+		return nil, nil, o.explain(ctx, found, c.Namespace, err)
 	}
-	return r, nil
+	return r, done, nil
+}
+
+// opening is what it takes to open a repository in a location. passwordSecret is the name of the Secret with its password.
+type opening struct {
+	place          location.Place
+	access         datamove.Access
+	passwordSecret string
+}
+
+// explain says why the repository of a namespace cannot be opened.
+func (o *opening) explain(ctx context.Context, l *velerov1.BackupStorageLocation, volumeNamespace string, err error) error {
+	secrets := &repositoryaccess.Secrets{}
+	secrets.Hide(o.access.Secrets()...)
+	err = &redactedError{text: fmt.Sprintf("the repository of namespace %s in location %s/%s: %s", volumeNamespace, l.Namespace, l.Name, secrets.Redact(err.Error())), err: err}
+	if errors.Is(err, repository.ErrPassword) {
+		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "the password is in Secret " + layout.Namespace + "/" + o.passwordSecret + ": it is not the one that the repository was created with"}
+	}
+	if errors.Is(err, errclass.NotFound) && !errors.Is(err, repository.ErrNoBucket) {
+		return notFound("`varve location describe "+l.Name+" -n "+l.Namespace+"` shows the namespaces that have one; -n selects it", "%w", err)
+	}
+	return Explain(failure.Interrupted(ctx, explainOpen(err), "", ""))
 }
 
 func notFound(hint, format string, args ...any) error {
@@ -124,39 +154,36 @@ func FindLocation(ctx context.Context, c *cluster.Client, name string) (*velerov
 	return nil, failure.Usage("location %s is in the namespaces %s: give NAMESPACE/%s", name, strings.Join(namespaces, " and "), name)
 }
 
-// readAccess returns what it takes to open the repository of a namespace in a location, and the name of the Secret with its password.
-func readAccess(ctx context.Context, s *session.Session, c *cluster.Client, l *velerov1.BackupStorageLocation, volumeNamespace string) (access datamove.Access, passwordSecret string, err error) {
+// readAccess reads what it takes to open the repository of a namespace in a location.
+func readAccess(ctx context.Context, s *session.Session, c *cluster.Client, l *velerov1.BackupStorageLocation, volumeNamespace string) (o opening, err error) {
 	secrets := location.Secrets{}
 	for _, name := range location.SecretNames(l) {
 		data, err := readSecret(ctx, c, l.Namespace, name)
 		if err != nil {
-			return access, "", err
+			return o, err
 		}
 		if data != nil {
 			secrets[name] = data
 		}
 	}
-	place, err := location.Parse(l, secrets)
-	if err != nil {
-		return access, "", fmt.Errorf("location %s/%s: %w", l.Namespace, l.Name, err)
+	if o.place, err = location.Parse(l, secrets); err != nil {
+		return o, fmt.Errorf("location %s/%s: %w", l.Namespace, l.Name, err)
 	}
-	if place.S3 == nil {
-		return access, "", failure.New("mount it on this machine, and connect with `varve repo connect`; `varve location password export` writes the password",
-			"location %s/%s is %s, which only pods can reach", l.Namespace, l.Name, place)
-	}
-	access = place.Access(volumeNamespace)
-	if err := useOwnKeys(s, l, access.S3); err != nil {
-		return access, "", err
+	o.access = o.place.Access(volumeNamespace)
+	if o.access.S3 != nil {
+		if err := useOwnKeys(s, l, o.access.S3); err != nil {
+			return o, err
+		}
 	}
 	key := client.ObjectKeyFromObject(l)
 	var repo velerov1.BackupRepository
 	err = c.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: datamove.RepositoryName(volumeNamespace, key)}, &repo)
 	if client.IgnoreNotFound(err) != nil {
-		return access, "", fmt.Errorf("get the BackupRepository of namespace %s: %w", volumeNamespace, err)
+		return o, fmt.Errorf("get the BackupRepository of namespace %s: %w", volumeNamespace, err)
 	}
-	access.UniqueID = repo.Annotations[datamove.AnnotationUniqueID]
-	passwordSecret, access.Password, err = FindPassword(ctx, c, key, volumeNamespace)
-	return access, passwordSecret, err
+	o.access.UniqueID = repo.Annotations[datamove.AnnotationUniqueID]
+	o.passwordSecret, o.access.Password, err = FindPassword(ctx, c, key, volumeNamespace)
+	return o, err
 }
 
 // useOwnKeys puts the user's keys in the place of those of a role, which only pods can take.

@@ -74,10 +74,11 @@ func (s *Session) WithRepository(ctx context.Context, f func(*repository.Reposit
 		if s.config != "" || s.passwordFile != "" {
 			return failure.Usage("--location excludes --repo-config and --password-file: the password is in the cluster")
 		}
-		r, err := s.inCluster.open(ctx, s)
+		r, done, err := s.inCluster.open(ctx, s)
 		if err != nil {
 			return err
 		}
+		defer done()
 		return Explain(failure.Interrupted(ctx, s.use(ctx, r, f), "", ""))
 	}
 	return s.WithPassword(ctx, func(config, password string) error {
@@ -88,6 +89,9 @@ func (s *Session) WithRepository(ctx context.Context, f func(*repository.Reposit
 		return s.use(ctx, r, f)
 	})
 }
+
+// Hurry has no pod made for a repository that only pods reach: it is not opened.
+func (s *Session) Hurry() { s.inCluster.noPod = true }
 
 // use calls f with a repository, and closes it.
 func (s *Session) use(ctx context.Context, r *repository.Repository, f func(*repository.Repository) error) error {

@@ -47,6 +47,11 @@ func (s *Session) Warn(err error) {
 	fmt.Fprintf(s.Streams.Err, "warning: %s\n", human.Line(err.Error()))
 }
 
+// Note tells what the user waits for.
+func (s *Session) Note(format string, args ...any) {
+	fmt.Fprintln(s.Streams.Err, human.Line(fmt.Sprintf(format, args...)))
+}
+
 // Confirm asks before an action that cannot be undone.
 func (s *Session) Confirm(ctx context.Context, question string) error {
 	fmt.Fprint(s.Streams.Err, question+" [y/N] ")

@@ -19,7 +19,7 @@ const (
 	// maxBlobBytes is the longest blob that is taken. Packs have some 20 MB; an index of many contents is longer.
 	maxBlobBytes = 256 << 20
 	// transfers is how many blobs are in memory at a time. Further requests wait.
-	transfers = 8
+	transfers = 6
 )
 
 // Handler serves a storage. It is safe for concurrent use.
@@ -69,7 +69,7 @@ func (h *Handler) with(serve func(http.ResponseWriter, *http.Request, blob.Stora
 
 // checkID refuses names that lead out of a directory.
 func checkID(id string) error {
-	if strings.ContainsAny(id, "/\\\x00") || strings.HasPrefix(id, ".") {
+	if strings.ContainsAny(id, "/\\\x00") || id == "." || id == ".." {
 		return errclass.Errorf(errclass.Invalid, "no blob has the name %q", id)
 	}
 	return nil
@@ -130,8 +130,16 @@ func (h *Handler) get(w http.ResponseWriter, r *http.Request, st blob.Storage) e
 		return err
 	}
 	defer done()
-	var data buffer
-	if err := st.GetBlob(r.Context(), blob.ID(r.PathValue("id")), offset, length, &data); err != nil {
+	room := length
+	if length < 0 {
+		m, err := st.GetMetadata(r.Context(), blob.ID(r.PathValue("id")))
+		if err != nil {
+			return err
+		}
+		room = m.Length
+	}
+	data := newBuffer(room)
+	if err := st.GetBlob(r.Context(), blob.ID(r.PathValue("id")), offset, length, data); err != nil {
 		return err
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
@@ -194,6 +202,13 @@ func (h *Handler) take(ctx context.Context) (done func(), err error) {
 
 // buffer takes a blob from the storage.
 type buffer struct{ bytes.Buffer }
+
+// newBuffer returns a buffer that does not grow, up to some bytes.
+func newBuffer(length int64) *buffer {
+	b := &buffer{}
+	b.Grow(int(min(length, maxBlobBytes)) + bytes.MinRead) // which reading a file to its end needs
+	return b
+}
 
 func (b *buffer) Length() int { return b.Len() }
 

@@ -1,0 +1,107 @@
+package storageserver
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"go.uber.org/goleak"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repository/storage/blobhttp"
+)
+
+func TestMain(m *testing.M) {
+	storage.Register()
+	goleak.VerifyTestMain(m)
+}
+
+// start runs a server, and returns its client and its end.
+func start(ctx context.Context, t *testing.T, directory string, c clock.WithTicker) (client *blobhttp.Client, ended chan error) {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended = make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, Options{Directory: directory, Listener: l, Idle: time.Minute, Clock: c, Log: slog.New(slog.DiscardHandler)})
+	}()
+	client = blobhttp.NewClient("shelf", func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
+	})
+	t.Cleanup(client.Shut)
+	return client, ended
+}
+
+// A directory that is not there is an answer, and one that appears is served.
+func TestRun_servesADirectory(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "plugins")
+	ctx, cancel := context.WithCancel(t.Context())
+	c, ended := start(ctx, t, dir, clock.RealClock{})
+	if _, err := c.GetMetadata(t.Context(), "p1"); !errors.Is(err, errclass.NotFound) || errors.Is(err, blob.ErrBlobNotFound) {
+		t.Errorf("no directory: %v", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.GetMetadata(t.Context(), "p1"); !errors.Is(err, blob.ErrBlobNotFound) {
+		t.Errorf("no blob: %v", err)
+	}
+	if err := c.PutBlob(t.Context(), "p1", storage.Bytes("x"), blob.PutOptions{}); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	st, err := storage.Location{Directory: dir}.Open(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := st.GetMetadata(t.Context(), "p1"); err != nil || m.Length != 1 {
+		t.Errorf("%v %v", m, err)
+	}
+	if err := st.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// It ends when nobody asks any more, and not while somebody does, however rarely.
+func TestRun_endsWhenNobodyAsks(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Unix(0, 0))
+	client, ended := start(t.Context(), t, t.TempDir(), c)
+	for range 10 {
+		if err := client.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c.Step(45 * time.Second)
+		select {
+		case err := <-ended:
+			t.Fatalf("it has ended: %v", err)
+		default:
+		}
+	}
+	for {
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		case <-time.After(time.Millisecond):
+			c.Step(15 * time.Second)
+		}
+	}
+}
