@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +19,7 @@ import (
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
 )
@@ -134,7 +136,7 @@ func (s *scene) uploadByTheBook() {
 	s.must(client.IgnoreNotFound(s.Delete(ctx, shelf.DeepCopy())))
 	s.must(s.WaitGone(ctx, shelf.DeepCopy(), time.Minute))
 	s.must(s.Create(ctx, shelf))
-	location := s.Namespace + "-shelf"
+	location, file := s.Namespace+"-shelf", filepath.Join(s.t.TempDir(), "web-root.img")
 	s.t.Cleanup(func() {
 		// In this order: without their location, or its claim, DataUploads wait.
 		ctx := context.WithoutCancel(ctx)
@@ -149,21 +151,43 @@ func (s *scene) uploadByTheBook() {
 		}
 	})
 	script := s.commands("docs/locations.md", "Running machines, by changed blocks")
-	if len(script) < 10 {
-		s.t.Fatalf("the section has the commands %q", script)
+	repositories := s.commands("docs/locations.md", "Repositories by the name of their location")
+	if len(script) < 12 || len(repositories) != 2 {
+		s.t.Fatalf("the sections have the commands %q and %q", script, repositories)
 	}
 	s.shell("varve location delete " + location + " -n varve --wait || true") // what a run left that was killed
 	replace := strings.NewReplacer(
 		"claim://backups", "claim://"+shelf.Name, " shelf ", " "+location+" ", "--location shelf", "--location "+location, "20Gi", "512Mi",
 		"-n app", "-n "+s.Namespace, "namespace app", "namespace "+s.Namespace, "--vm web", "--vm "+s.vm,
+		"app/web-root", s.Namespace+"/"+lab.ClaimName(s.vm, s.disks[0].Name), "web-root.img", file,
 		"web-monday-root", s.Namespace+"-monday-"+s.disks[0].Name, "web-monday", s.Namespace+"-monday", "root-restored", "by-the-book",
 	)
-	out := s.shell(replace.Replace(strings.Join(append(script, "varve data upload list -n varve"), "\n")))
-	if !strings.Contains(out, s.Namespace+"-monday-"+s.disks[0].Name) {
-		s.t.Errorf("the upload is not listed:\n%s", out)
+	out := s.shell(replace.Replace(strings.Join(append(script, repositories...), "\n")))
+	for _, want := range []string{s.Namespace + "-monday-" + s.disks[0].Name, s.Namespace + "/" + lab.ClaimName(s.vm, s.disks[0].Name), "2 restore points good"} {
+		if !strings.Contains(out, want) {
+			s.t.Errorf("%s is not shown:\n%s", want, out)
+		}
 	}
+	s.noStorageIsServed()
 	box, err := s.Toolbox(ctx, "compare-by-the-book", "by-the-book")
 	s.must(err)
 	_, err = box.Run(ctx, "e2fsck -fn /mnt/by-the-book/disk.img")
+	s.must(err)
+	restored, err := box.Run(ctx, "sha256sum < /mnt/by-the-book/disk.img")
 	s.must(errors.Join(err, box.Close(ctx)))
+	if local := s.shell("sha256sum < " + file); !strings.HasSuffix(strings.TrimSpace(local), strings.TrimSpace(restored)) {
+		s.t.Errorf("the claim has %s, and the file %s", restored, local)
+	}
+}
+
+// noStorageIsServed checks that no command has left its pod.
+func (s *scene) noStorageIsServed() {
+	s.t.Helper()
+	var jobs batchv1.JobList
+	s.must(s.List(s.t.Context(), &jobs, client.InNamespace(layout.Namespace), client.HasLabels{datamove.LabelLook}))
+	for i := range jobs.Items {
+		if jobs.Items[i].DeletionTimestamp == nil {
+			s.t.Errorf("Job %s is left", jobs.Items[i].Name)
+		}
+	}
 }
