@@ -21,9 +21,10 @@ An upload (DataUpload) puts a snapshot of a volume, or a disk of a running virtu
 the repository of a backup storage location. A download (DataDownload) makes a volume from one
 and gives it to a claim that waits for it. Velero makes them for the volumes of a backup or a
 restore; you can make your own. They are in the namespace of their location.`,
-		`  varve data upload list -n velero --watch
+		`  varve data list -n velero --watch
   varve data upload describe nightly-x7k2p -n velero`,
 		nil,
+		newListAllCommand(s),
 		newKindCommand(s, uploads, newUploadCreateCommand(s)), newKindCommand(s, downloads, newDownloadCreateCommand(s)))
 }
 
@@ -55,6 +56,25 @@ failed.` + k.wideHelp,
 		Noun: k.noun + "s", NewList: k.newList, Sort: sortByAge,
 		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
 			return k.newTable(s, measured, list, wide)
+		},
+	})
+}
+
+// newListAllCommand makes `varve data list`.
+func newListAllCommand(s *resource.Session) *cobra.Command {
+	measured := &rates{}
+	return s.ListCommand(resource.Listing{
+		Short: "List uploads and downloads with their progress",
+		Long: `List uploads and downloads together, oldest first: the volume, the phase, and how much was moved. With
+--watch, also how fast that is and how long the rest takes at this rate.
+
+-o wide adds the group of a running machine's disk, the data mover, the ID of what is stored, and
+what each waits for or why it failed.`,
+		Example: `  # What moves now, and how long it takes
+  varve data list -A --watch`,
+		Noun: "uploads or downloads", NewList: uploads.newList, Also: []func() client.ObjectList{downloads.newList}, Sort: sortByAge,
+		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
+			return both.newTable(s, measured, list, wide)
 		},
 	})
 }

@@ -27,11 +27,20 @@ type kind struct {
 	wideHelp string
 	object   func() client.Object
 	newList  func() client.ObjectList
+	// groups has tables of every column show the group, and kinds has them begin with the kind.
+	groups, kinds bool
 }
 
 var (
-	uploads   = kind{"upload", " Of the disk of a running machine, it adds the group.", func() client.Object { return &velerov2.DataUpload{} }, func() client.ObjectList { return &velerov2.DataUploadList{} }}
-	downloads = kind{"download", "", func() client.Object { return &velerov2.DataDownload{} }, func() client.ObjectList { return &velerov2.DataDownloadList{} }}
+	uploads = kind{
+		noun: "upload", wideHelp: " Of the disk of a running machine, it adds the group.", groups: true,
+		object: func() client.Object { return &velerov2.DataUpload{} }, newList: func() client.ObjectList { return &velerov2.DataUploadList{} },
+	}
+	downloads = kind{
+		noun: "download", object: func() client.Object { return &velerov2.DataDownload{} }, newList: func() client.ObjectList { return &velerov2.DataDownloadList{} },
+	}
+	// both is for tables alone.
+	both = kind{groups: true, kinds: true}
 )
 
 // get reads an object in the selected namespace.
@@ -70,8 +79,11 @@ func (k kind) untilEnded(s *resource.Session, c *cluster.Client, object client.O
 // newTable makes a table of uploads or downloads, with the rates since an earlier table of theirs. wide asks for every column.
 func (k kind) newTable(s *resource.Session, measured *rates, list client.ObjectList, wide bool) (*output.Table, error) {
 	t := &output.Table{Header: []string{"NAME", "VOLUME", "PHASE", "DONE", "RATE", "LEFT", "TOOK", "LOCATION", "NODE", "AGE"}}
+	if k.kinds {
+		t.Header = append([]string{"KIND"}, t.Header...)
+	}
 	if wide {
-		if k.noun == uploads.noun {
+		if k.groups {
 			t.Header = append(t.Header, "GROUP")
 		}
 		t.Header = append(t.Header, "DATA MOVER", "SNAPSHOT ID", "MESSAGE")
@@ -81,8 +93,11 @@ func (k kind) newTable(s *resource.Session, measured *rates, list client.ObjectL
 		m := newMovement(item)
 		rate, left := measured.measure(now, m)
 		row := []string{m.object.GetName(), m.source(), string(m.phase), m.amount(), rate, left, m.took(now), m.location, m.node, human.Age(now, m.object.GetCreationTimestamp().Time)}
+		if k.kinds {
+			row = append([]string{string(m.kind)}, row...)
+		}
 		if wide {
-			if k.noun == uploads.noun {
+			if k.groups {
 				row = append(row, m.group())
 			}
 			row = append(row, m.dataMover(), m.snapshotID, m.message)

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
@@ -23,6 +27,8 @@ type Listing struct {
 	// Noun is what is listed, in the plural.
 	Noun    string
 	NewList func() client.ObjectList
+	// Also are further kinds, listed together with it.
+	Also []func() client.ObjectList
 	// Sort sorts the list.
 	Sort func(client.ObjectList)
 	// Rows makes the table. wide asks for every column.
@@ -72,8 +78,8 @@ func (s *Session) ListCommand(l Listing) *cobra.Command {
 			if f.watch {
 				return shown.watchChanges(cmd.Context(), s.Warn)
 			}
-			list := l.NewList()
-			if err := c.List(cmd.Context(), list, options...); err != nil {
+			list, err := shown.list(cmd.Context())
+			if err != nil {
 				return fmt.Errorf("list %s in %s: %w", l.Noun, where, err)
 			}
 			return shown.printAll(cmd.Context(), list)
@@ -97,15 +103,47 @@ type shownList struct {
 	empty io.Writer
 }
 
+// list returns all objects: a list of their kind, or one of several kinds.
+func (l *shownList) list(ctx context.Context) (client.ObjectList, error) {
+	first := l.NewList()
+	if err := l.client.List(ctx, first, l.options...); err != nil || len(l.Also) == 0 {
+		return first, err
+	}
+	all := &corev1.List{}
+	items, err := meta.ExtractList(first)
+	for _, newList := range l.Also {
+		more := newList()
+		if err := errors.Join(err, l.client.List(ctx, more, l.options...)); err != nil {
+			return nil, err
+		}
+		var found []runtime.Object
+		found, err = meta.ExtractList(more)
+		items = append(items, found...)
+	}
+	return all, errors.Join(err, meta.SetList(all, items))
+}
+
 // watchChanges prints the list, and then what changes, until the user ends it. That is no failure.
 func (l *shownList) watchChanges(ctx context.Context, warn func(error)) error {
-	err := cluster.FollowList(ctx, l.client, l.NewList(), l.options, func(list client.ObjectList) error {
-		if meta.LenList(list) == 0 && l.isForPeople() {
-			fmt.Fprintf(l.empty, "No %s in %s yet.\n", l.Noun, l.where)
-			return nil
-		}
-		return l.printEach(ctx, list)
-	}, warn)
+	var mu sync.Mutex
+	group, within := errgroup.WithContext(ctx)
+	empty := 0
+	for _, newList := range append([]func() client.ObjectList{l.NewList}, l.Also...) {
+		group.Go(func() error {
+			return cluster.FollowList(within, l.client, newList(), l.options, func(list client.ObjectList) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if meta.LenList(list) > 0 || !l.isForPeople() {
+					return l.printEach(within, list)
+				}
+				if empty++; empty == 1+len(l.Also) {
+					fmt.Fprintf(l.empty, "No %s in %s yet.\n", l.Noun, l.where)
+				}
+				return nil
+			}, warn)
+		})
+	}
+	err := group.Wait()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil
 	}
