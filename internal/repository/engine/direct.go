@@ -14,11 +14,17 @@ import (
 
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
+
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // runBytes is how much of adjacent contents in a pack is fetched at once. Requests cost time, and what does not fit into the
-// processor's caches is copied slowly.
-const runBytes = 1 << 20
+// processor's caches is copied slowly. A request to a server costs more: the way there and back, a signature, and what the server
+// does with each, which with 1 MiB was a third of its work.
+const (
+	runBytes       = 1 << 20
+	serverRunBytes = 4 << 20
+)
 
 // directBytes is the largest content that is read directly. Varve's contents have 4 MiB at most.
 const directBytes = 16 << 20
@@ -28,6 +34,8 @@ const directBytes = 16 << 20
 // including everything that is wrong with a content, and has no errors of its own. It is safe for concurrent use.
 type directReader struct {
 	blobs blob.Reader
+	// run is the length of the longest run.
+	run int64
 	// keys holds the keyed hashes that derive the contents' keys, and scratch holds *scratch.
 	keys, scratch sync.Pool
 }
@@ -46,7 +54,10 @@ func (c *Connection) readDirectly() error {
 	if err != nil {
 		return fmt.Errorf("key of the contents: %w", err)
 	}
-	d := &directReader{blobs: c.Kopia.BlobReader()}
+	d := &directReader{blobs: c.Kopia.BlobReader(), run: runBytes}
+	if !storage.IsDirectory(d.blobs) {
+		d.run = serverRunBytes
+	}
 	d.keys.New = func() any { return hmac.New(sha256.New, secret) }
 	d.scratch.New = func() any { return &scratch{} }
 	c.direct = d
@@ -84,7 +95,7 @@ func (d *directReader) canRead(info *content.Info) bool {
 // extendsRun says whether b lies right behind a and can be fetched with it, in the run that began at start.
 func (d *directReader) extendsRun(start, a, b *content.Info) bool {
 	return d.canRead(b) && b.PackBlobID == start.PackBlobID && int64(b.PackOffset) == int64(a.PackOffset)+int64(a.PackedLength) &&
-		int64(b.PackOffset)+int64(b.PackedLength)-int64(start.PackOffset) <= runBytes
+		int64(b.PackOffset)+int64(b.PackedLength)-int64(start.PackOffset) <= d.run
 }
 
 // readRun calls take with the contents of a run, in order. It returns how many contents came before one that could not be read, and

@@ -79,6 +79,9 @@ func Describe(i blob.ConnectionInfo) string {
 	}
 }
 
+// IsDirectory says whether a storage is a directory of this machine, so that a request costs little.
+func IsDirectory(st blob.Reader) bool { return directoryOf(st) != "" }
+
 // directoryOf returns the directory of a storage, or "".
 func directoryOf(st blob.Reader) string {
 	if o, ok := st.ConnectionInfo().Config.(*filesystem.Options); ok {
