@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/varvebackup/varve/bench/report"
@@ -15,8 +16,12 @@ const (
 	parallelUsedBytes = gib / 2
 )
 
-// measureParallel measures the fulls of disks in one group, and of the same disks one after the other, each in a group of its own.
-func (b *bench) measureParallel(ctx context.Context) ([]report.Row, error) {
+// measureParallel measures the fulls of disks in one group, all at once, and of the same disks one after the other, each in a group of its own.
+func (b *bench) measureParallel(ctx context.Context) (_ []report.Row, err error) {
+	if err := b.SetMover(ctx, fmt.Sprintf("concurrency: {perNode: %d}", parallelDisks)); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.ResetMover(context.WithoutCancel(ctx))) }()
 	var disks []lab.Disk
 	for i := range parallelDisks {
 		disks = append(disks, lab.Disk{Name: fmt.Sprintf("disk%d", i), Bytes: claimBytes(parallelDiskBytes)})

@@ -178,6 +178,34 @@ func (s *scene) uploadByTheBook() {
 	if local := s.shell("sha256sum < " + file); !strings.HasSuffix(strings.TrimSpace(local), strings.TrimSpace(restored)) {
 		s.t.Errorf("the claim has %s, and the file %s", restored, local)
 	}
+	s.restoreElsewhere(shelf.Name, location, restored)
+}
+
+// restoreElsewhere restores a disk as another cluster does, from the claim and the password alone: by a read-only location of another name, and
+// by the snapshot ID that a list shows. sum is what sha256sum says of the disk.
+func (s *scene) restoreElsewhere(claim, location, sum string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	elsewhere := s.Namespace + "-elsewhere"
+	s.t.Cleanup(func() {
+		at := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: elsewhere}}
+		s.must(client.IgnoreNotFound(s.Delete(context.WithoutCancel(ctx), at)))
+	})
+	s.shell(strings.NewReplacer("$FROM", location, "$AT", elsewhere, "$CLAIM", claim, "$NAMESPACE", s.Namespace, "$DISK", s.Namespace+"/"+lab.ClaimName(s.vm, s.disks[0].Name),
+		"$PASSWORD", filepath.Join(s.t.TempDir(), "password")).Replace(`
+		varve location delete $AT -n varve --wait || true # what a run left that was killed
+		varve location password export $FROM -n varve > $PASSWORD
+		varve location create $AT claim://$CLAIM -n varve --read-only --wait
+		varve location password import $AT -n varve --password-file $PASSWORD
+		id=$(varve disk list --location varve/$AT -n $NAMESPACE -o wide | awk '$4 == "$DISK" {print $NF}')
+		varve data download create --snapshot-id "$id" --location $AT -n varve --to-pvc elsewhere --to-namespace $NAMESPACE --create-claim --size 512Mi --wait`))
+	box, err := s.Toolbox(ctx, "compare-elsewhere", "elsewhere")
+	s.must(err)
+	got, err := box.Run(ctx, "sha256sum < /mnt/elsewhere/disk.img")
+	s.must(errors.Join(err, box.Close(ctx)))
+	if got != sum {
+		s.t.Errorf("elsewhere, the disk has %s, not %s", got, sum)
+	}
 }
 
 // noStorageIsServed checks that no command has left its pod.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -17,6 +18,7 @@ import (
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/s3"
 	"github.com/varvebackup/varve/test/wait"
@@ -216,4 +218,24 @@ func (l *Lab) DeleteUploads(ctx context.Context, timeout time.Duration) error {
 		}
 		return len(left) == 0, strings.Join(left, "; "), nil
 	})
+}
+
+func moverSettings() *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: settings.ConfigMap}}
+}
+
+// SetMover replaces the settings of the data mover, which hold for all of the cluster.
+func (l *Lab) SetMover(ctx context.Context, text string) error {
+	m := moverSettings()
+	m.Data = map[string]string{settings.Key: text}
+	err := l.Update(ctx, m)
+	if apierrors.IsNotFound(err) {
+		err = l.Create(ctx, m)
+	}
+	return err
+}
+
+// ResetMover takes the settings of the data mover back.
+func (l *Lab) ResetMover(ctx context.Context) error {
+	return client.IgnoreNotFound(l.Delete(ctx, moverSettings()))
 }

@@ -27,7 +27,6 @@ import (
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
-	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/wait"
@@ -56,10 +55,8 @@ func TestManyMoves_takeTurns(t *testing.T) {
 		// An earlier run that was killed has left its DataUploads, which go ten minutes after their location.
 		t.Cleanup(func() { s.must(s.DeleteUploads(context.WithoutCancel(ctx), 12*time.Minute)) })
 	}
-	big.mustSet("concurrency: {nodes: [{nodeSelector: {}, perNode: 0}]}")
-	t.Cleanup(func() {
-		big.must(client.IgnoreNotFound(big.Delete(context.WithoutCancel(ctx), settingsMap())))
-	})
+	big.must(big.SetMover(ctx, "concurrency: {nodes: [{nodeSelector: {}, perNode: 0}]}"))
+	t.Cleanup(func() { big.must(big.ResetMover(context.WithoutCancel(ctx))) })
 	for i, s := range tenants {
 		s.makeDisks(map[bool]int{true: manyDisks, false: smallDisks}[i == 0])
 	}
@@ -70,7 +67,7 @@ func TestManyMoves_takeTurns(t *testing.T) {
 	for _, s := range tenants { // those of the big namespace are older
 		all = append(all, s.uploadSnapshots(run, at)...)
 	}
-	big.mustSet(fmt.Sprintf("concurrency: {perNode: %d}", perNode))
+	big.must(big.SetMover(ctx, fmt.Sprintf("concurrency: {perNode: %d}", perNode)))
 	began := time.Now()
 	for _, u := range all {
 		big.must(wait.For(ctx, 30*time.Minute, "upload "+u.Name, func(ctx context.Context) (bool, string, error) {
@@ -99,22 +96,6 @@ func TestManyMoves_takeTurns(t *testing.T) {
 
 // memoryLimit is what a handler and the controller may take at most, in bytes. Their containers have 512 MiB.
 const memoryLimit = 384 * mib
-
-func settingsMap() *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: settings.ConfigMap}}
-}
-
-// mustSet replaces the settings of the data mover.
-func (s *soak) mustSet(text string) {
-	s.t.Helper()
-	m := settingsMap()
-	m.Data = map[string]string{settings.Key: text}
-	if err := s.Update(s.t.Context(), m); client.IgnoreNotFound(err) == nil && err != nil {
-		s.must(s.Create(s.t.Context(), m))
-	} else {
-		s.must(err)
-	}
-}
 
 // diskName is the name of the claim, the snapshot and the upload of the n-th disk of a namespace.
 func diskName(n int) string { return fmt.Sprintf("machine-%02d-disk-%d", n/2, n%2) }
