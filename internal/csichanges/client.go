@@ -1,6 +1,7 @@
 package csichanges
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kubernetes-csi/external-snapshot-metadata/pkg/api"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
@@ -24,23 +26,36 @@ import (
 type Limits struct {
 	// Idle is how long a stream may bring nothing new. Default: 2 minutes, because a driver may have to compute its answer.
 	Idle time.Duration
+	// Patience is how long all streams together may bring nothing new. Default: 3 minutes, in which a pod of a driver is replaced.
+	Patience time.Duration
 	// Total is how long an answer may take, however much comes. Default: an hour, in which a mover reads hundreds of GiB.
 	Total time.Duration
-	// Attempts is how many streams in a row may end without anything new. Default: 5.
+	// Attempts is how many streams in a row may end without anything new. Default: 10, which takes most of the patience.
 	Attempts int
-	// Pause is the time before the second attempt. It doubles each time. Default: 1 second.
+	// Pause is the time before the second attempt. It doubles each time, up to half a minute. Default: 1 second.
 	Pause time.Duration
 }
+
+// maxPause is the longest time between two attempts, and maxConnectPause that between two attempts to connect. An attempt to connect takes
+// at most connectTimeout, which is gRPC's default.
+const (
+	maxPause        = 30 * time.Second
+	maxConnectPause = 15 * time.Second
+	connectTimeout  = 20 * time.Second
+)
 
 func (l Limits) orDefaults() Limits {
 	if l.Idle <= 0 {
 		l.Idle = 2 * time.Minute
 	}
+	if l.Patience <= 0 {
+		l.Patience = 3 * time.Minute
+	}
 	if l.Total <= 0 {
 		l.Total = time.Hour
 	}
 	if l.Attempts <= 0 {
-		l.Attempts = 5
+		l.Attempts = 10
 	}
 	if l.Pause <= 0 {
 		l.Pause = time.Second
@@ -66,8 +81,10 @@ func NewClient(s *Service, token TokenSource, limits Limits) (*Client, error) {
 	if !authorities.AppendCertsFromPEM(s.CA) {
 		return nil, errclass.Errorf(errclass.Invalid, "snapshot metadata service %s: the CA has no certificate", s.Address)
 	}
+	connecting := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}
+	connecting.Backoff.MaxDelay = maxConnectPause // By default an attempt could meet a connection that waits for minutes before it tries again.
 	// The address is looked up as a host, whatever scheme it may look like.
-	conn, err := grpc.NewClient("dns:///"+s.Address, grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
+	conn, err := grpc.NewClient("dns:///"+s.Address, grpc.WithDisableServiceConfig(), grpc.WithNoProxy(), grpc.WithConnectParams(connecting),
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: authorities, MinVersion: tls.VersionTLS12})))
 	if err != nil {
 		return nil, fmt.Errorf("connect to snapshot metadata service %s: %w", s.Address, err)
@@ -124,19 +141,27 @@ type opener func(ctx context.Context, token string, from int64) (receiver, error
 func (c *Client) collect(ctx context.Context, bytes int64, open opener) (extent.Set, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.limits.Total, errclass.Errorf(errclass.Expired, "the answer is not complete after %s", c.limits.Total))
 	defer cancel()
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	patience := time.AfterFunc(c.limits.Patience, func() {
+		giveUp(errclass.Errorf(errclass.Transient, "the service has brought nothing new for %s", c.limits.Patience))
+	})
+	defer patience.Stop()
 	a := &answer{bytes: bytes}
 	failures, pause := 0, c.limits.Pause
+	var last error // of the streams before
 	for {
 		before := a.next
-		err := c.readStream(ctx, a, open)
+		err := c.readStream(ctx, a, open, func() { patience.Reset(c.limits.Patience) })
 		switch {
 		case err == nil:
 			return a.set, nil
 		case ctx.Err() != nil:
-			return extent.Set{}, context.Cause(ctx)
+			return extent.Set{}, withLastWords(context.Cause(ctx), last)
 		case !errors.Is(err, errclass.Transient):
 			return extent.Set{}, err
 		}
+		last = err
 		if a.next > before {
 			failures, pause = 0, c.limits.Pause
 		}
@@ -147,18 +172,29 @@ func (c *Client) collect(ctx context.Context, bytes int64, open opener) (extent.
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return extent.Set{}, context.Cause(ctx)
+			return extent.Set{}, withLastWords(context.Cause(ctx), last)
 		case <-timer.C:
-			pause *= 2
+			pause = min(2*pause, maxPause)
 		}
 	}
 }
 
-// readStream adds one stream to an answer. It returns nil if that is complete. What may succeed later is errclass.Transient.
-func (c *Client) readStream(ctx context.Context, a *answer, open opener) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	idle := time.AfterFunc(c.limits.Idle, cancel)
+// withLastWords returns why something has ended, with the error that was seen last, if there is one.
+func withLastWords(why, last error) error {
+	if last == nil {
+		return why
+	}
+	return fmt.Errorf("%w; at last: %w", why, last)
+}
+
+// readStream adds one stream to an answer, and calls progressed for what is new. It returns nil if the answer is complete. What may succeed
+// later is errclass.Transient.
+func (c *Client) readStream(ctx context.Context, a *answer, open opener, progressed func()) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	idle := time.AfterFunc(c.limits.Idle, func() {
+		cancel(errclass.Errorf(errclass.Transient, "a stream has brought nothing new for %s", c.limits.Idle))
+	})
 	defer idle.Stop()
 	token, err := c.token(ctx, c.audience)
 	switch {
@@ -169,7 +205,7 @@ func (c *Client) readStream(ctx context.Context, a *answer, open opener) error {
 	}
 	receive, err := open(ctx, token, a.next)
 	if err != nil {
-		return classify(err, token)
+		return cmp.Or(context.Cause(ctx), classify(err, token))
 	}
 	a.resumed = true
 	for {
@@ -181,7 +217,7 @@ func (c *Client) readStream(ctx context.Context, a *answer, open opener) error {
 			return nil
 		}
 		if err != nil {
-			return classify(err, token)
+			return cmp.Or(context.Cause(ctx), classify(err, token))
 		}
 		before := a.next
 		if err := a.add(m); err != nil {
@@ -189,6 +225,7 @@ func (c *Client) readStream(ctx context.Context, a *answer, open opener) error {
 		}
 		if a.next > before {
 			idle.Reset(c.limits.Idle)
+			progressed()
 		}
 	}
 }
@@ -205,7 +242,7 @@ func classify(err error, token string) error {
 		class = errclass.Invalid
 	case codes.DataLoss:
 		class = errclass.Corrupt
-	default: // the connection broke, the service is busy, the idle time is over
+	default: // the connection broke, the service is busy
 		class = errclass.Transient
 	}
 	said := status.Convert(err)

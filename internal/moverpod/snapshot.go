@@ -93,6 +93,7 @@ func (u *snapshotUpload) ask(ctx context.Context, d *snapshotDisk) {
 		return
 	}
 	defer func() { _ = client.Close() }() // Nothing is written to it.
+	u.Log.Info("asking the CSI driver about the snapshot", "driver", u.from.Driver, "address", at.Address)
 	s := csichanges.Snapshot{Namespace: at.Namespace, Name: at.Name, Bytes: d.Bytes()}
 	switch {
 	case u.base == nil:
