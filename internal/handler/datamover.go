@@ -16,8 +16,9 @@ import (
 // exposerOptions returns the part of the settings that exposers follow.
 func exposerOptions(current *datamover.CurrentSettings) func() exposer.Options {
 	return func() exposer.Options {
-		o := exposer.Options{Classes: map[string]exposer.Class{}}
-		for source, class := range current.Current(context.Background()).StorageClasses {
+		settings := current.Current(context.Background())
+		o := exposer.Options{Classes: map[string]exposer.Class{}, PrepareTimeout: settings.PrepareTimeout.Duration}
+		for source, class := range settings.StorageClasses {
 			o.Classes[source] = exposer.Class{StorageClass: class.StorageClass, ReadOnly: class.ReadOnly, ReadWhole: class.ReadWhole, KeepSnapshot: class.KeepSnapshot}
 		}
 		return o

@@ -3,13 +3,18 @@
 package exposer
 
 import (
+	"context"
 	"encoding/base64"
+	"errors"
 	"strings"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/datamove"
 )
@@ -19,6 +24,12 @@ var metadataTests = map[string]func(*world){
 	"a Filesystem volume":                       metadataOfFiles,
 	"what cannot be used":                       metadataUnusable,
 	"the settings want it read as a whole":      metadataUnwanted,
+	"the API server fails for good":             metadataUnanswered,
+	"the API server hangs for good":             metadataHangs,
+	"the API server fails, and time is short":   metadataUnansweredSoon,
+	"the API server fails for a moment":         metadataAnsweredLate,
+	"a moment long ago does not count":          metadataCountsAnew,
+	"a snapshot is not kept in doubt":           metadataUnansweredAtTheEnd,
 }
 
 // announce makes the SnapshotMetadataService of the test's driver.
@@ -87,4 +98,131 @@ func metadataUnwanted(w *world) {
 	w.announce(serviceSpec("PEM"))
 	w.options.Classes = map[string]Class{w.className("immediate"): {ReadWhole: true}}
 	w.saysNoMetadata(w.blockUpload(), "StorageClass "+w.className("immediate")+" are read as a whole")
+}
+
+// failingLookup reads as its Reader does, but a driver's service only as its function lets it.
+type failingLookup struct {
+	client.Reader
+
+	fail func(ctx context.Context) error
+}
+
+func (f *failingLookup) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+	if o.GetObjectKind().GroupVersionKind().Kind == "SnapshotMetadataService" {
+		if err := f.fail(ctx); err != nil {
+			return err
+		}
+	}
+	return f.Reader.Get(ctx, key, o, options...)
+}
+
+// failLookups makes the API server answer 500 whenever the driver's service is asked for.
+func (w *world) failLookups() {
+	w.live = &failingLookup{w.handler, func(context.Context) error {
+		return apierrors.NewInternalError(errors.New("conversion webhook for cbt.storage.k8s.io failed"))
+	}}
+}
+
+// failsToExpose fails the test unless Expose fails because of the driver's service.
+func (w *world) failsToExpose(u *upload) {
+	w.Helper()
+	for range steps {
+		exposure, err := w.csi().Expose(w.Context(), u.DataUpload)
+		if err != nil {
+			if errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "SnapshotMetadataService") {
+				w.Fatal(err)
+			}
+			return
+		}
+		if exposure.Volume != nil {
+			w.Fatalf("%+v", exposure.Volume.Snapshot)
+		}
+		w.settle()
+	}
+	w.Fatal("it does not fail")
+}
+
+// What holds up an upload for ever is worse than reading the whole volume. Each call is by another handler, so to speak: they have no memory.
+func metadataUnanswered(w *world) {
+	w.announce(serviceSpec("PEM"))
+	w.failLookups()
+	u := w.blockUpload()
+	w.failsToExpose(u)
+	w.clock.SetTime(w.clock.Now().Add(lookupPatience - time.Second))
+	w.failsToExpose(u)
+	w.clock.SetTime(w.clock.Now().Add(2 * time.Second))
+	w.saysNoMetadata(u, "conversion webhook")
+	w.saysNoMetadata(u, "get SnapshotMetadataService "+w.storage.driver)
+	w.disposed(u)
+	w.nothingLeft(u)
+}
+
+// A pass of a handler ends after a minute, whatever it has got to know by then.
+func metadataHangs(w *world) {
+	w.announce(serviceSpec("PEM"))
+	w.live = &failingLookup{w.handler, func(ctx context.Context) error {
+		if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > 15*time.Second {
+			w.Error("the lookup may take as long as it likes")
+		}
+		return context.DeadlineExceeded
+	}}
+	u := w.blockUpload()
+	w.failsToExpose(u)
+	w.clock.SetTime(w.clock.Now().Add(lookupPatience))
+	w.saysNoMetadata(u, "deadline exceeded")
+}
+
+// An upload that has less time is not failed by this.
+func metadataUnansweredSoon(w *world) {
+	w.options.PrepareTimeout = time.Minute
+	w.failLookups()
+	u := w.blockUpload()
+	w.failsToExpose(u)
+	w.clock.SetTime(w.clock.Now().Add(20 * time.Second))
+	w.saysNoMetadata(u, "conversion webhook")
+}
+
+func metadataAnsweredLate(w *world) {
+	w.announce(serviceSpec("PEM"))
+	w.failLookups()
+	u := w.blockUpload()
+	w.failsToExpose(u)
+	w.live = w.handler
+	if got := w.exposed(u).Volume.Snapshot; got == nil || got.Metadata == nil || got.NoMetadata != "" {
+		w.Errorf("%+v", got)
+	}
+}
+
+// A pod that is lost is made again hours later. One failure then is one failure.
+func metadataCountsAnew(w *world) {
+	w.announce(serviceSpec("PEM"))
+	w.failLookups()
+	u := w.blockUpload()
+	w.failsToExpose(u)
+	w.live = w.handler
+	w.exposed(u)
+	w.clock.SetTime(w.clock.Now().Add(time.Hour))
+	w.failLookups()
+	w.failsToExpose(u)
+}
+
+// If nobody can say whether the driver has a service, the snapshot is deleted in time, and holds up no disposal.
+func metadataUnansweredAtTheEnd(w *world) {
+	w.keeping()
+	u := w.blockUpload()
+	w.exposed(u)
+	w.report(u, datamove.Succeeded, datamove.Disk)
+	w.failLookups()
+	for range steps {
+		if _, err := w.csi().Dispose(w.Context(), u.DataUpload); err != nil {
+			break
+		}
+		w.settle()
+	}
+	if !w.exists(u.childSnapshot()) {
+		w.Error("the snapshot is deleted after one failure")
+	}
+	w.clock.SetTime(w.clock.Now().Add(lookupPatience))
+	w.disposed(u)
+	w.nothingLeft(u)
 }

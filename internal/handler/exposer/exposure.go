@@ -1,6 +1,8 @@
 package exposer
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -76,6 +78,8 @@ type Access struct {
 type Options struct {
 	// Classes has what is special about uploads of volumes, by the StorageClass of their claims.
 	Classes map[string]Class
+	// PrepareTimeout is how long it may take until a mover pod runs; 0: nobody says.
+	PrepareTimeout time.Duration
 	// WaitForConsumer: a restored volume whose class waits for a first consumer is made when a pod uses the target claim, on the node
 	// of that pod. Otherwise the volume is made on that node if there is one by then, and else where the mover pod runs.
 	WaitForConsumer bool

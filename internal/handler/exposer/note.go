@@ -8,6 +8,7 @@ import (
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -38,6 +39,8 @@ type snapshotNote struct {
 	// VolumeHandle is that volume's handle, and Taken when the snapshot was taken, in nanoseconds since 1970; 0: not known.
 	VolumeHandle string `json:"volumeHandle,omitempty"`
 	Taken        int64  `json:"taken,omitempty"`
+	// UnansweredSince is since when the API server has not answered who knows what has changed; nil: it has.
+	UnansweredSince *metav1.Time `json:"unansweredSince,omitempty"`
 	// Volume is what was made from the snapshot.
 	Volume volumeNote `json:"volume,omitzero"`
 }

@@ -64,7 +64,8 @@ type world struct {
 	clock   *testclock.FakePassiveClock
 	storage *storage
 	options Options
-	// writer is what the exposers write with.
+	// live and writer are what the exposers read and write with.
+	live   client.Reader
 	writer client.Writer
 	// pause is how long the real controllers get before a test looks again.
 	pause time.Duration
@@ -82,14 +83,14 @@ func newWorldOn(t *testing.T, cluster *controlplane.Cluster) *world {
 		T: t, cluster: cluster, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin), handler: cluster.Client(t, user),
 		clock: testclock.NewFakePassiveClock(time.Now()),
 	}
-	w.writer = w.handler
+	w.live, w.writer = w.handler, w.handler
 	w.storage = &storage{world: w, driver: "csi." + w.ns + ".test", snapshots: map[string]bool{}, volumes: map[string]bool{}}
 	w.class("immediate", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
 	return w
 }
 
 func (w *world) access() Access {
-	return Access{Live: w.handler, Writer: w.writer, Namespace: system, Clock: w.clock, Options: func() Options { return w.options }}
+	return Access{Live: w.live, Writer: w.writer, Namespace: system, Clock: w.clock, Options: func() Options { return w.options }}
 }
 
 func (w *world) csi() *CSI         { return &CSI{w.access()} }
