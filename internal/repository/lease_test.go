@@ -11,11 +11,13 @@ import (
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/maintenance"
+	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/table"
 )
 
 // hooked calls a function before the first read.
@@ -76,6 +78,42 @@ func TestSession_keepsWhatItClones(t *testing.T) {
 	same(t, open(t, config), p, disk.data)
 	if ids, err := snapshot.ListSnapshotManifests(t.Context(), r.conn.Kopia, nil, map[string]string{engine.TagLease: "1"}); err != nil || len(ids) > 0 {
 		t.Errorf("leases left: %v, %v", ids, err)
+	}
+}
+
+// A parent whose tables have a flipped bit is read anew, as one whose tables are gone: nothing else ever makes it readable again.
+func TestBackup_readsAParentWithAFlippedBitAnew(t *testing.T) {
+	t.Parallel()
+	for name, choose := range map[string]func(list object.ID, regions []object.IndirectObjectEntry) object.ID{
+		"the list of regions":     func(list object.ID, _ []object.IndirectObjectEntry) object.ID { return list },
+		"the region that changed": func(_ object.ID, regions []object.IndirectObjectEntry) object.ID { return regions[0].Object },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, config := newRepository(t)
+			disk, parent := twoRegions(t, r)
+			d := parent.Disks[0]
+			list, err := table.ReadList(t.Context(), r.conn.Reader(), table.Geometry{Bytes: d.Bytes, BlockBytes: d.BlockBytes}, d.Object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			inner, ok := choose(d.Object, list).IndexObjectID()
+			if !ok {
+				t.Fatal("it is no table")
+			}
+			damageContent(t, r, config, inner.String())
+			fresh := open(t, config)
+			source := disk.source(true)
+			source.Changes.Exclusive = true // No sample finds it either.
+			p, err := fresh.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{source}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := p.Disks[0]; d.FullReason != FullParentDamaged || d.Parent != "" {
+				t.Errorf("%+v", d)
+			}
+			same(t, fresh, p, disk.data)
+		})
 	}
 }
 

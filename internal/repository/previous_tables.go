@@ -3,6 +3,7 @@ package repository
 import (
 	"context"
 
+	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
 
 	"github.com/varvebackup/varve/internal/extent"
@@ -26,8 +27,25 @@ type previousTables struct {
 	list []object.IndirectObjectEntry
 }
 
+// diagnosedReader reads as a session does. What cannot be read is read again by the connection, which tells damage from a storage that does
+// not answer: damage makes a full backup, and anything else may pass. It is for what was there before the session.
+type diagnosedReader struct {
+	table.ContentReader
+
+	connection table.ContentReader
+}
+
+// GetContent implements table.ContentReader.
+func (d *diagnosedReader) GetContent(ctx context.Context, id content.ID) ([]byte, error) {
+	data, err := d.ContentReader.GetContent(ctx, id)
+	if err == nil || table.IsMissing(err) || ctx.Err() != nil {
+		return data, err
+	}
+	return d.connection.GetContent(ctx, id)
+}
+
 func (w *diskWriter) loadPreviousTables() (previousTables, error) {
-	p := previousTables{r: w.w.ContentReader(), needed: w.plan.isIncremental()}
+	p := previousTables{r: &diagnosedReader{w.w.ContentReader(), w.r.conn.Reader()}, needed: w.plan.isIncremental()}
 	d := w.plan.previous
 	if d == nil {
 		return p, nil
