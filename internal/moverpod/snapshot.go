@@ -37,7 +37,7 @@ type snapshotUpload struct {
 func (r *run) uploadSnapshot(ctx context.Context, repo *repository.Repository, id, path string) (datamove.Report, error) {
 	history := r.history(repo)
 	points, err := repo.List(ctx, &history)
-	if err != nil && !errors.Is(err, errclass.Corrupt) { // What is damaged is no base.
+	if err != nil && !errors.Is(err, errclass.Corrupt) { // What is damaged is no base, and counts for as little as what was deleted.
 		return datamove.Report{}, judge(err)
 	}
 	u := &snapshotUpload{run: r, point: id, from: r.Job.Snapshot}
