@@ -8,7 +8,8 @@
 // A snapshot stays as long as its DataUpload is Completed and not deleted, its claim is there, the setting of its StorageClass asks for it, and
 // its driver announces a SnapshotMetadata service. Of several for one claim and repository, that of the upload that completed last stays. The
 // next one is there before the last one goes. While another upload of the claim runs, which may count from one of them, a few more stay. What cannot be
-// examined stays, and holds up no other one.
+// examined stays, and holds up no other one. A look costs a request for each claim and for each driver. It
+// reports how many there are.
 //
 // A deletion is one request with the VolumeSnapshot's UID. Its content has the policy Delete, so that snapshot-controller and the driver do the
 // rest, and try until it is done.

@@ -30,7 +30,12 @@ type Options struct {
 	Interval time.Duration
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
 	ControllerSuffix string
+	// Counted is told after each look how many kept snapshots there were; nil: it could not be seen. Counted may be nil.
+	Counted func(map[Group]int)
 }
+
+// Group is what kept snapshots are counted by: the namespace of their claims, and their driver. Both are "" for those that say nothing of it.
+type Group struct{ Namespace, Driver string }
 
 type reconciler struct {
 	Options
