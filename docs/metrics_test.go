@@ -25,6 +25,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	_ "github.com/varvebackup/varve/internal/controller" // registers the metrics that have no objects behind them
+	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
 	controllermetric "github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/datamove"
 	exportmetric "github.com/varvebackup/varve/internal/export/metric"
@@ -141,6 +142,7 @@ func reportMachines(t *testing.T, r prometheus.Registerer) {
 	if err := s.Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
+	s.CountKept(map[keptsnapshot.Group]int{{Namespace: "ns", Driver: "driver"}: 1})
 	s.CountEnd(gen.Backup(gen.Meta("ns", "ended"), gen.SetTracker("tracker"), func(b *backupv1.VirtualMachineBackup) {
 		b.Status = backupv1.VirtualMachineBackupStatus{
 			Phase: backupv1.BackupDone, Result: backupv1.BackupSucceeded, SourceName: "vm", StartTimestamp: &now, CompletionTimestamp: &now, FrozenMillis: ptr.To(int64(1)),

@@ -73,6 +73,8 @@ type Options struct {
 	StopWaitsForBackup time.Duration
 	// Backup limits how long a backup waits.
 	Backup kubevirtbackup.Options
+	// KeptSnapshots is told how many CSI snapshots are kept. Run sets it; it may be nil.
+	KeptSnapshots func(map[keptsnapshot.Group]int)
 	// ExportProxyHost is where clients outside the cluster reach exports. Default: where the export proxy's Ingress is.
 	ExportProxyHost string
 	// Webhook is where the admission webhook listens. Setup sets its Namespace. If nil, the webhook is not served.
@@ -124,7 +126,7 @@ func Run(ctx context.Context, o Options) error {
 	if err := mgr.Add(measures); err != nil {
 		return fmt.Errorf("set up the metrics: %w", err)
 	}
-	o.Backup.Ended = measures.CountEnd
+	o.Backup.Ended, o.KeptSnapshots = measures.CountEnd, measures.CountKept
 	if err := Setup(mgr, o); err != nil {
 		return err
 	}
@@ -243,7 +245,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			})
 		}},
 		{"keptsnapshot", func() error {
-			return keptsnapshot.Setup(mgr, keptsnapshot.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix})
+			return keptsnapshot.Setup(mgr, keptsnapshot.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix, Counted: o.KeptSnapshots})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},

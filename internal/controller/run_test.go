@@ -5,6 +5,7 @@ package controller
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,15 +15,18 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
@@ -31,7 +35,7 @@ import (
 // TestRun runs everything as `varve controller` does, with the roles of deploy/rbac: lease, checks, metrics, and an
 // end without an error.
 func TestRun(t *testing.T) {
-	if err := cluster.InstallRoles(t.Context()); err != nil {
+	if err := errors.Join(cluster.InstallRoles(t.Context()), cluster.InstallSnapshotKinds(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	sa := controlplane.Controller.Restrict()
@@ -46,6 +50,14 @@ func TestRun(t *testing.T) {
 			MovedBytes: 4096, StartTimestamp: &metav1.Time{Time: taken}, CompletionTimestamp: &metav1.Time{Time: taken.Add(time.Minute)},
 		}
 	})})
+	// A kept snapshot of which nobody knows what it is kept for, and whose deletion hangs.
+	kept := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{
+		Namespace: controlplane.SystemNamespace, Name: w.ns, Labels: map[string]string{datamove.LabelKeptSnapshot: "unknown"}, Finalizers: []string{"example.com/hangs"},
+	}}
+	kept.Spec.Source.VolumeSnapshotContentName = ptr.To("content")
+	if err := w.kubelet.Create(t.Context(), kept); err != nil {
+		t.Fatal(err)
+	}
 	scraper := accountToken(t, w.ns, "scraper")
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-scraper"}}
 	binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "varve-metrics-reader"}
@@ -72,6 +84,7 @@ func TestRun(t *testing.T) {
 		fmt.Sprintf("varve_backup_last_success_timestamp_seconds{namespace=%q,vm=\"vm\"} %v", w.ns, float64(taken.Unix())),
 		fmt.Sprintf("varve_backup_last_success_moved_bytes{namespace=%q,vm=\"vm\"} 4096", w.ns),
 		"varve_vm_start_failures_total ", "varve_changed_block_tracking_selectors_invalid 0",
+		`varve_kept_snapshots{driver="",namespace=""} 1`,
 	} {
 		controlplane.Eventually(t, func() error {
 			if body, err := get("https://"+metrics+"/metrics", scraper); err != nil || !strings.Contains(body, want) {

@@ -1,10 +1,11 @@
 // Package metric holds the controller's Prometheus metrics about machines and their backups, and about the data mover's
-// locations and repositories. docs/metrics.md lists them.
+// locations, repositories and kept snapshots. docs/metrics.md lists them.
 //
 // Gauges are computed from the objects on each scrape, so that none can drift. What they say about backups that have
 // ended, which are in no cache, is read from the API server once when the process gets the lease, and kept as one
-// record per machine from then on. Counters and histograms count the status writes of this process: a backup that ends
-// is counted once, unless the controller dies between the write and the count.
+// record per machine from then on. Kept snapshots, which are in no cache either, are those of the last look of package
+// keptsnapshot, which looks every minute. Counters and histograms count the status writes of this process: a backup that
+// ends is counted once, unless the controller dies between the write and the count.
 //
 // Series of a machine end when the machine is deleted. A backup counts only for the machine that exists: one that
 // showed an earlier machine of the same name is left out.
@@ -23,6 +24,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
 	"github.com/varvebackup/varve/internal/version"
 )
 
@@ -50,6 +52,8 @@ type Set struct {
 	historyRead bool
 	// records has what is known about the ended backups of each machine.
 	records map[types.NamespacedName]*record
+	// kept has how many kept snapshots there were when they were last looked at.
+	kept map[keptsnapshot.Group]int
 }
 
 // New returns the metrics of the process that has the lease once leading is closed.
@@ -149,6 +153,7 @@ func (s *Set) Collect(ch chan<- prometheus.Metric) {
 	s.collectMachines(ctx, ch)
 	s.collectLocations(ctx, ch)
 	s.collectRepositories(ctx, ch)
+	s.collectKept(ch)
 	for _, c := range s.counted() {
 		c.Collect(ch)
 	}

@@ -7,10 +7,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-// Gauges of the data mover's locations and repositories.
+// Gauges of the data mover's locations, repositories and kept snapshots.
 var (
 	locationAvailable = prometheus.NewDesc("varve_location_available",
 		"1 for each backup storage location that was usable when it was last tried, otherwise 0. Absent until it was tried.", locationLabels, nil)
@@ -23,6 +24,10 @@ var (
 		"When maintenance of the repository last succeeded, in Unix time. Absent if it never has.", repositoryLabels, nil)
 	repositoryFailures = prometheus.NewDesc("varve_repository_maintenance_failures",
 		"How many of the repository's recent runs of maintenance failed since the last one that succeeded.", repositoryLabels, nil)
+
+	keptSnapshots = prometheus.NewDesc("varve_kept_snapshots",
+		"CSI snapshots that are kept on the storage so that the next upload of their claim can be incremental, by the namespace of the claim and the CSI driver.",
+		[]string{"namespace", "driver"}, nil)
 )
 
 var (
@@ -30,8 +35,24 @@ var (
 	repositoryLabels = []string{"namespace", "location_namespace", "location"}
 )
 
-// moverDescriptions describes what collectLocations and collectRepositories report.
-var moverDescriptions = []*prometheus.Desc{locationAvailable, locationTried, repositoryReady, repositoryMaintained, repositoryFailures}
+// moverDescriptions describes what collectLocations, collectRepositories and collectKept report.
+var moverDescriptions = []*prometheus.Desc{locationAvailable, locationTried, repositoryReady, repositoryMaintained, repositoryFailures, keptSnapshots}
+
+// CountKept has the numbers of kept snapshots reported until the next call; nil: nothing is known. Snapshots are in no cache, so the controller
+// that looks at them counts.
+func (s *Set) CountKept(counts map[keptsnapshot.Group]int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kept = counts
+}
+
+func (s *Set) collectKept(ch chan<- prometheus.Metric) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for group, n := range s.kept {
+		sendGauge(ch, keptSnapshots, float64(n), group.Namespace, group.Driver)
+	}
+}
 
 func (s *Set) collectLocations(ctx context.Context, ch chan<- prometheus.Metric) {
 	var list velerov1.BackupStorageLocationList

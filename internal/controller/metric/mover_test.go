@@ -6,6 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
@@ -26,6 +27,26 @@ func TestLocations_areReportedOnceTheyWereTried(t *testing.T) {
 		"varve_location_last_validation_timestamp_seconds{location=good,namespace=velero} 3",
 		"varve_location_last_validation_timestamp_seconds{location=bad,namespace=velero} 4",
 	})
+}
+
+// What nobody can look at is not 0.
+func TestKeptSnapshots_areThoseOfTheLastLook(t *testing.T) {
+	t.Parallel()
+	s := begin(t, readerOf(t))
+	for _, c := range []struct {
+		counts map[keptsnapshot.Group]int
+		want   []string
+	}{
+		{nil, nil},
+		{map[keptsnapshot.Group]int{{Namespace: "app", Driver: "a"}: 2, {Namespace: "web", Driver: "a"}: 1}, []string{
+			"varve_kept_snapshots{driver=a,namespace=app} 2", "varve_kept_snapshots{driver=a,namespace=web} 1",
+		}},
+		{map[keptsnapshot.Group]int{{Namespace: "web", Driver: "a"}: 3}, []string{"varve_kept_snapshots{driver=a,namespace=web} 3"}},
+		{nil, nil},
+	} {
+		s.CountKept(c.counts)
+		mustEqual(t, series(t, s, "varve_kept_"), c.want)
+	}
 }
 
 // repository returns the data mover's repository for the volumes of a namespace.
