@@ -3,9 +3,12 @@ package csichanges
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -268,6 +271,59 @@ func TestClient_canBeCanceled(t *testing.T) {
 	if _, err := newClient(t, stub).Allocated(ctx, Snapshot{Bytes: kib}); !errors.Is(err, why) {
 		t.Errorf("%v", err)
 	}
+}
+
+// A service that nobody reaches at first is found when it is there, however often its connections broke before.
+func TestClient_connectsAgain(t *testing.T) {
+	t.Parallel()
+	service := start(t, &snapshotmetadata.StubSnapshotMetadata{Answer: func(_ request, _ int, send sender) error { return send(variable, kib, at(0, 512)) }})
+	to := service.Address
+	service.Address = refuseFirst(t, 2, to)
+	token := func(context.Context, string) (string, error) { return "token", nil }
+	c, err := NewClient(service, token, Limits{Attempts: 1 << 20, Pause: 10 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if set, err := c.Allocated(t.Context(), Snapshot{Bytes: kib}); err != nil || set.Bytes() != 512 {
+		t.Errorf("%v, %v", set, err)
+	}
+}
+
+// refuseFirst listens, closes so many connections at once, and leads the next ones to an address. It returns where.
+func refuseFirst(t *testing.T, refused int, to string) string {
+	t.Helper()
+	var listening net.ListenConfig
+	l, err := listening.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); group.Wait() })
+	group.Go(func() {
+		for n := 0; ; n++ {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if n < refused {
+				_ = in.Close()
+				continue
+			}
+			out, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", to)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
+				group.Go(func() {
+					_, _ = io.Copy(pair[0], pair[1])
+					_ = errors.Join(pair[0].Close(), pair[1].Close())
+				})
+			}
+		}
+	})
+	return l.Addr().String()
 }
 
 // Whoever has the service's address, but no certificate of its authority, gets neither a token nor a question.

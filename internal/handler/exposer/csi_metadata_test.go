@@ -30,6 +30,7 @@ var metadataTests = map[string]func(*world){
 	"the API server fails for a moment":         metadataAnsweredLate,
 	"a moment long ago does not count":          metadataCountsAnew,
 	"a snapshot is not kept in doubt":           metadataUnansweredAtTheEnd,
+	"the API server is back after all":          metadataAnsweredAfterAll,
 }
 
 // announce makes the SnapshotMetadataService of the test's driver.
@@ -225,4 +226,31 @@ func metadataUnansweredAtTheEnd(w *world) {
 	w.clock.SetTime(w.clock.Now().Add(lookupPatience))
 	w.disposed(u)
 	w.nothingLeft(u)
+}
+
+// What was given up is asked for anew by whoever needs it later: a pod that is made again, and the decision what to keep. One failure then is no
+// reason to give up at once.
+func metadataAnsweredAfterAll(w *world) {
+	w.keeping()
+	w.failLookups()
+	u := w.blockUpload()
+	w.failsToExpose(u)
+	w.clock.SetTime(w.clock.Now().Add(lookupPatience))
+	w.saysNoMetadata(u, "conversion webhook")
+	w.live = w.handler
+	if got := w.exposed(u).Volume.Snapshot; got == nil || got.Metadata == nil {
+		w.Errorf("%+v", got)
+	}
+	w.report(u, datamove.Succeeded, datamove.Disk)
+	w.failLookups()
+	if _, err := w.csi().Dispose(w.Context(), u.DataUpload); err != nil {
+		w.Fatal(err) // the claim goes first
+	}
+	w.settle()
+	if _, err := w.csi().Dispose(w.Context(), u.DataUpload); err == nil || !w.exists(u.childSnapshot()) {
+		w.Errorf("%v", err)
+	}
+	w.live = w.handler
+	w.disposed(u)
+	w.wantKept(u)
 }
