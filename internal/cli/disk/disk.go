@@ -17,7 +17,8 @@ import (
 func NewCommand(s *repoaccess.Session) *cobra.Command {
 	return s.GroupCommand("disk", "Back up, restore, serve, compare and remove restore points of disks",
 		`Make, restore, serve, list, compare, verify, pin and remove restore points of disks. They are in
-the repository that varve repo connected to. No cluster is needed.
+the repository that varve repo connected to, and no cluster is needed; or with --location, in that
+of a backup storage location of a cluster, where the data mover has stored volumes.
 
 A restore point holds the disks of one machine at one moment. The restore points of one name, host
 and user are a history. Each is a whole image; data that several share is stored once. Any restore
