@@ -96,7 +96,7 @@ type RepositoryState struct {
 // PodState is what is known of a mover pod.
 type PodState struct {
 	Name, Node string
-	// Pinned is the only node that it may run on; "": there may be others.
+	// Pinned is the node of the driver that it was made for, if it may run on no other one; "": it goes to where its volume or its storage is.
 	Pinned string
 	UID    types.UID
 	// Deleting: it has a deletionTimestamp. Running: the mover runs. Ended: it will never run again.

@@ -531,6 +531,33 @@ func TestPod_thatDisappearsIsReplaced(t *testing.T) {
 	w.nothingLeft()
 }
 
+// A volume that one node alone reaches, which is closed: another handler drives the object, and its pod waits for that node.
+func TestPod_waitsForTheNodeOfItsVolume(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.set(func() { w.frozen = true })
+	closed := w.node()
+	controlplane.Update(t, w.admin, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: closed}}, false, func(n *corev1.Node) { n.Spec.Unschedulable = true })
+	w.exposer.change(func() { w.exposer.affinity = nodeNamed(closed) })
+	w.targetOn("data", map[string]string{annotationSelectedNode: closed})
+	w.handler(w.node())
+	o := w.download("r1")
+	w.untilSays(o, "to run, until ")
+	first := w.untilPod(o, func(*corev1.Pod) bool { return true })
+	controlplane.Consistently(t, 2*time.Second, func() error {
+		pod := &corev1.Pod{}
+		if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(first), pod); err != nil || pod.UID != first.UID {
+			return fmt.Errorf("it was replaced: %w", err)
+		}
+		return nil
+	})
+	w.set(func() { w.frozen = false })
+	if v := w.untilPhase(o, velerov2.PhaseCompleted); v.Node != closed {
+		t.Errorf("it ran on %s", v.Node)
+	}
+	w.nothingLeft()
+}
+
 // Upstream's defect 5: a pod that was deleted while Accepted was missed for half an hour.
 func TestPod_deletedWhileAcceptedIsReplaced(t *testing.T) {
 	t.Parallel()

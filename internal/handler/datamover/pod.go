@@ -14,6 +14,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 const (
@@ -29,6 +30,8 @@ const (
 	// collectorPercent is how much garbage the mover may have, in percent of what it uses: its memory is as large as both. Go's own 100 costs
 	// a third more memory and saves nothing that can be measured (docs/testing.md, move-peak).
 	collectorPercent = "40"
+	// annotationElsewhere is on a pod that goes to where its volume or its storage is, and not to its driver's node: the next driver leaves it.
+	annotationElsewhere = layout.Prefix + "mover-elsewhere"
 	// tunnelPortName is the name of the port where the launcher of a running machine calls.
 	tunnelPortName = "tunnel"
 	// tokenDirectory is where programs in pods look for their token.
@@ -56,8 +59,8 @@ type podInput struct {
 	settings   settings.Settings
 	// storage is where the location is, if that is a directory; nil if it is not.
 	storage *datamove.Storage
-	// elsewhere: the volume is where volume.NodeAffinity says, which is not the driver's node.
-	elsewhere bool
+	// elsewhere are the nodes that the pod may run on if that is not the driver's; nil: the driver's.
+	elsewhere *corev1.NodeSelector
 }
 
 // moverPod returns the pod that moves an object's data. It holds no token but its own account's, and one for the service that knows what has
@@ -108,6 +111,9 @@ func moverPod(in podInput) *corev1.Pod {
 			},
 		}},
 	}
+	if in.elsewhere != nil {
+		pod.Annotations[annotationElsewhere] = "true"
+	}
 	in.addVolumes(&pod.Spec)
 	if in.storage != nil {
 		in.storage.Mount(&pod.ObjectMeta, &pod.Spec)
@@ -129,8 +135,8 @@ func capabilities(kind datamove.Kind, volume Volume) []corev1.Capability {
 
 // nodes returns the nodes that the pod may run on.
 func (in *podInput) nodes() *corev1.NodeSelector {
-	if in.elsewhere {
-		return in.volume.NodeAffinity.DeepCopy()
+	if in.elsewhere != nil {
+		return in.elsewhere.DeepCopy()
 	}
 	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{in.node}}},
@@ -266,7 +272,7 @@ func stateOfPod(p *corev1.Pod) *PodState {
 		Name: p.Name, Node: p.Spec.NodeName, UID: p.UID, Deleting: p.DeletionTimestamp != nil,
 		Ended: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 	}
-	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil {
+	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil && p.Annotations[annotationElsewhere] == "" {
 		s.Pinned = onlyNode(a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution)
 	}
 	for _, c := range p.Status.Conditions {

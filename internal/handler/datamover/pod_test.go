@@ -396,7 +396,12 @@ func TestMoverPod_runsWhereItsVolumeIs(t *testing.T) {
 	t.Parallel()
 	zone := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"z"}}}}}}
 	for _, elsewhere := range []bool{false, true} {
-		pod := podFor(t, func(in *podInput) { in.volume.NodeAffinity, in.elsewhere = zone, elsewhere })
+		pod := podFor(t, func(in *podInput) {
+			in.volume.NodeAffinity = zone
+			if elsewhere {
+				in.elsewhere = zone
+			}
+		})
 		required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 		for _, node := range []*corev1.Node{node("node-a", nil), node("node-z", map[string]string{"zone": "z"})} {
 			if got, want := selects(required, node), (node.Name == "node-z") == elsewhere; got != want {
@@ -441,13 +446,20 @@ func TestStateOfPod_saysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestStateOfPod_knowsTheOnlyNodeThatItMayRunOn(t *testing.T) {
+func TestStateOfPod_knowsTheDriverThatItWasMadeFor(t *testing.T) {
 	t.Parallel()
 	zone := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"z"}}}}}}
-	for elsewhere, want := range map[bool]string{false: "node-a", true: ""} {
-		pod := podFor(t, func(in *podInput) { in.volume.NodeAffinity, in.elsewhere = zone, elsewhere })
-		if got := stateOfPod(pod).Pinned; got != want {
-			t.Errorf("elsewhere %v: %q, want %q", elsewhere, got, want)
+	for name, c := range map[string]struct {
+		elsewhere *corev1.NodeSelector
+		want      string
+	}{
+		"the driver's node":                 {nil, "node-a"},
+		"a zone":                            {zone, ""},
+		"a node that the volume was put on": {nodeNamed("node-z"), ""}, // the next driver leaves it there
+	} {
+		pod := podFor(t, func(in *podInput) { in.elsewhere = c.elsewhere })
+		if got := stateOfPod(pod).Pinned; got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 }

@@ -230,9 +230,13 @@ func (p *pass) makePod(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var elsewhere *corev1.NodeSelector
+	if driver != nil && !selects(volume.NodeAffinity, driver) {
+		elsewhere = volume.NodeAffinity
+	}
 	pod := moverPod(podInput{
 		object: p.object, view: p.in.Object, namespace: p.Namespace, node: p.NodeName, repository: p.in.Repository.Name, volume: volume,
-		image: p.Image, settings: p.settings, storage: p.storage, elsewhere: driver != nil && !selects(volume.NodeAffinity, driver),
+		image: p.Image, settings: p.settings, storage: p.storage, elsewhere: elsewhere,
 	})
 	err = p.Writer.Create(ctx, pod)
 	switch {

@@ -53,6 +53,8 @@ type fakeExposer struct {
 	disposed map[types.UID]int
 	pods     func(types.UID) bool // whether there is a pod of the object
 	faults   []string
+	// affinity is where the volumes can be reached; nil: everywhere.
+	affinity *corev1.NodeSelector
 }
 
 func (f *fakeExposer) expose(o client.Object) (Exposure, error) {
@@ -67,7 +69,7 @@ func (f *fakeExposer) expose(o client.Object) (Exposure, error) {
 		}
 	}
 	f.exposed[o.GetUID()] = true
-	return Exposure{Volume: &Volume{Claim: "claim", VolumeMode: corev1.PersistentVolumeBlock, Bytes: 1 << 20}}, nil
+	return Exposure{Volume: &Volume{Claim: "claim", VolumeMode: corev1.PersistentVolumeBlock, Bytes: 1 << 20, NodeAffinity: f.affinity}}, nil
 }
 
 func (f *fakeExposer) finish(o client.Object) (Progress, error) {
