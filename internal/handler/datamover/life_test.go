@@ -463,6 +463,22 @@ func TestNodeLoss_anotherHandlerGoesOn(t *testing.T) {
 	w.nothingLeft()
 }
 
+// A completed DataUpload is deleted, and only then is it seen that its driver's node is lost: somebody else must remove the finalizer.
+func TestNodeLoss_afterTheDeletionOfACompletedUpload(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	first := w.node()
+	stop := w.handler(first)
+	o := w.upload("b1")
+	w.untilPhase(o, velerov2.PhaseCompleted)
+	stop()
+	w.handler(w.node())
+	w.delete(o)
+	time.Sleep(time.Second) // the other one has seen that
+	w.silence(first)
+	w.untilGone(o)
+}
+
 // Upstream's defect 4: an object whose node died stayed until the item's timeout.
 func TestNodeLoss_withThePodFails(t *testing.T) {
 	t.Parallel()

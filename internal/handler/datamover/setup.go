@@ -228,7 +228,7 @@ func (r *Reconciler) requestOfOwner(_ context.Context, o client.Object) []ctrl.R
 	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: parts[1], Name: parts[2]}}}
 }
 
-// requestsWhere returns requests for the objects that have not ended and that fit.
+// requestsWhere returns requests for the objects that fit and of which anything is left to do.
 func (r *Reconciler) requestsWhere(ctx context.Context, fits func(client.Object, *Object) bool) []ctrl.Request {
 	var objects []client.Object
 	var err error
@@ -251,7 +251,7 @@ func (r *Reconciler) requestsWhere(ctx context.Context, fits func(client.Object,
 	var requests []ctrl.Request
 	for _, o := range objects {
 		v, err := viewOf(o)
-		if err == nil && (!v.Phase.Ended() || v.Finalizer && !v.Memory.Disposed) && fits(o, &v) {
+		if err == nil && (!v.Phase.Ended() || v.Finalizer && (v.Deleted || !v.Memory.Disposed)) && fits(o, &v) {
 			requests = append(requests, ctrl.Request{NamespacedName: v.NamespacedName})
 		}
 	}
