@@ -353,6 +353,16 @@ func TestHandlerReachesPods(t *testing.T) {
 	}
 }
 
+// Handlers know by its account and namespace which pod is one of theirs, and by the kubelet's probes that it runs.
+func TestHandlersKnowEachOther(t *testing.T) {
+	t.Parallel()
+	handlers := find[*appsv1.DaemonSet](t, "varve-handler")
+	spec := handlers.Spec.Template.Spec
+	if handlers.Namespace != layout.Namespace || spec.ServiceAccountName != layout.HandlerAccount || spec.Containers[0].ReadinessProbe == nil {
+		t.Errorf("%s, %s, %+v", handlers.Namespace, spec.ServiceAccountName, spec.Containers[0].ReadinessProbe)
+	}
+}
+
 func TestWebhookIsReachable(t *testing.T) {
 	t.Parallel()
 	service := find[*corev1.Service](t, admission.DefaultService)

@@ -197,13 +197,13 @@ func decideForeign(in Input) Decision {
 	if o.Phase.Ended() && (!o.Finalizer || !o.Deleted && o.Memory.Disposed) {
 		return Decision{} // nothing is left to do
 	}
-	wait, ever := in.DriverNode.lostIn(in.Now)
+	wait, ever := in.DriverNode.driverLostIn(in.Now)
 	if !ever {
 		return Decision{}
 	}
 	if !in.DriverNode.Gone && (in.Pod == nil || in.Pod.Node != in.Self) {
 		// The handler of the pod's node has the first turn. Nothing says since when a Node is gone.
-		wait = max(0, in.DriverNode.NotReadySince.Add(lostAfter+in.Turn).Sub(in.Now))
+		wait = max(0, in.DriverNode.driverLostSince().Add(lostAfter+in.Turn).Sub(in.Now))
 	}
 	if wait > 0 {
 		return Decision{Again: wait}

@@ -122,6 +122,30 @@ func TestDecide(t *testing.T) {
 		{"the same, ended with something left", failed, func(in *Input) {
 			in.Object.Driver, in.DriverNode, in.Object.Memory.Disposed = "node-b", NodeState{Name: "node-b", Gone: true}, false
 		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" && c.Phase == failed }},
+		{"no handler on the driver's node for 59 s", inProgress, func(in *Input) {
+			in.Object.Driver, in.DriverNode = "node-b", NodeState{Name: "node-b", NoHandlerSince: now.Add(-59 * time.Second)}
+		}, Wait, "", "", "", nil},
+		{"no handler on the driver's node for a minute", inProgress, func(in *Input) {
+			in.Object.Driver, in.DriverNode = "node-b", NodeState{Name: "node-b", NoHandlerSince: now.Add(-time.Minute)}
+		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" && c.Phase == inProgress }},
+		{"the same, accepted", accepted, func(in *Input) {
+			in.Object.Driver, in.DriverNode = "node-b", NodeState{Name: "node-b", NoHandlerSince: now.Add(-time.Minute)}
+		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" && c.Phase == accepted }},
+		{"the same, another's turn", accepted, func(in *Input) {
+			in.Object.Driver, in.DriverNode, in.Turn = "node-b", NodeState{Name: "node-b", NoHandlerSince: now.Add(-time.Minute)}, 2*time.Second
+		}, Wait, "", "", "", nil},
+		{"the same, deleted when it was completed", completed, func(in *Input) {
+			in.Object.Driver, in.DriverNode, in.Object.Deleted = "node-b", NodeState{Name: "node-b", NoHandlerSince: now.Add(-time.Minute)}, true
+		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" && c.Phase == completed }},
+		{"the same, its node is not ready since shortly", accepted, func(in *Input) {
+			in.Object.Driver, in.DriverNode = "node-b", NodeState{Name: "node-b", NoHandlerSince: now.Add(-time.Minute), NotReadySince: now}
+		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" }},
+		{"no handler since shortly on a node that is not ready for long", accepted, func(in *Input) {
+			in.Object.Driver, in.DriverNode = "node-b", NodeState{Name: "node-b", NoHandlerSince: now, NotReadySince: now.Add(-time.Hour)}
+		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" }},
+		{"no handler on the pod's node", inProgress, func(in *Input) {
+			in.PodNode = NodeState{Name: "node-b", NoHandlerSince: now.Add(-time.Hour)} // the kubelet runs the pod
+		}, Write, "", "", "", func(c *Change) bool { return c.Phase == inProgress && c.Memory.Ending == nil }},
 		// Accepted.
 		{"accepted", accepted, nil, Expose, "", "", "", nil},
 		{"no location", accepted, func(in *Input) { in.Location.Found = false }, Write, "", "", "waiting for BackupStorageLocation velero/default to be created, until 12:09:00", nil},

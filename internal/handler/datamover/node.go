@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// lostAfter is how long a node is not ready until others act for it.
+	// lostAfter is how long a node is not ready, or has no handler, until others act for it.
 	lostAfter = time.Minute
 	// turnInterval is how long each node leaves an object that nobody drives to those before it, and maxTurn bounds that.
 	turnInterval, maxTurn = 2 * time.Second, 20 * time.Second
@@ -28,6 +28,23 @@ type NodeState struct {
 	Gone bool
 	// NotReadySince is since when the node is not ready; zero: it is.
 	NotReadySince time.Time
+	// NoHandlerSince is since when no handler runs on the node, as far as this handler has seen; zero: one does, or it is not known. Pods do
+	// not need one.
+	NoHandlerSince time.Time
+}
+
+// driverLostSince returns since when nobody acts for what the node's handler drives, and that will count after lostAfter; zero: somebody does.
+func (n NodeState) driverLostSince() time.Time {
+	if n.NotReadySince.IsZero() || !n.NoHandlerSince.IsZero() && n.NoHandlerSince.Before(n.NotReadySince) {
+		return n.NoHandlerSince
+	}
+	return n.NotReadySince
+}
+
+// driverLostIn is lostIn for a node as the driver of an object: its handler may be away although the node is ready.
+func (n NodeState) driverLostIn(now time.Time) (wait time.Duration, ever bool) {
+	n.NotReadySince = n.driverLostSince()
+	return n.lostIn(now)
 }
 
 // lostIn returns how long it takes from now until the node counts as lost: 0, if it is. A node that is ready is never lost.
@@ -121,11 +138,32 @@ func selects(selector *corev1.NodeSelector, node *corev1.Node) bool {
 		return true
 	}
 	return slices.ContainsFunc(selector.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
-		if len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0 {
-			return false // the API says so
-		}
-		return fitsAll(term.MatchExpressions, node.Labels) && isNamed(term.MatchFields, node.Name)
+		return !isEmptyTerm(term) && fitsAll(term.MatchExpressions, node.Labels) && isNamed(term.MatchFields, node.Name)
 	})
+}
+
+// bothOf returns the selector of the nodes that both select.
+func bothOf(a, b *corev1.NodeSelector) *corev1.NodeSelector {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	both := &corev1.NodeSelector{}
+	for _, x := range a.NodeSelectorTerms {
+		for _, y := range b.NodeSelectorTerms {
+			if isEmptyTerm(x) || isEmptyTerm(y) {
+				continue
+			}
+			both.NodeSelectorTerms = append(both.NodeSelectorTerms, corev1.NodeSelectorTerm{
+				MatchExpressions: slices.Concat(x.MatchExpressions, y.MatchExpressions), MatchFields: slices.Concat(x.MatchFields, y.MatchFields),
+			})
+		}
+	}
+	return both
+}
+
+// isEmptyTerm says that a term selects no node, as the API has it.
+func isEmptyTerm(t corev1.NodeSelectorTerm) bool {
+	return len(t.MatchExpressions) == 0 && len(t.MatchFields) == 0
 }
 
 func fitsAll(expressions []corev1.NodeSelectorRequirement, set map[string]string) bool {

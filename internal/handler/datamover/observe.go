@@ -56,10 +56,14 @@ func (p *pass) observe(ctx context.Context) error {
 		return err
 	}
 	if v.Driver != p.NodeName {
+		in.DriverNode.NoHandlerSince = p.handlers.away()[v.Driver]
 		return p.observeForeign(ctx)
 	}
 	if err := p.observePod(ctx, p.Live, nodes); err != nil {
 		return err
+	}
+	if in.Pod != nil && !in.Pod.Running && !in.Pod.Ended {
+		in.Pod.Trouble = appendSentence(in.Pod.Trouble, p.handlers.away().absence(p.pod, nodes, in.Now))
 	}
 	if v.Phase != velerov2.PhaseAccepted {
 		in.Repository.Name = p.repositoryName()

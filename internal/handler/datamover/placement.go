@@ -48,16 +48,22 @@ func (m *Mover) isReachable(ctx context.Context, o client.Object, v *Object, sel
 	if err != nil {
 		return false, 0, err
 	}
-	return mayTake(self, nodesThatTake(nodes, volume, storage, current), volume, storage), 0, nil
+	away, now := m.handlers.away(), m.Clock.Now()
+	lost := func(n *corev1.Node) bool { return away.lost(n.Name, now) }
+	if mayTake(self, nodesThatTake(nodes, volume, storage, current, lost), volume, storage) {
+		return true, 0, nil
+	}
+	return false, away.nextLoss(now), nil
 }
 
 // nodesThatTake returns the nodes that take pods and whose handlers take objects: by the settings, some never do. If no other one will do for
-// volume and storage, they count all the same, so that the object waits for the settings, or for the storage.
-func nodesThatTake(nodes []*corev1.Node, volume volumePlace, storage *storagePlace, current *settings.Settings) []*corev1.Node {
+// volume and storage, they count all the same, so that the object waits for the settings, or for the storage. A node whose handler is lost
+// does not count: what only such nodes reach is for every handler to take, and its pod still runs there.
+func nodesThatTake(nodes []*corev1.Node, volume volumePlace, storage *storagePlace, current *settings.Settings, lost func(*corev1.Node) bool) []*corev1.Node {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *corev1.Node) bool { return !takesPods(n, current.Pod.Tolerations) })
 	takers := slices.DeleteFunc(slices.Clone(nodes), func(n *corev1.Node) bool { return current.PerNode(n.Labels) == 0 })
 	if slices.ContainsFunc(takers, func(n *corev1.Node) bool { return (volume.preferred || selects(volume.nodes, n)) && storage.selects(n) }) {
-		return takers
+		return slices.DeleteFunc(takers, lost)
 	}
 	return nodes
 }
@@ -84,6 +90,33 @@ func mayTake(self *corev1.Node, nodes []*corev1.Node, volume volumePlace, storag
 		}
 	}
 	return chosen.Name == self.Name
+}
+
+// nodesElsewhere returns the nodes that the object's pod may run on if that is not this one: because this one does not reach the volume, or not
+// the storage, and others reach both.
+func (p *pass) nodesElsewhere(ctx context.Context, volume *Volume) (*corev1.NodeSelector, error) {
+	self, err := p.findNode(ctx, p.NodeName)
+	if err != nil || self == nil {
+		return nil, err
+	}
+	storage, err := p.placeOfStorage(ctx, &p.in.Object)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := p.listNodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if storage != nil {
+		both := bothOf(volume.NodeAffinity, storage.nodes)
+		if !selects(both, self) && slices.ContainsFunc(nodes, func(n *corev1.Node) bool { return selects(both, n) }) {
+			return both, nil
+		}
+	}
+	if selects(volume.NodeAffinity, self) {
+		return nil, nil //nolint:nilnil // the pod runs here
+	}
+	return volume.NodeAffinity, nil
 }
 
 // placeOf returns which nodes reach an object's volume.

@@ -341,7 +341,7 @@ func TestMayTake_leavesNothingToHandlersThatTakeNothing(t *testing.T) {
 		"a machine on a node that is closed":    {volumePlace{nodes: nodeNamed("closed"), preferred: true}, nil, true},
 		"a machine on this node, for certainty": {volumePlace{nodes: nodeNamed(busy.Name), preferred: true}, nil, true},
 	} {
-		if got := mayTake(busy, nodesThatTake(nodes, c.volume, c.storage, &current), c.volume, c.storage); got != c.want {
+		if got := mayTake(busy, nodesThatTake(nodes, c.volume, c.storage, &current, func(*corev1.Node) bool { return false }), c.volume, c.storage); got != c.want {
 			t.Errorf("%s: the other one may take it: %t", name, got)
 		}
 	}

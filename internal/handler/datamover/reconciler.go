@@ -50,6 +50,8 @@ type Mover struct {
 	Measures *metric.Set
 	Clock    clock.PassiveClock
 	Log      logr.Logger
+
+	handlers handlerWatch
 }
 
 // Reconciler takes the objects of one kind from phase to phase.
@@ -98,11 +100,7 @@ func (r *Reconciler) advance(ctx context.Context, req ctrl.Request) (ctrl.Result
 		case Wait:
 			return ctrl.Result{RequeueAfter: d.Again}, nil
 		case Write:
-			if err := r.write(ctx, p.object, d.Change); err != nil {
-				return ctrl.Result{}, client.IgnoreNotFound(err)
-			}
-			r.report(p.object, &p.in.Object, &d.Change)
-			return ctrl.Result{RequeueAfter: d.Again}, nil
+			return p.writeDecision(ctx, &d)
 		default:
 			if err := p.act(ctx, d.Do); err != nil {
 				return ctrl.Result{}, err
@@ -110,6 +108,17 @@ func (r *Reconciler) advance(ctx context.Context, req ctrl.Request) (ctrl.Result
 		}
 	}
 	return reconcile.RetrySoon(), nil
+}
+
+func (p *pass) writeDecision(ctx context.Context, d *Decision) (ctrl.Result, error) {
+	if back, err := p.driverIsBack(ctx, &d.Change); err != nil || back {
+		return ctrl.Result{}, err
+	}
+	if err := p.write(ctx, p.object, d.Change); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	p.report(p.object, &p.in.Object, &d.Change)
+	return ctrl.Result{RequeueAfter: d.Again}, nil
 }
 
 func (r *Reconciler) newObject() client.Object {
@@ -226,13 +235,9 @@ func (p *pass) proceed(ctx context.Context, a Action) error {
 // makePod creates the pod. What keeps the API server from it, such as a quota, goes into the object's message.
 func (p *pass) makePod(ctx context.Context) error {
 	volume := *p.in.Exposed.Volume
-	driver, err := p.findNode(ctx, p.NodeName)
+	elsewhere, err := p.nodesElsewhere(ctx, &volume)
 	if err != nil {
 		return err
-	}
-	var elsewhere *corev1.NodeSelector
-	if driver != nil && !selects(volume.NodeAffinity, driver) {
-		elsewhere = volume.NodeAffinity
 	}
 	pod := moverPod(podInput{
 		object: p.object, view: p.in.Object, namespace: p.Namespace, node: p.NodeName, repository: p.in.Repository.Name, volume: volume,

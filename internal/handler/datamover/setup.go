@@ -108,7 +108,7 @@ func newCache(mgr ctrl.Manager, m *Mover) (cache.Cache, error) {
 			&velerov2.DataUpload{}:          objects,
 			&velerov2.DataDownload{}:        objects,
 			&velerov1.BackupRepository{}:    {Namespaces: map[string]cache.Config{m.Namespace: {}}},
-			&corev1.Pod{}:                   children,
+			&corev1.Pod{}:                   {Namespaces: map[string]cache.Config{m.Namespace: {}}, Transform: shrinkPod},
 			&corev1.PersistentVolumeClaim{}: children,
 			&corev1.Node{}:                  {Transform: shrinkNode},
 			&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{m.Namespace: {
@@ -173,7 +173,7 @@ func addControllers(mgr ctrl.Manager, m *Mover) error {
 		r := &Reconciler{Mover: m, Kind: kind}
 		err := ctrl.NewControllerManagedBy(mgr).Named("handler-" + strings.ToLower(string(kind))).
 			WatchesRawSource(source.Kind(objects, r.newObject(), &handler.EnqueueRequestForObject{}, moreThanProgress)).
-			WatchesRawSource(source.Kind[client.Object](objects, &corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.requestOfOwner))).
+			WatchesRawSource(source.Kind[client.Object](objects, &corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfPod))).
 			WatchesRawSource(source.Kind[client.Object](objects, &corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.requestOfOwner))).
 			WatchesRawSource(source.Kind[client.Object](objects, &velerov1.BackupRepository{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfRepository))).
 			WatchesRawSource(source.Kind[client.Object](objects, &velerov1.BackupStorageLocation{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfLocation))).
@@ -193,6 +193,7 @@ func addControllers(mgr ctrl.Manager, m *Mover) error {
 		WatchesRawSource(source.Kind[client.Object](objects, &velerov2.DataUpload{}, wake, moreThanProgress)).
 		WatchesRawSource(source.Kind[client.Object](objects, &velerov2.DataDownload{}, wake, moreThanProgress)).
 		WatchesRawSource(source.Kind[client.Object](objects, &corev1.Node{}, wake, own, reconcile.MoreThanVersion())).
+		WatchesRawSource(source.Kind[client.Object](objects, &corev1.Pod{}, wake, ofHandlers)).
 		WatchesRawSource(source.Kind[client.Object](objects, &corev1.ConfigMap{}, wake)).
 		WithOptions(reconcile.Options(1)).
 		Complete(&Taker{Mover: m})
@@ -218,6 +219,12 @@ var moreThanProgress = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) boo
 	}
 	return !equality.Semantic.DeepEqual(without(e.ObjectOld), without(e.ObjectNew))
 }}
+
+// ofHandlers passes the pods of handlers alone.
+var ofHandlers = predicate.NewPredicateFuncs(func(o client.Object) bool {
+	pod, ok := o.(*corev1.Pod)
+	return ok && isHandlerPod(pod)
+})
 
 // requestOfOwner maps what was made for an object to that object.
 func (r *Reconciler) requestOfOwner(_ context.Context, o client.Object) []ctrl.Request {
@@ -256,6 +263,22 @@ func (r *Reconciler) requestsWhere(ctx context.Context, fits func(client.Object,
 		}
 	}
 	return requests
+}
+
+// requestsOfPod maps a mover pod to its object, a handler's pod to the objects that this handler drives, and this handler's own pod, without
+// which it does not judge others, to all that others drive.
+func (r *Reconciler) requestsOfPod(ctx context.Context, o client.Object) []ctrl.Request {
+	pod, ok := o.(*corev1.Pod)
+	if !ok || !isHandlerPod(pod) {
+		return r.requestOfOwner(ctx, o)
+	}
+	if err := r.lookForHandlers(ctx); err != nil {
+		return nil // the cache fails only when the process ends
+	}
+	node := pod.Spec.NodeName
+	return r.requestsWhere(ctx, func(_ client.Object, v *Object) bool {
+		return v.Driver != "" && v.Driver != r.NodeName && (v.Driver == node || node == r.NodeName)
+	})
 }
 
 func (r *Reconciler) requestsOfRepository(ctx context.Context, o client.Object) []ctrl.Request {

@@ -49,6 +49,9 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	if err := t.lookForHandlers(ctx); err != nil {
+		return ctrl.Result{}, err
+	}
 	objects, err := t.listObjects(ctx, t.Cached, &current)
 	if err != nil {
 		return ctrl.Result{}, err

@@ -235,8 +235,8 @@ func (w *world) play(ctx context.Context) {
 	var pods corev1.PodList
 	_ = w.admin.List(ctx, &pods, client.InNamespace(w.varve))
 	for i := range pods.Items {
-		if !w.frozen && !w.deadNodes[pods.Items[i].Spec.NodeName] {
-			w.playPod(ctx, &pods.Items[i])
+		if p := &pods.Items[i]; p.Labels[datamove.LabelObject] != "" && !w.frozen && !w.deadNodes[p.Spec.NodeName] {
+			w.playPod(ctx, p)
 		}
 	}
 }
@@ -496,7 +496,7 @@ func (w *world) nothingLeft() {
 	w.t.Helper()
 	controlplane.Eventually(w.t, func() error {
 		var pods corev1.PodList
-		if err := w.admin.List(w.t.Context(), &pods, client.InNamespace(w.varve)); err != nil {
+		if err := w.admin.List(w.t.Context(), &pods, client.InNamespace(w.varve), client.HasLabels{datamove.LabelObject}); err != nil {
 			return err
 		}
 		w.exposer.mu.Lock()
