@@ -58,10 +58,11 @@ func Setup(mgr ctrl.Manager, m *Mover) error {
 		if err := awaitKinds(ctx, mgr.GetRESTMapper(), m); err != nil {
 			return nil //nolint:nilerr // the handler ends
 		}
-		if err := addControllers(mgr, m); err != nil {
+		late := &lateManager{Manager: mgr}
+		if err := addControllers(late, m); err != nil {
 			return fmt.Errorf("set up the data mover: %w", err)
 		}
-		return nil
+		return late.run(ctx)
 	}))
 }
 
