@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 )
@@ -27,6 +28,9 @@ const firstRetry, lastRetry = 50 * time.Millisecond, 30 * time.Second
 func Options(workers int) controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: workers,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](firstRetry, lastRetry),
+		// controller-runtime's own queue may stand still when it is stopped while events come in, and the process with it until its grace period is
+		// over. It is mended in controller-runtime 0.25.2 (kubernetes-sigs/controller-runtime#3538).
+		UsePriorityQueue: ptr.To(false),
+		RateLimiter:      workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](firstRetry, lastRetry),
 	}
 }
