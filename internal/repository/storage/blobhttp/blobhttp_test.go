@@ -220,6 +220,18 @@ func cut(times int64, after int) func(http.Handler) http.Handler {
 	}
 }
 
+// An API server that restarts is away for half a minute and more.
+func TestRetries_lastAMinute(t *testing.T) {
+	t.Parallel()
+	var all time.Duration
+	for pauses := retries; pauses.Steps > 0; {
+		all += pauses.Step()
+	}
+	if all < 50*time.Second || all > 2*time.Minute {
+		t.Error(all)
+	}
+}
+
 // Whatever breaks off is asked for again: no half of an answer is taken for one.
 func TestClient_asksAgain(t *testing.T) {
 	t.Parallel()

@@ -35,14 +35,15 @@ func (c *Connection) Open() (*Client, error) {
 // String returns the name of the storage.
 func (c *Connection) String() string { return c.client.name }
 
-// retries are the pauses before a request is sent again that got no answer: an API server that forwards it may be away for as long.
-var retries = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 7, Cap: 10 * time.Second}
+// retries are the pauses before a request is sent again that got no answer, a minute in all: an API server that forwards it may restart. They
+// have no cap, with which they would end.
+var retries = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Steps: 10}
 
 // maxConnections is how many requests are on their way at a time.
 const maxConnections = 16
 
-// Client is a storage that a Handler serves. It is safe for concurrent use. Requests that get no answer are sent again for about half a
-// minute, and then fail with errclass.Transient.
+// Client is a storage that a Handler serves. It is safe for concurrent use. Requests that get no answer are sent again for about a minute,
+// and then fail with errclass.Transient.
 type Client struct {
 	name    string
 	http    http.Client
