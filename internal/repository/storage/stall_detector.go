@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http/httptrace"
+	"net/textproto"
 	"sync"
 	"time"
 
@@ -33,7 +34,8 @@ type stallDetector struct {
 
 // NewStallDetector returns a storage that gives up an operation when nothing has moved for the limit, and tries it again. In the
 // end the error is ErrUnreachable. Something moves when a byte of a blob does, or when an HTTP request gets a connection, is sent,
-// or is answered, even with an error: repeating what is refused is up to the storage. The storage must heed its context.
+// or is answered, even with an error or with
+// the news that the server is still at it: repeating what is refused is up to the storage. The storage must heed its context.
 func NewStallDetector(st blob.Storage, limit time.Duration) blob.Storage {
 	return &stallDetector{st, limit}
 }
@@ -155,6 +157,10 @@ func (p *stallTimer) clientTrace() *httptrace.ClientTrace {
 		GotConn:              func(httptrace.GotConnInfo) { p.restart() },
 		WroteRequest:         func(httptrace.WroteRequestInfo) { p.restart() },
 		GotFirstResponseByte: p.restart,
+		Got1xxResponse: func(int, textproto.MIMEHeader) error { // The server is still at it.
+			p.restart()
+			return nil
+		},
 	}
 }
 

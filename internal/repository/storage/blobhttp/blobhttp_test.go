@@ -28,6 +28,8 @@ type fakeStorage struct {
 	failure error
 	blobs   map[blob.ID][]byte
 	puts    int
+	// shorter is how many bytes a blob has less than its metadata says.
+	shorter int
 }
 
 func (s *fakeStorage) PutBlob(_ context.Context, id blob.ID, data blob.Bytes, _ blob.PutOptions) error {
@@ -40,8 +42,8 @@ func (s *fakeStorage) PutBlob(_ context.Context, id blob.ID, data blob.Bytes, _ 
 	return s.failure
 }
 
-func (s *fakeStorage) GetMetadata(context.Context, blob.ID) (blob.Metadata, error) {
-	return blob.Metadata{}, s.failure
+func (s *fakeStorage) GetMetadata(_ context.Context, id blob.ID) (blob.Metadata, error) {
+	return blob.Metadata{Length: int64(len(s.blobs[id]))}, s.failure
 }
 
 func (s *fakeStorage) GetCapacity(context.Context) (blob.Capacity, error) {
@@ -49,7 +51,7 @@ func (s *fakeStorage) GetCapacity(context.Context) (blob.Capacity, error) {
 }
 
 func (s *fakeStorage) GetBlob(_ context.Context, id blob.ID, _, _ int64, out blob.OutputBuffer) error {
-	_, err := out.Write(s.blobs[id])
+	_, err := out.Write(s.blobs[id][:max(len(s.blobs[id])-s.shorter, 0)])
 	return errors.Join(err, s.failure)
 }
 
@@ -196,6 +198,42 @@ func TestHandler_storesWholeBlobsOnly(t *testing.T) {
 	NewHandler(func(context.Context) (blob.Storage, error) { return st, nil }).ServeHTTP(w, r)
 	if w.Code != http.StatusServiceUnavailable || st.puts > 0 {
 		t.Errorf("%d %s, %d puts", w.Code, w.Body, st.puts)
+	}
+}
+
+// breakingStorage fails in the middle of a blob, and then reads it again as kopia's directories do, some times.
+type breakingStorage struct {
+	*fakeStorage
+
+	times, gets int
+}
+
+func (s *breakingStorage) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	s.gets++
+	if s.times--; s.times < 0 {
+		return s.fakeStorage.GetBlob(ctx, id, offset, length, out)
+	}
+	if _, err := out.Write(s.blobs[id][:3]); err != nil {
+		return err
+	}
+	out.Reset()
+	return s.fakeStorage.GetBlob(ctx, id, offset, length, out)
+}
+
+// A blob is sent as it is read. One that the storage fails to read in its middle, or has meanwhile become shorter, is asked for again.
+func TestHandler_sendsWholeBlobsOnly(t *testing.T) {
+	t.Parallel()
+	st := &breakingStorage{fakeStorage: &fakeStorage{blobs: map[blob.ID][]byte{"x": []byte("content")}}, times: 2}
+	out := &bytesOut{}
+	if err := serve(t, st, nil).GetBlob(t.Context(), "x", 0, -1, out); err != nil || out.String() != "content" || st.gets != 3 {
+		t.Errorf("%q after %d attempts: %v", out, st.gets, err)
+	}
+	short := &fakeStorage{blobs: map[blob.ID][]byte{"x": []byte("content")}, shorter: 1}
+	if err := serve(t, short, nil).GetBlob(t.Context(), "x", 0, -1, out); !errors.Is(err, errclass.Transient) {
+		t.Errorf("%q: %v", out, err)
+	}
+	if err := serve(t, st, nil).GetBlob(t.Context(), "x", 0, 8, out); !errors.Is(err, blob.ErrInvalidRange) {
+		t.Errorf("%q: %v", out, err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -55,7 +56,7 @@ type Client struct {
 func NewClient(name string, dial func(context.Context) (net.Conn, error)) *Client {
 	return &Client{name: name, retries: retries, http: http.Client{Transport: &http.Transport{
 		DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-		MaxConnsPerHost: maxConnections, MaxIdleConnsPerHost: maxConnections, DisableCompression: true,
+		MaxConnsPerHost: maxConnections, MaxIdleConnsPerHost: maxConnections, DisableCompression: true, ExpectContinueTimeout: math.MaxInt64,
 	}}}
 }
 
@@ -98,7 +99,8 @@ func (c *Client) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, er
 	return m.blob(), err
 }
 
-// ListBlobs implements blob.Storage. It tells call of no blob twice: a list that is cut off after its first blob fails.
+// ListBlobs implements blob.Storage. It tells call of no blob twice: a list that ends in its middle fails with ErrCutOff. call must not make
+// requests that go the same way as the rest of the list, which may be in front of their answers.
 func (c *Client) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.Metadata) error) error {
 	return c.send(ctx, http.MethodGet, blobsPath, url.Values{prefixParameter: {string(prefix)}}, nil, func(body io.Reader, _ int64) error {
 		lines, told := json.NewDecoder(body), false
@@ -107,7 +109,7 @@ func (c *Client) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.M
 			err := lines.Decode(&m)
 			switch {
 			case err != nil && told:
-				return &finalError{errclass.Errorf(errclass.Transient, "%s: the list of blobs was cut off: %w", c.name, err)}
+				return &finalError{fmt.Errorf("%s: %w: %w", c.name, ErrCutOff, err)}
 			case err != nil:
 				return fmt.Errorf("list blobs: %w", noEnd(err))
 			case m.Failure != nil:
@@ -181,6 +183,9 @@ func decode(into any) func(io.Reader, int64) error {
 	return func(body io.Reader, _ int64) error { return noEnd(json.NewDecoder(body).Decode(into)) }
 }
 
+// ErrCutOff is of class Transient: a list ended in its middle.
+var ErrCutOff = errclass.New(errclass.Transient, "the list of blobs was cut off")
+
 // finalError is an error that sending the request again does not help.
 type finalError struct{ err error }
 
@@ -225,6 +230,9 @@ func (c *Client) sendOnce(ctx context.Context, method, path string, query url.Va
 		r.Body, r.ContentLength = data.Reader(), int64(data.Length())
 		if r.ContentLength == 0 {
 			r.Body = http.NoBody
+		} else {
+			// The handler reads the blob as soon as it comes. What nobody reads would hold up everything behind it on a forwarded port.
+			r.Header.Set("Expect", "100-continue")
 		}
 	}
 	answer, err := c.http.Do(r)

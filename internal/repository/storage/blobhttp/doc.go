@@ -6,6 +6,10 @@
 // Errors keep what callers act on: the sentinels of package blob, the classes of errclass, and the system's errors about space and
 // permission.
 //
+// All requests may share one connection that knows nothing of them, such as a forwarded port. There, data that nobody reads holds up everything
+// behind it. So the client sends a blob when the handler has begun to read it, and the handler sends blobs as it reads them. While a blob waits
+// for its turn, or is being made durable, the handler says so at times (102 Processing).
+//
 // There is no encryption and no authentication: the handler belongs on an address that only its client reaches. Blobs are encrypted
 // already, but whoever reaches it can delete them.
 package blobhttp

@@ -6,11 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kopia/kopia/repo/blob"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/varvebackup/varve/internal/errclass"
 )
@@ -18,20 +21,25 @@ import (
 const (
 	// maxBlobBytes is the longest blob that is taken. Packs have some 20 MB; an index of many contents is longer.
 	maxBlobBytes = 256 << 20
-	// transfers is how many blobs are in memory at a time. Further requests wait.
-	transfers = 6
+	// maxPutBytes is how many bytes of blobs are on their way to the storage at a time. A longer blob is alone.
+	maxPutBytes = 192 << 20
+	// tellInterval is how often the client of a request that takes long hears of it, and maxStoring for how long: making a file system durable
+	// takes minutes if others have written much to it, and forever if its server is gone.
+	tellInterval = 20 * time.Second
+	maxStoring   = 15 * time.Minute
 )
 
 // Handler serves a storage. It is safe for concurrent use.
 type Handler struct {
 	mux  http.ServeMux
 	open func(context.Context) (blob.Storage, error)
-	busy chan struct{}
+	// puts has the bytes of the blobs that are being put. They are in memory.
+	puts *semaphore.Weighted
 }
 
 // NewHandler returns a handler of the storage that open returns. open is called for each request and may fail; the failure is the answer.
 func NewHandler(open func(context.Context) (blob.Storage, error)) *Handler {
-	h := &Handler{open: open, busy: make(chan struct{}, transfers)}
+	h := &Handler{open: open, puts: semaphore.NewWeighted(maxPutBytes)}
 	h.mux.HandleFunc("GET "+pingPath, func(http.ResponseWriter, *http.Request) {})
 	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request, blob.Storage) error{
 		"GET " + capacityPath:           h.capacity,
@@ -125,28 +133,52 @@ func (h *Handler) get(w http.ResponseWriter, r *http.Request, st blob.Storage) e
 	if err != nil {
 		return err
 	}
-	done, err := h.take(r.Context())
+	id := blob.ID(r.PathValue("id"))
+	m, err := st.GetMetadata(r.Context(), id)
 	if err != nil {
 		return err
 	}
-	defer done()
-	room := length
-	if length < 0 {
-		m, err := st.GetMetadata(r.Context(), blob.ID(r.PathValue("id")))
-		if err != nil {
-			return err
-		}
-		room = m.Length
-	}
-	data := newBuffer(room)
-	if err := st.GetBlob(r.Context(), blob.ID(r.PathValue("id")), offset, length, data); err != nil {
-		return err
+	bytes := length
+	switch {
+	case length < 0:
+		bytes = m.Length
+	case offset > m.Length || length > m.Length-offset:
+		return errclass.Errorf(blob.ErrInvalidRange, "%d bytes from %d on of blob %s, which has %d", length, offset, id, m.Length)
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	w.Header().Set("Content-Length", strconv.Itoa(data.Len()))
-	_, _ = w.Write(data.Bytes()) // A client that is gone hears nothing, and one that gets a part knows the length.
-	return nil
+	w.Header().Set("Content-Length", strconv.FormatInt(bytes, 10))
+	out := &answerBuffer{w: w}
+	err = st.GetBlob(r.Context(), id, offset, length, out)
+	if err != nil && out.sent > 0 {
+		panic(http.ErrAbortHandler) // This cuts the answer off, and the client asks again.
+	}
+	if err != nil {
+		w.Header().Del("Content-Length")
+	}
+	return err
 }
+
+// answerBuffer sends a blob as the storage reads it. Blobs may be longer than the memory that there is.
+type answerBuffer struct {
+	w    http.ResponseWriter
+	sent int64
+	// again is set when the storage reads the blob again after a part of it was sent.
+	again bool
+}
+
+func (b *answerBuffer) Length() int { return int(b.sent) }
+func (b *answerBuffer) Reset()      { b.again = b.sent > 0 }
+
+func (b *answerBuffer) Write(data []byte) (int, error) {
+	if b.again {
+		return 0, errSentPartly
+	}
+	n, err := b.w.Write(data)
+	b.sent += int64(n)
+	return n, err
+}
+
+var errSentPartly = errors.New("a part of the blob is sent already")
 
 // parseNumber reads a parameter. An absent one is otherwise.
 func parseNumber(r *http.Request, name string, otherwise int64) (int64, error) {
@@ -165,17 +197,22 @@ func (h *Handler) put(w http.ResponseWriter, r *http.Request, st blob.Storage) e
 	if r.ContentLength < 0 || r.ContentLength > maxBlobBytes {
 		return errclass.Errorf(errclass.Invalid, "a blob of %d bytes: it must say its length, and have at most %d", r.ContentLength, maxBlobBytes)
 	}
-	done, err := h.take(r.Context())
+	// No byte of the blob comes before it is read. See Client.
+	reserved := min(r.ContentLength, maxPutBytes)
+	err := tellWhile(w, math.MaxInt64, func() error { return h.puts.Acquire(r.Context(), reserved) })
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer h.puts.Release(reserved)
 	data := make(content, r.ContentLength)
 	if _, err := io.ReadFull(r.Body, data); err != nil {
 		return errclass.Errorf(errclass.Transient, "the blob did not arrive: %w", err)
 	}
 	m := metadata{ID: r.PathValue("id"), Length: r.ContentLength}
-	if err := st.PutBlob(r.Context(), blob.ID(m.ID), data, blob.PutOptions{GetModTime: &m.Time}); err != nil {
+	err = tellWhile(w, maxStoring, func() error {
+		return st.PutBlob(r.Context(), blob.ID(m.ID), data, blob.PutOptions{GetModTime: &m.Time})
+	})
+	if err != nil {
 		return err
 	}
 	answer(w, http.StatusOK, m)
@@ -190,27 +227,27 @@ func (*Handler) delete(w http.ResponseWriter, r *http.Request, st blob.Storage) 
 	return nil
 }
 
-// take waits until a blob may be in memory.
-func (h *Handler) take(ctx context.Context) (done func(), err error) {
-	select {
-	case h.busy <- struct{}{}:
-		return func() { <-h.busy }, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
+// tellWhile calls f, and tells the client at times that the request is being worked on, at most for the limit. f must not read or answer it.
+func tellWhile(w http.ResponseWriter, limit time.Duration, f func() error) error {
+	ended, told := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(told)
+		ticker := time.NewTicker(tellInterval)
+		defer ticker.Stop()
+		for last := time.After(limit); ; {
+			select {
+			case <-ticker.C:
+				w.WriteHeader(http.StatusProcessing)
+			case <-last:
+				return
+			case <-ended:
+				return
+			}
+		}
+	}()
+	defer func() { close(ended); <-told }()
+	return f()
 }
-
-// buffer takes a blob from the storage.
-type buffer struct{ bytes.Buffer }
-
-// newBuffer returns a buffer that does not grow, up to some bytes.
-func newBuffer(length int64) *buffer {
-	b := &buffer{}
-	b.Grow(int(min(length, maxBlobBytes)) + bytes.MinRead) // which reading a file to its end needs
-	return b
-}
-
-func (b *buffer) Length() int { return b.Len() }
 
 // content is a blob on its way to the storage.
 type content []byte
