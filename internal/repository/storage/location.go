@@ -42,7 +42,7 @@ func (l Location) Open(ctx context.Context, create bool) (blob.Storage, error) {
 	case l.S3 == nil && filepath.IsAbs(l.Directory) && l.Served == nil:
 		return openDirectory(ctx, l.Directory, create)
 	case l.S3 == nil && l.Directory == "" && l.Served != nil && !create:
-		return NewStallDetector(l.Served, StallLimit), nil
+		return newServed(l.Served), nil
 	}
 	return nil, fmt.Errorf("%w: location %q: an absolute directory or an S3 bucket", errclass.Invalid, l)
 }

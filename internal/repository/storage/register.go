@@ -86,7 +86,7 @@ func openServed(_ context.Context, c *blobhttp.Connection, _ bool) (blob.Storage
 	if err != nil {
 		return nil, err
 	}
-	return NewStallDetector(st, StallLimit), nil
+	return newServed(st), nil
 }
 
 // viewType is the type of storage in the configuration of a connection to a view.
