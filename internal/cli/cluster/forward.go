@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
-	"strconv"
-	"sync"
+	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
@@ -21,61 +21,99 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// Forwarder connects to a port of a pod through the API server, as kubectl port-forward does. When the pod is replaced by
-// another one of the same name, the next connection goes to that one. It is safe for concurrent use. Close it.
+const (
+	// upgradeTimeout is how long the API server may take to reach a pod, and streamTimeout how long to make a connection to its port.
+	upgradeTimeout = 45 * time.Second
+	streamTimeout  = 30 * time.Second
+)
+
+// Forwarder connects to a port of a pod through the API server, as kubectl port-forward does, but without a port of this machine, which its
+// other users could reach. When the pod is replaced by another one of the same name, the next connection goes to that one. It is safe for
+// concurrent use. Close it.
 type Forwarder struct {
 	client         *Client
 	namespace, pod string
 	port           int
+	// closed ends everything.
+	closed context.Context //nolint:containedctx // of the forwarder
+	end    context.CancelFunc
 
-	mu sync.Mutex
-	// local is the address that leads to the pod, while ended is open.
-	local string
-	ended chan struct{}
-	stop  chan struct{}
+	// lock is for current. It is a channel because waiting for it must end with a context.
+	lock    chan struct{}
+	current *forwarding
+	moved   atomic.Int64
 }
 
 // Forward returns a forwarder to a port of a pod. It sends nothing yet.
 func (c *Client) Forward(namespace, pod string, port int) *Forwarder {
-	return &Forwarder{client: c, namespace: namespace, pod: pod, port: port}
+	f := &Forwarder{client: c, namespace: namespace, pod: pod, port: port, lock: make(chan struct{}, 1)}
+	f.closed, f.end = context.WithCancel(context.Background())
+	return f
 }
 
 // Dial connects to the pod. An error is Transient unless the API server refuses to forward.
 func (f *Forwarder) Dial(ctx context.Context) (net.Conn, error) {
-	local, err := f.connect(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(f.closed, func() { cancel(net.ErrClosed) })()
+	current, err := f.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return (&net.Dialer{}).DialContext(ctx, "tcp", local)
+	within, stop := context.WithTimeoutCause(ctx, streamTimeout, errclass.Errorf(errclass.Transient, "pod %s is not reached in %s", f.pod, streamTimeout))
+	defer stop()
+	conn, err := current.dial(within, f.port)
+	if err != nil && errclass.Of(err) == nil && ctx.Err() == nil {
+		err = errclass.Errorf(errclass.Transient, "connect to pod %s: %w", f.pod, err)
+	}
+	return conn, err
 }
 
-// Close ends the forwarding.
+// Close ends the forwarding, and all connections.
 func (f *Forwarder) Close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.ended != nil {
-		close(f.stop)
-		<-f.ended
-		f.ended = nil
+	f.end()
+	f.Drop()
+}
+
+// Drop ends all connections. The next one asks the API server again: the way to it may be another one by now, and then the old one is silent
+// for good.
+func (f *Forwarder) Drop() {
+	f.lock <- struct{}{}
+	defer func() { <-f.lock }()
+	if f.current != nil {
+		f.current.end()
+		f.current = nil
 	}
 }
 
-// connect returns the local address that leads to the pod.
-func (f *Forwarder) connect(ctx context.Context) (string, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.ended != nil {
-		select {
-		case <-f.ended: // the pod or the connection has gone
-			f.ended = nil
-		default:
-			return f.local, nil
-		}
+// Moved returns how many bytes have come from the pod, or were sent in large pieces. A small piece is sent when the system has it, even if the
+// way is broken.
+func (f *Forwarder) Moved() int64 { return f.moved.Load() }
+
+// connect returns a forwarding that has not ended.
+func (f *Forwarder) connect(ctx context.Context) (*forwarding, error) {
+	select {
+	case f.lock <- struct{}{}:
+		defer func() { <-f.lock }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
+	if f.closed.Err() != nil {
+		return nil, net.ErrClosed
+	}
+	if f.current != nil && f.current.ended.Err() == nil {
+		return f.current, nil
+	}
+	f.current = nil
 	if err := f.checkPod(ctx); err != nil {
-		return "", err
+		return nil, err
 	}
-	return f.local, f.start(ctx)
+	conn, err := f.upgrade(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f.current = newForwarding(conn, &f.moved)
+	return f.current, nil
 }
 
 // checkPod tells a pod that does not run yet, which is waited for, from a forwarding that fails.
@@ -100,38 +138,44 @@ func (f *Forwarder) explain(err error) error {
 	return fmt.Errorf("forward a port to pod %s: %w", f.pod, err)
 }
 
-func (f *Forwarder) start(ctx context.Context) error {
-	ready, stop, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	forwarder, err := f.newPortForwarder(stop, ready)
+// upgrade asks the API server to forward. The libraries heed no context: what they wait for goes on alone.
+func (f *Forwarder) upgrade(ctx context.Context) (httpstream.Connection, error) {
+	dialer, err := f.newDialer()
 	if err != nil {
-		return f.explain(err)
+		return nil, f.explain(err)
 	}
-	var failure error
+	ctx, cancel := context.WithTimeoutCause(ctx, upgradeTimeout, errclass.Errorf(errclass.Transient, "forward a port to pod %s: no answer in %s", f.pod, upgradeTimeout))
+	defer cancel()
+	type answer struct {
+		conn httpstream.Connection
+		err  error
+	}
+	answered := make(chan answer, 1)
 	go func() {
-		defer close(ended)
-		failure = forwarder.ForwardPorts()
+		conn, protocol, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
+		if err == nil && protocol != portforward.PortForwardProtocolV1Name {
+			err = errors.Join(fmt.Errorf("the API server speaks %q", protocol), conn.Close())
+		}
+		answered <- answer{conn, err}
 	}()
 	select {
-	case <-ready:
-	case <-ended:
-		return f.explain(errors.Join(failure, errors.New("the API server ended it")))
+	case a := <-answered:
+		if a.err != nil {
+			return nil, f.explain(a.err)
+		}
+		return a.conn, nil
 	case <-ctx.Done():
-		close(stop)
-		<-ended
-		return context.Cause(ctx)
+		go func() {
+			if a := <-answered; a.err == nil {
+				_ = a.conn.Close()
+			}
+		}()
+		return nil, context.Cause(ctx)
 	}
-	ports, err := forwarder.GetPorts()
-	if err != nil || len(ports) != 1 {
-		close(stop)
-		<-ended
-		return f.explain(errors.Join(err, errors.New("no local port")))
-	}
-	f.local, f.stop, f.ended = net.JoinHostPort("127.0.0.1", strconv.Itoa(int(ports[0].Local))), stop, ended
-	return nil
 }
 
-// newPortForwarder tries WebSockets, and SPDY with servers and proxies that do not know them.
-func (f *Forwarder) newPortForwarder(stop <-chan struct{}, ready chan struct{}) (*portforward.PortForwarder, error) {
+// newDialer tries WebSockets, and SPDY with servers and proxies that do not know them, and with users who may not forward that way.
+func (f *Forwarder) newDialer() (httpstream.Dialer, error) {
 	config := rest.CopyConfig(f.client.config)
 	config.GroupVersion, config.APIPath = &corev1.SchemeGroupVersion, "/api"
 	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
@@ -144,13 +188,25 @@ func (f *Forwarder) newPortForwarder(stop <-chan struct{}, ready chan struct{}) 
 	if err != nil {
 		return nil, err
 	}
-	over, err := portforward.NewSPDYOverWebsocketDialer(address, config)
+	webSocket, err := portforward.NewSPDYOverWebsocketDialerForStreaming(address, config)
 	if err != nil {
 		return nil, err
 	}
-	dialer := portforward.NewFallbackDialer(over, spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, address), func(err error) bool {
-		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
-	})
-	// Port 0: any that is free. Only this host can reach it, and nobody reads anything there without the token.
-	return portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{"0:" + strconv.Itoa(f.port)}, stop, ready, io.Discard, io.Discard)
+	return &eitherDialer{webSocket, spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, address)}, nil
+}
+
+// eitherDialer dials in one way, or if that is not possible in another one.
+type eitherDialer struct{ first, second httpstream.Dialer }
+
+func (d *eitherDialer) Dial(protocols ...string) (httpstream.Connection, string, error) {
+	conn, protocol, first := d.first.Dial(protocols...)
+	var refusal *httpstream.UpgradeFailureError
+	if !errors.As(first, &refusal) && !httpstream.IsHTTPSProxyError(first) {
+		return conn, protocol, first
+	}
+	conn, protocol, err := d.second.Dial(protocols...)
+	if err != nil && refusal != nil && apierrors.IsForbidden(refusal.Cause) {
+		err = refusal.Cause // The second way says it in words alone.
+	}
+	return conn, protocol, err
 }
