@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path"
 	"testing"
+	"time"
 
 	"github.com/kopia/kopia/repo/blob"
 	"golang.org/x/sync/errgroup"
@@ -23,8 +25,9 @@ import (
 	"github.com/varvebackup/varve/internal/repository/storage/blobhttp"
 )
 
-// forwarded returns a client of a directory that is served through an API server that forwards ports.
-func forwarded(t *testing.T) *blobhttp.Client {
+// forwarded returns a directory that is served through an API server that forwards ports. The first way to it, if there are any, leads to another
+// address.
+func forwarded(t *testing.T, first ...string) *podStorage {
 	t.Helper()
 	st, err := storage.Location{Directory: t.TempDir()}.Open(t.Context(), false)
 	if err != nil {
@@ -33,7 +36,18 @@ func forwarded(t *testing.T) *blobhttp.Client {
 	t.Cleanup(func() { _ = st.Close(context.WithoutCancel(t.Context())) })
 	pod := httptest.NewServer(blobhttp.NewHandler(func(context.Context) (blob.Storage, error) { return st, nil }))
 	t.Cleanup(pod.Close)
-	forwarding := &clustertest.Forwarding{To: func(string) string { return pod.Listener.Addr().String() }}
+	ways := make(chan string, len(first))
+	for _, address := range first {
+		ways <- address
+	}
+	forwarding := &clustertest.Forwarding{To: func(string) string {
+		select {
+		case address := <-ways:
+			return address
+		default:
+			return pod.Listener.Addr().String()
+		}
+	}}
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if path.Base(r.URL.Path) == "portforward" {
 			forwarding.ServeHTTP(w, r)
@@ -55,13 +69,13 @@ func forwarded(t *testing.T) *blobhttp.Client {
 	t.Cleanup(forward.Close)
 	client := blobhttp.NewClient("shelf", forward.Dial)
 	t.Cleanup(client.Shut)
-	return client
+	return &podStorage{forward: forward, blobs: client}
 }
 
 // The blobs of all workers share one connection to the API server. One that waits for its turn must not hold up those that it waits for.
 func TestForwarded_takesTheBlobsOfAllWorkers(t *testing.T) {
 	t.Parallel()
-	st, err := storage.Location{Served: forwarded(t)}.Open(t.Context(), false)
+	st, err := storage.Location{Served: forwarded(t).blobs}.Open(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,4 +89,23 @@ func TestForwarded_takesTheBlobsOfAllWorkers(t *testing.T) {
 	if err := group.Wait(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A way to the pod that has become silent is not the way any more, and what was asked for is asked for again.
+func TestForwarded_leavesASilentWay(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // It takes connections, and nothing comes.
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+	p := forwarded(t, silent.Addr().String())
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); p.keepAlive(ctx, time.Millisecond, 50*time.Millisecond) }()
+	if err := p.blobs.PutBlob(t.Context(), "p1", storage.Bytes("content"), blob.PutOptions{}); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	<-ended
 }

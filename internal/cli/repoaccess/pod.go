@@ -36,6 +36,10 @@ const (
 	quietTime = 5 * time.Second
 	// podCleanup is how long the deletion of its Job may take. What stays ends by itself.
 	podCleanup = 10 * time.Second
+	// pingInterval is the pause before the pod is told again that somebody is there, and pingTimeout how long it may take to answer. If one
+	// request is lost with the way to the pod, the next one must come before the pod ends.
+	pingInterval = datamove.ServeIdle / 6
+	pingTimeout  = 30 * time.Second
 	// jobLifetime is how long a Job stays that has ended.
 	jobLifetime = time.Minute
 )
@@ -100,8 +104,30 @@ func (p *podStorage) start(ctx context.Context, directory string) error {
 	}
 	alive, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.alive = cancel
-	go wait.UntilWithContext(alive, func(ctx context.Context) { _ = p.blobs.Ping(ctx) }, datamove.ServeIdle/4)
+	go p.keepAlive(alive, pingInterval, pingTimeout)
 	return nil
+}
+
+// keepAlive tells the pod that somebody is there, and drops the connections to it when they are silent: after a change of networks they stay so,
+// and all requests would wait for nothing. A line that is only busy is not silent.
+func (p *podStorage) keepAlive(ctx context.Context, interval, timeout time.Duration) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		moved := p.forward.Moved()
+		within, cancel := context.WithTimeout(ctx, timeout)
+		err := p.blobs.Ping(within)
+		silent := err != nil && errors.Is(within.Err(), context.DeadlineExceeded) && p.forward.Moved() == moved
+		cancel()
+		if silent {
+			p.forward.Drop()
+			continue
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // find returns what the pod mounts.

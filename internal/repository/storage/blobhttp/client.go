@@ -40,8 +40,9 @@ func (c *Connection) String() string { return c.client.name }
 // have no cap, with which they would end.
 var retries = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Steps: 10}
 
-// maxConnections is how many requests are on their way at a time.
-const maxConnections = 16
+// idleConnections is how many connections stay open between requests: more than there are workers. Their number has no limit: a request that waits
+// for a connection would look like one that waits for an answer.
+const idleConnections = 64
 
 // Client is a storage that a Handler serves. It is safe for concurrent use. Requests that get no answer are sent again for about a minute,
 // and then fail with errclass.Transient.
@@ -55,8 +56,8 @@ type Client struct {
 // than Transient is final.
 func NewClient(name string, dial func(context.Context) (net.Conn, error)) *Client {
 	return &Client{name: name, retries: retries, http: http.Client{Transport: &http.Transport{
-		DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-		MaxConnsPerHost: maxConnections, MaxIdleConnsPerHost: maxConnections, DisableCompression: true, ExpectContinueTimeout: math.MaxInt64,
+		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+		MaxIdleConnsPerHost: idleConnections, DisableCompression: true, ExpectContinueTimeout: math.MaxInt64,
 	}}}
 }
 
