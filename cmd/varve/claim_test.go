@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -53,6 +54,9 @@ func TestRepositoryOnAClaim(t *testing.T) {
 	all["endpods"] = func(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Value(claimClusterKey{}).(*claimCluster).setPhase(corev1.PodPhase(args[0]))
 	}
+	all["forbid"] = func(ts *testscript.TestScript, _ bool, args []string) {
+		ts.Value(claimClusterKey{}).(*claimCluster).forbid(strings.Join(args, " "))
+	}
 	testscript.Run(t, testscript.Params{Dir: "testdata/claim", Cmds: all, Setup: func(env *testscript.Env) error {
 		c := newClaimCluster(t, filepath.Join(env.WorkDir, "shelf"))
 		env.Values[claimClusterKey{}] = c
@@ -85,6 +89,8 @@ type claimCluster struct {
 	made  int
 	phase corev1.PodPhase
 	jobs  []*claimJob
+	// forbidden is a method, or ANY, and a part of the path that the user has no right to.
+	forbidden string
 }
 
 // claimJob is a Job with its pod.
@@ -153,11 +159,17 @@ func claimObjects() map[string]any {
 func (c *claimCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	const jobs, pods = "/apis/batch/v1/namespaces/varve/jobs", "/api/v1/namespaces/varve/pods"
 	switch {
+	case c.isForbidden(r):
+		status := apierrors.NewForbidden(schema.GroupResource{Resource: "objects"}, path.Base(r.URL.Path), errors.New("no right")).Status()
+		status.APIVersion, status.Kind = "v1", "Status"
+		send(w, http.StatusForbidden, status)
 	case r.Method == http.MethodPost && r.URL.Path == jobs:
 		c.createJob(w, r)
 	case r.Method == http.MethodDelete && path.Dir(r.URL.Path) == jobs:
 		c.deleteJob(path.Base(r.URL.Path))
 		send(w, http.StatusOK, &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess})
+	case r.Method == http.MethodPatch && path.Dir(r.URL.Path) == jobs:
+		c.patchJob(w, r)
 	case path.Base(r.URL.Path) == "portforward":
 		c.forward.ServeHTTP(w, r)
 	case r.URL.Path == pods:
@@ -213,7 +225,7 @@ func (c *claimCluster) startJob(body []byte) error {
 	directory, ok := strings.CutPrefix(container.Args[0], "--directory="+datamove.StorageDirectory)
 	mounts := container.VolumeMounts
 	if !ok || !slices.Equal(container.Command, []string{"/usr/bin/varve", "mover", "serve-storage"}) || container.Image != "varve:test" || container.ImagePullPolicy != corev1.PullNever ||
-		*job.Spec.TTLSecondsAfterFinished != 60 || *job.Spec.BackoffLimit != 0 || *job.Spec.Template.Spec.AutomountServiceAccountToken || mounts[len(mounts)-1].MountPath != datamove.StorageDirectory ||
+		*job.Spec.TTLSecondsAfterFinished != 60 || job.Spec.ActiveDeadlineSeconds == nil || *job.Spec.ActiveDeadlineSeconds > 300 || *job.Spec.BackoffLimit != 0 || *job.Spec.Template.Spec.AutomountServiceAccountToken || mounts[len(mounts)-1].MountPath != datamove.StorageDirectory ||
 		job.Spec.Template.Labels[datamove.LabelLook] != datamove.LookDirectory || len(job.OwnerReferences) != 1 || strings.Contains(string(body), claimPassword) {
 		return fmt.Errorf("the Job %+v", job)
 	}
@@ -236,6 +248,22 @@ func (c *claimCluster) startJob(body []byte) error {
 	job.Name, job.UID = fmt.Sprintf("%s%d", job.GenerateName, c.made), types.UID(fmt.Sprint("job-", c.made))
 	c.jobs = append(c.jobs, &claimJob{job: job, address: l.Addr().String(), end: func() { cancel(); <-ended }})
 	return nil
+}
+
+// patchJob removes the deadline of a Job.
+func (c *claimCluster) patchJob(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.IndexFunc(c.jobs, func(j *claimJob) bool { return j.job.Name == path.Base(r.URL.Path) })
+	if err != nil || i < 0 || string(body) != `{"spec":{"activeDeadlineSeconds":null}}` {
+		status := apierrors.NewBadRequest(string(body)).Status()
+		status.APIVersion, status.Kind = "v1", "Status"
+		send(w, http.StatusBadRequest, status)
+		return
+	}
+	c.jobs[i].job.Spec.ActiveDeadlineSeconds = nil
+	send(w, http.StatusOK, c.jobs[i].job)
 }
 
 func (c *claimCluster) deleteJob(name string) {
@@ -285,7 +313,7 @@ func (c *claimCluster) addressOf(requested string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, j := range c.jobs {
-		if strings.Contains(requested, "/"+j.job.Name+"-pod/") && c.phase == corev1.PodRunning {
+		if strings.Contains(requested, "/"+j.job.Name+"-pod/") && j.job.Spec.ActiveDeadlineSeconds == nil && c.phase == corev1.PodRunning {
 			return j.address
 		}
 	}
@@ -296,6 +324,19 @@ func (c *claimCluster) counts() (made, left int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.made, len(c.jobs)
+}
+
+func (c *claimCluster) forbid(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forbidden = what
+}
+
+func (c *claimCluster) isForbidden(r *http.Request) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	method, resource, ok := strings.Cut(c.forbidden, " ")
+	return ok && (method == "ANY" || r.Method == method) && strings.Contains(r.URL.Path, "/"+resource)
 }
 
 func (c *claimCluster) setPhase(p corev1.PodPhase) {

@@ -40,8 +40,9 @@ const (
 	// request is lost with the way to the pod, the next one must come before the pod ends.
 	pingInterval = datamove.ServeIdle / 6
 	pingTimeout  = 30 * time.Second
-	// jobLifetime is how long a Job stays that has ended.
+	// jobLifetime is how long a Job stays that has ended, and jobPatience how long one that has no command any more may wait for its pod.
 	jobLifetime = time.Minute
+	jobPatience = podTimeout + time.Minute
 )
 
 // controllerName is the Deployment whose image the pod has.
@@ -68,9 +69,22 @@ func servePlace(ctx context.Context, s *session.Session, c *cluster.Client, l *v
 	p := &podStorage{session: s, cluster: c, location: l, place: place}
 	if err := p.start(ctx, directory); err != nil {
 		p.Close(ctx)
-		return nil, err
+		return nil, explainRights(err)
 	}
 	return p, nil
+}
+
+// explainRights says what a user must be allowed.
+func explainRights(err error) error {
+	var explained *failure.Error
+	if errors.As(err, &explained) || cluster.Classify(err) != cluster.Forbidden {
+		return err
+	}
+	return &failure.Error{
+		Err: err, Code: errclass.ExitRefused,
+		Hint: "a location that is a claim or an NFS export takes the rights to create, patch and delete Jobs, to get and list pods, to forward their ports, " +
+			"and to get claims and the Deployment " + controllerName + ", in namespace " + layout.Namespace,
+	}
 }
 
 func (p *podStorage) start(ctx context.Context, directory string) error {
@@ -84,17 +98,14 @@ func (p *podStorage) start(ctx context.Context, directory string) error {
 	}
 	job := newServeJob(p.location, mounted, image, directory)
 	err = p.cluster.Create(ctx, job)
-	if cluster.Classify(err) == cluster.Forbidden {
-		return &failure.Error{
-			Err: fmt.Errorf("create a Job whose pod mounts %s: %w", p.place, err), Code: errclass.ExitRefused,
-			Hint: "whoever uses a location that is a claim or an NFS export creates and deletes Jobs, reads pods, and forwards ports, in namespace " + layout.Namespace,
-		}
-	}
 	if err != nil {
 		return fmt.Errorf("create a Job in namespace %s, whose pod mounts %s: %w", layout.Namespace, p.place, err)
 	}
 	p.job = job
 	if err := p.awaitPod(ctx); err != nil {
+		return err
+	}
+	if err := p.removeDeadline(ctx); err != nil {
 		return err
 	}
 	p.forward = p.cluster.Forward(layout.Namespace, p.pod, datamove.StoragePort)
@@ -105,6 +116,17 @@ func (p *podStorage) start(ctx context.Context, directory string) error {
 	alive, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.alive = cancel
 	go p.keepAlive(alive, pingInterval, pingTimeout)
+	return nil
+}
+
+// removeDeadline lets the pod run as long as the command does. The deadline is for Jobs whose command has died before the pod ran: it would wait
+// for its volume or for a node without end.
+func (p *podStorage) removeDeadline(ctx context.Context) error {
+	without := p.job.DeepCopy()
+	without.Spec.ActiveDeadlineSeconds = nil
+	if err := p.cluster.Patch(ctx, without, client.MergeFrom(p.job)); err != nil {
+		return fmt.Errorf("remove the deadline of Job %s/%s: %w", p.job.Namespace, p.job.Name, err)
+	}
 	return nil
 }
 
@@ -174,7 +196,8 @@ func newServeJob(l *velerov1.BackupStorageLocation, s datamove.Storage, image da
 		ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, GenerateName: datamove.ServeStorage + "-", Labels: template.Labels},
 		Spec: batchv1.JobSpec{
 			BackoffLimit: ptr.To[int32](0), // the command that it serves is gone with its pod
-			// A command that dies leaves a pod that ends by itself.
+			// A command that dies leaves a pod that ends by itself, or one that does not run yet.
+			ActiveDeadlineSeconds:   ptr.To(int64(jobPatience / time.Second)),
 			TTLSecondsAfterFinished: ptr.To(int32(jobLifetime / time.Second)),
 			Template:                template,
 		},
@@ -279,6 +302,6 @@ func (p *podStorage) Close(ctx context.Context) {
 	defer cancel()
 	err := p.cluster.Delete(ctx, p.job, client.PropagationPolicy(metav1.DeletePropagationBackground), client.Preconditions{UID: &p.job.UID})
 	if client.IgnoreNotFound(err) != nil {
-		p.session.Warn(fmt.Errorf("the Job %s/%s, which mounts %s for this command, is still there; it ends by itself within %s: %w", p.job.Namespace, p.job.Name, p.place, datamove.ServeIdle+jobLifetime, err))
+		p.session.Warn(fmt.Errorf("the Job %s/%s, which mounts %s for this command, is still there; it ends by itself within %s: %w", p.job.Namespace, p.job.Name, p.place, jobPatience+jobLifetime, err))
 	}
 }
