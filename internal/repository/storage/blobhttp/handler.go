@@ -26,7 +26,7 @@ const (
 	// tellInterval is how often the client of a request that takes long hears of it, and maxStoring for how long: making a file system durable
 	// takes minutes if others have written much to it, and forever if its server is gone.
 	tellInterval = 20 * time.Second
-	maxStoring   = 15 * time.Minute
+	maxStoring   = 5 * time.Minute
 )
 
 // Handler serves a storage. It is safe for concurrent use.
