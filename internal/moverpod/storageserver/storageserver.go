@@ -79,8 +79,11 @@ func Run(ctx context.Context, o Options) (err error) {
 type server struct {
 	Options
 
-	mu      sync.Mutex
+	// opening is for storage. Opening takes as long as a server of files is away, and nothing else waits for that.
+	opening sync.Mutex
 	storage blob.Storage
+
+	mu sync.Mutex
 	// asked is when the last request ended, and running how many there are now.
 	asked             time.Time
 	running, requests int
@@ -88,8 +91,8 @@ type server struct {
 
 // open opens the directory when it is first asked for.
 func (s *server) open(ctx context.Context) (blob.Storage, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.opening.Lock()
+	defer s.opening.Unlock()
 	if s.storage != nil {
 		return s.storage, nil
 	}
@@ -102,8 +105,8 @@ func (s *server) open(ctx context.Context) (blob.Storage, error) {
 }
 
 func (s *server) close(ctx context.Context) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.opening.Lock()
+	defer s.opening.Unlock()
 	if s.storage == nil {
 		return nil
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
@@ -74,6 +76,18 @@ func TestRun_servesADirectory(t *testing.T) {
 	}
 	if err := st.Close(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// While the directory is being opened, which takes long if its server is away, the pod answers that it is there.
+func TestServer_answersWhileItOpens(t *testing.T) {
+	t.Parallel()
+	s := &server{Options: Options{Clock: clock.RealClock{}, Idle: time.Minute}}
+	s.opening.Lock()
+	w := httptest.NewRecorder()
+	s.watch(blobhttp.NewHandler(s.open)).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/ping", nil))
+	if w.Code != http.StatusOK || s.isIdle() {
+		t.Error(w.Code)
 	}
 }
 
