@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -73,6 +74,14 @@ func TestRepositoryOnAClaim(t *testing.T) {
 		}
 		return os.Mkdir(c.dir, 0o700)
 	}})
+}
+
+// What serves a repository asks for no password: no other pod and no node may reach it.
+func TestStorageAddress_isTheLoopback(t *testing.T) {
+	t.Parallel()
+	if a, err := netip.ParseAddrPort(storageAddress); err != nil || !a.Addr().IsLoopback() {
+		t.Errorf("%s: %v", storageAddress, err)
+	}
 }
 
 type claimClusterKey struct{}
@@ -166,7 +175,15 @@ func (c *claimCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost && r.URL.Path == jobs:
 		c.createJob(w, r)
 	case r.Method == http.MethodDelete && path.Dir(r.URL.Path) == jobs:
-		c.deleteJob(path.Base(r.URL.Path))
+		// A Job that is deleted in another way leaves its pod.
+		body, err := io.ReadAll(r.Body)
+		o := &metav1.DeleteOptions{}
+		if err == nil {
+			_, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, o)
+		}
+		if err == nil && o.PropagationPolicy != nil && *o.PropagationPolicy == metav1.DeletePropagationBackground {
+			c.deleteJob(path.Base(r.URL.Path))
+		}
 		send(w, http.StatusOK, &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess})
 	case r.Method == http.MethodPatch && path.Dir(r.URL.Path) == jobs:
 		c.patchJob(w, r)

@@ -15,6 +15,9 @@ import (
 	"github.com/varvebackup/varve/internal/moverpod/storageserver"
 )
 
+// storageAddress is on the pod's loopback, which nobody reaches but who forwards a port to the pod.
+var storageAddress = net.JoinHostPort("127.0.0.1", strconv.Itoa(datamove.StoragePort))
+
 // serveStorageCommand is `varve mover serve-storage`, the program of a pod through which a user's command reaches a repository.
 func serveStorageCommand() *cobra.Command {
 	var level string
@@ -35,8 +38,7 @@ func serveStorageCommand() *cobra.Command {
 				return err
 			}
 			o.Log = slog.New(lines)
-			// Nobody but who forwards a port to the pod reaches its loopback.
-			if o.Listener, err = (&net.ListenConfig{}).Listen(c.Context(), "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(datamove.StoragePort))); err != nil {
+			if o.Listener, err = (&net.ListenConfig{}).Listen(c.Context(), "tcp", storageAddress); err != nil {
 				return fmt.Errorf("listen: %w", err)
 			}
 			return storageserver.Run(c.Context(), o)

@@ -91,6 +91,23 @@ func TestServer_answersWhileItOpens(t *testing.T) {
 	}
 }
 
+// A request that takes longer than anybody may be silent keeps the pod, and the time counts from its end.
+func TestServer_isNotIdleWhileItServes(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Unix(0, 0))
+	s := &server{Options: Options{Clock: c, Idle: time.Minute}}
+	var during, after bool
+	s.watch(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		c.Step(time.Hour)
+		during = s.isIdle()
+	})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+	after = s.isIdle()
+	c.Step(time.Minute)
+	if during || after || !s.isIdle() {
+		t.Error(during, after, s.isIdle())
+	}
+}
+
 // It ends when nobody asks any more, and not while somebody does, however rarely.
 func TestRun_endsWhenNobodyAsks(t *testing.T) {
 	t.Parallel()
