@@ -49,14 +49,14 @@ func (p *pipes) dial(context.Context) (net.Conn, error) {
 	return ours, nil
 }
 
-// served returns a storage that is served from the memory of this process, and what ends that.
-func served(st blob.Storage) (_ blob.Storage, end func()) {
+// served returns a client of a storage that is served from the memory of this process, and what ends that.
+func served(st blob.Storage) (_ *blobhttp.Client, end func()) {
 	p := &pipes{conns: make(chan net.Conn, 64), closed: make(chan struct{})}
 	server := &http.Server{Handler: blobhttp.NewHandler(func(context.Context) (blob.Storage, error) { return st, nil }), ReadHeaderTimeout: time.Hour}
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = server.Serve(p) }()
 	c := blobhttp.NewClient("shelf", p.dial)
-	return newServed(c), func() { c.Shut(); _ = server.Close(); <-ended }
+	return c, func() { c.Shut(); _ = server.Close(); <-ended }
 }
 
 // storingStorage takes its time to store a blob.
@@ -87,10 +87,10 @@ func TestServed_waitsForTheStorage(t *testing.T) {
 	}{{6 * time.Minute, 1, nil}, {24 * time.Hour, StallAttempts, ErrUnreachable}} {
 		synctest.Test(t, func(t *testing.T) {
 			slow := &storingStorage{takes: c.takes}
-			st, end := served(slow)
+			client, end := served(slow)
 			defer end()
 			began := time.Now()
-			if err := st.PutBlob(t.Context(), "x", Bytes("content"), blob.PutOptions{}); !errors.Is(err, c.err) {
+			if err := newServed(client).PutBlob(t.Context(), "x", Bytes("content"), blob.PutOptions{}); !errors.Is(err, c.err) {
 				t.Error(err)
 			}
 			if took := time.Since(began); slow.puts.Load() != c.puts || took > time.Hour/2 {
@@ -106,7 +106,12 @@ type endlessBlob struct {
 	io.ReadSeekCloser
 
 	length       int
+	once         sync.Once
 	asked, ended chan struct{}
+}
+
+func newEndlessBlob(length int) *endlessBlob {
+	return &endlessBlob{length: length, asked: make(chan struct{}), ended: make(chan struct{})}
 }
 
 func (b *endlessBlob) Length() int               { return b.length }
@@ -114,38 +119,43 @@ func (b *endlessBlob) Reader() io.ReadSeekCloser { return b }
 func (*endlessBlob) Close() error                { return nil }
 
 func (b *endlessBlob) Read([]byte) (int, error) {
-	close(b.asked)
+	b.once.Do(func() { close(b.asked) })
 	<-b.ended
 	return 0, io.ErrUnexpectedEOF
 }
 
-// A blob for which there is no memory is not sent: on a forwarded port it would hold up those that have to go first.
+// A blob for which there is no memory is not sent: on a forwarded port it would hold up those that have to go first. That it waits is no stall.
 func TestServed_sendsBlobsInTurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		st, end := served(&storingStorage{})
-		ended := make(chan struct{})
-		first, second := &endlessBlob{length: 200 << 20, asked: make(chan struct{}), ended: ended}, &endlessBlob{length: 100 << 20, asked: make(chan struct{}), ended: ended}
+		client, end := served(&storingStorage{})
+		defer end()
+		first, second := newEndlessBlob(200<<20), newEndlessBlob(1)
 		ctx, cancel := context.WithCancel(t.Context())
+		firstCtx, cancelFirst := context.WithCancel(ctx)
 		errs := make(chan error, 2)
-		put := func(id blob.ID, b blob.Bytes) { errs <- st.PutBlob(ctx, id, b, blob.PutOptions{}) }
-		go put("p1", first)
+		go func() { errs <- client.PutBlob(firstCtx, "p1", first, blob.PutOptions{}) }()
 		<-first.asked
-		go put("p2", second)
-		synctest.Wait()
+		go func() { errs <- newServed(client).PutBlob(ctx, "p2", second, blob.PutOptions{}) }()
+		time.Sleep(time.Hour)
 		select {
 		case <-second.asked:
 			t.Error("a blob was sent that nobody reads")
+		case err := <-errs:
+			t.Error(err)
+			return
 		default:
 		}
+		cancelFirst()
+		close(first.ended)
+		<-second.asked
 		cancel()
-		close(ended)
+		close(second.ended)
 		for range 2 {
 			if err := <-errs; !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		}
-		end()
 	})
 }
 

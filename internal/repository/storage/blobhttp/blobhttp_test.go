@@ -28,6 +28,8 @@ type fakeStorage struct {
 	failure error
 	blobs   map[blob.ID][]byte
 	puts    int
+	// unreadable fails reads of blobs.
+	unreadable error
 	// shorter is how many bytes a blob has less than its metadata says.
 	shorter int
 }
@@ -51,6 +53,9 @@ func (s *fakeStorage) GetCapacity(context.Context) (blob.Capacity, error) {
 }
 
 func (s *fakeStorage) GetBlob(_ context.Context, id blob.ID, _, _ int64, out blob.OutputBuffer) error {
+	if s.unreadable != nil {
+		return s.unreadable
+	}
 	_, err := out.Write(s.blobs[id][:max(len(s.blobs[id])-s.shorter, 0)])
 	return errors.Join(err, s.failure)
 }
@@ -232,6 +237,10 @@ func TestHandler_sendsWholeBlobsOnly(t *testing.T) {
 	if err := serve(t, short, nil).GetBlob(t.Context(), "x", 0, -1, out); !errors.Is(err, errclass.Transient) {
 		t.Errorf("%q: %v", out, err)
 	}
+	unreadable := &fakeStorage{blobs: map[blob.ID][]byte{"x": []byte("content")}, unreadable: fs.ErrPermission}
+	if err := serve(t, unreadable, nil).GetBlob(t.Context(), "x", 0, -1, out); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("%q: %v", out, err)
+	}
 	if err := serve(t, st, nil).GetBlob(t.Context(), "x", 0, 8, out); !errors.Is(err, blob.ErrInvalidRange) {
 		t.Errorf("%q: %v", out, err)
 	}
@@ -284,7 +293,7 @@ func TestClient_asksAgain(t *testing.T) {
 						h.ServeHTTP(w, r)
 						return
 					}
-					http.Error(w, "bad gateway", http.StatusBadGateway)
+					http.Error(w, `{"message":"bad gateway"}`, http.StatusBadGateway)
 				})
 			}
 		},

@@ -234,11 +234,13 @@ func tellWhile(w http.ResponseWriter, limit time.Duration, f func() error) error
 		defer close(told)
 		ticker := time.NewTicker(tellInterval)
 		defer ticker.Stop()
-		for last := time.After(limit); ; {
+		last := time.NewTimer(limit)
+		defer last.Stop()
+		for {
 			select {
 			case <-ticker.C:
 				w.WriteHeader(http.StatusProcessing)
-			case <-last:
+			case <-last.C:
 				return
 			case <-ended:
 				return
