@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -108,4 +109,49 @@ func TestForwarded_leavesASilentWay(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+// A way that is busy is not silent, however late the answers come: what is on its way would be lost.
+func TestForwarded_keepsABusyWay(t *testing.T) {
+	t.Parallel()
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = busy.Close() })
+	connected := make(chan struct{}, 100)
+	go func() {
+		for {
+			c, err := busy.Accept()
+			if err != nil {
+				return
+			}
+			connected <- struct{}{}
+			go func() {
+				for err == nil {
+					_, err = io.WriteString(c, "HTTP/1.1 102 Processing\r\n\r\n")
+					time.Sleep(time.Millisecond)
+				}
+			}()
+		}
+	}()
+	p := forwarded(t, busy.Addr().String())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var group errgroup.Group
+	group.Go(func() error { p.keepAlive(ctx, time.Millisecond, 200*time.Millisecond); return nil })
+	answered := make(chan error, 1)
+	group.Go(func() error { answered <- p.blobs.Ping(ctx); return nil })
+	for range 4 {
+		select {
+		case <-connected:
+		case err := <-answered:
+			cancel()
+			t.Fatalf("the way was left: %v", err)
+		}
+	}
+	cancel()
+	if err := group.Wait(); err != nil {
+		t.Error(err)
+	}
 }
