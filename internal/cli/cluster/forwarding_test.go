@@ -51,7 +51,7 @@ func (s *brokenStream) Write([]byte) (int, error) { <-s.ended; return 0, io.EOF 
 func (*brokenStream) Close() error                { return nil }
 func (s *brokenStream) Reset() error              { <-s.ended; return nil }
 
-// A forwarding that ends ends its connections at once, even if the other side cannot be told.
+// The end of a forwarding is that of its connections at once, even if the other side cannot be told.
 func TestForwarding_endsAtOnce(t *testing.T) {
 	t.Parallel()
 	ended := make(chan struct{})

@@ -132,7 +132,9 @@ func TestServed_sendsBlobsInTurn(t *testing.T) {
 		defer end()
 		first, second := newEndlessBlob(200<<20), newEndlessBlob(1)
 		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
 		firstCtx, cancelFirst := context.WithCancel(ctx)
+		defer cancelFirst()
 		errs := make(chan error, 2)
 		go func() { errs <- client.PutBlob(firstCtx, "p1", first, blob.PutOptions{}) }()
 		<-first.asked
