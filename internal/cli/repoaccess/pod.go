@@ -110,7 +110,9 @@ func (p *podStorage) start(ctx context.Context, directory string) error {
 	}
 	p.forward = p.cluster.Forward(layout.Namespace, p.pod, datamove.StoragePort)
 	p.blobs = blobhttp.NewClient(p.place.String(), p.dial)
-	if err := p.blobs.Ping(ctx); err != nil {
+	if err := p.blobs.Ping(ctx); errors.Is(err, errclass.Expired) { // It has hardly run.
+		return &failure.Error{Err: err, Code: errclass.ExitCode(err), Hint: p.hint()}
+	} else if err != nil {
 		return err
 	}
 	alive, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -249,7 +251,7 @@ func (p *podStorage) awaitPod(ctx context.Context) error {
 }
 
 func (p *podStorage) hint() string {
-	return fmt.Sprintf("`varve location describe %s -n %s` shows whether Varve itself can use the location", p.location.Name, p.location.Namespace)
+	return fmt.Sprintf("`varve location describe %s -n %s` shows whether Varve itself can use the location; a Varve in the cluster that is older than this command cannot serve it", p.location.Name, p.location.Namespace)
 }
 
 // findPod returns the Job's pod, or nil.
