@@ -65,8 +65,8 @@ func newListAllCommand(s *resource.Session) *cobra.Command {
 	measured := &rates{}
 	return s.ListCommand(resource.Listing{
 		Short: "List uploads and downloads with their progress",
-		Long: `List uploads and downloads together, oldest first: the volume, the phase, and how much was moved. With
---watch, also how fast that is and how long the rest takes at this rate.
+		Long: `List uploads and downloads together, oldest first: the volume, the phase, and how much was moved.
+With --watch, also how fast that is and how long the rest takes at this rate.
 
 -o wide adds the group of a running machine's disk, the data mover, the ID of what is stored, and
 what each waits for or why it failed.`,
