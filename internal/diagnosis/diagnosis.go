@@ -17,15 +17,26 @@ func LastWarning(ctx context.Context, live client.Reader, o client.Object) strin
 	if err := live.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.MatchingFields{"involvedObject.uid": string(o.GetUID())}); err != nil {
 		return "its events cannot be read: " + err.Error()
 	}
+	return LatestWarning(list.Items, "")
+}
+
+// LatestWarning returns the reason and the message of the latest warning among events whose message known does not contain; "" if there is none.
+func LatestWarning(events []corev1.Event, known string) string {
 	var latest *corev1.Event
-	for i := range list.Items {
-		event := &list.Items[i]
-		if event.Type == corev1.EventTypeWarning && (latest == nil || eventTime(event).After(eventTime(latest))) {
+	for i := range events {
+		event := &events[i]
+		if event.Type != corev1.EventTypeWarning || known != "" && strings.Contains(known, strings.TrimSpace(event.Message)) {
+			continue
+		}
+		if latest == nil || eventTime(event).After(eventTime(latest)) {
 			latest = event
 		}
 	}
-	if latest == nil {
+	switch {
+	case latest == nil:
 		return ""
+	case latest.Message == "":
+		return latest.Reason
 	}
 	return latest.Reason + ": " + latest.Message
 }

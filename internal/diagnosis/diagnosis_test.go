@@ -55,6 +55,24 @@ func TestLastWarning_isTheLatest(t *testing.T) {
 	}
 }
 
+// What is known already is not said again.
+func TestLatestWarning_leavesOutWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	events := []corev1.Event{
+		event(corev1.EventTypeWarning, "0/2 nodes are available ", func(e *corev1.Event) { e.LastTimestamp = metav1.NewTime(time.Unix(2, 0)) }),
+		event(corev1.EventTypeWarning, "access denied", func(e *corev1.Event) { e.LastTimestamp = metav1.NewTime(time.Unix(1, 0)) }),
+	}
+	if got := LatestWarning(events, "Unschedulable: 0/2 nodes are available"); got != "FailedMount: access denied" {
+		t.Error(got)
+	}
+	if got := LatestWarning(events[1:], "access denied"); got != "" {
+		t.Error(got)
+	}
+	if got := LatestWarning([]corev1.Event{event(corev1.EventTypeWarning, "", func(*corev1.Event) {})}, ""); got != "FailedMount" {
+		t.Error(got)
+	}
+}
+
 func TestWhyNotRunning(t *testing.T) {
 	t.Parallel()
 	warned := fakeEvents{items: []corev1.Event{event(corev1.EventTypeWarning, "access denied", func(*corev1.Event) {})}}

@@ -17,6 +17,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/diagnosis"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -120,24 +121,7 @@ func (p *pass) lastWarning(ctx context.Context, pod *corev1.Pod, known string) s
 		p.Log.V(1).Info("read events", "pod", pod.Name, "error", err.Error()) // they are only an explanation
 		return ""
 	}
-	events := slices.DeleteFunc(list.Items, func(e corev1.Event) bool {
-		return e.Type != corev1.EventTypeWarning || known != "" && strings.Contains(known, strings.TrimSpace(e.Message))
-	})
-	if len(events) == 0 {
-		return ""
-	}
-	last := slices.MaxFunc(events, func(a, b corev1.Event) int { return eventTime(&a).Compare(eventTime(&b)) })
-	return because(last.Reason, last.Message)
-}
-
-func eventTime(e *corev1.Event) time.Time {
-	if e.Series != nil {
-		return e.Series.LastObservedTime.Time
-	}
-	if !e.LastTimestamp.IsZero() {
-		return e.LastTimestamp.Time
-	}
-	return e.EventTime.Time
+	return diagnosis.LatestWarning(list.Items, known)
 }
 
 // unserved says why no handler of this version can ever serve an object, or "".
