@@ -138,7 +138,7 @@ func (f *Forwarder) explain(err error) error {
 	return fmt.Errorf("forward a port to pod %s: %w", f.pod, err)
 }
 
-// upgrade asks the API server to forward. The libraries heed no context: what they wait for goes on alone.
+// upgrade asks the API server to forward.
 func (f *Forwarder) upgrade(ctx context.Context) (httpstream.Connection, error) {
 	dialer, err := f.newDialer()
 	if err != nil {
@@ -146,31 +146,39 @@ func (f *Forwarder) upgrade(ctx context.Context) (httpstream.Connection, error) 
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, upgradeTimeout, errclass.Errorf(errclass.Transient, "forward a port to pod %s: no answer in %s", f.pod, upgradeTimeout))
 	defer cancel()
-	type answer struct {
-		conn httpstream.Connection
-		err  error
-	}
-	answered := make(chan answer, 1)
-	go func() {
+	return await(ctx, func() (httpstream.Connection, error) {
 		conn, protocol, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
 		if err == nil && protocol != portforward.PortForwardProtocolV1Name {
 			err = errors.Join(fmt.Errorf("the API server speaks %q", protocol), conn.Close())
 		}
-		answered <- answer{conn, err}
+		if err != nil {
+			return nil, f.explain(err)
+		}
+		return conn, nil
+	}, func(conn httpstream.Connection) { _ = conn.Close() })
+}
+
+// await calls what heeds no context. It returns when ctx ends at the latest; what comes later goes to drop.
+func await[T any](ctx context.Context, call func() (T, error), drop func(T)) (value T, err error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		value, err := call()
+		answered <- answer{value, err}
 	}()
 	select {
 	case a := <-answered:
-		if a.err != nil {
-			return nil, f.explain(a.err)
-		}
-		return a.conn, nil
+		return a.value, a.err
 	case <-ctx.Done():
 		go func() {
 			if a := <-answered; a.err == nil {
-				_ = a.conn.Close()
+				drop(a.value)
 			}
 		}()
-		return nil, context.Cause(ctx)
+		return value, context.Cause(ctx)
 	}
 }
 

@@ -48,34 +48,14 @@ type streams struct{ data, failure httpstream.Stream }
 
 // dial connects to a port.
 func (f *forwarding) dial(ctx context.Context, port int) (net.Conn, error) {
-	type answer struct {
-		streams
-
-		err error
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(f.ended, func() { cancel(errclass.Errorf(errclass.Transient, "the forwarding has ended")) })()
+	s, err := await(ctx, func() (streams, error) { return f.open(port) }, f.reset)
+	if err != nil {
+		return nil, err
 	}
-	answered := make(chan answer, 1)
-	go func() {
-		s, err := f.open(port)
-		answered <- answer{s, err}
-	}()
-	abandon := func() {
-		if a := <-answered; a.err == nil {
-			f.reset(a.streams)
-		}
-	}
-	select {
-	case a := <-answered:
-		if a.err != nil {
-			return nil, a.err
-		}
-		return f.join(a.streams), nil
-	case <-f.ended.Done():
-		go abandon()
-		return nil, errclass.Errorf(errclass.Transient, "the forwarding has ended")
-	case <-ctx.Done():
-		go abandon()
-		return nil, context.Cause(ctx)
-	}
+	return f.join(s), nil
 }
 
 // open makes the streams (kubectl port-forward, protocol portforward.k8s.io).
