@@ -97,8 +97,7 @@ func (p *podStorage) start(ctx context.Context, directory string) error {
 		return err
 	}
 	job := newServeJob(p.location, mounted, image, directory)
-	err = p.cluster.Create(ctx, job)
-	if err != nil {
+	if err := p.cluster.Create(ctx, job); err != nil {
 		return fmt.Errorf("create a Job in namespace %s, whose pod mounts %s: %w", layout.Namespace, p.place, err)
 	}
 	p.job = job

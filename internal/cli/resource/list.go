@@ -103,24 +103,30 @@ type shownList struct {
 	empty io.Writer
 }
 
+// kinds returns what makes an empty list of each kind.
+func (l *shownList) kinds() []func() client.ObjectList {
+	return append([]func() client.ObjectList{l.NewList}, l.Also...)
+}
+
 // list returns all objects: a list of their kind, or one of several kinds.
-func (l *shownList) list(ctx context.Context) (client.ObjectList, error) {
-	first := l.NewList()
-	if err := l.client.List(ctx, first, l.options...); err != nil || len(l.Also) == 0 {
-		return first, err
-	}
-	all := &corev1.List{}
-	items, err := meta.ExtractList(first)
-	for _, newList := range l.Also {
-		more := newList()
-		if err := errors.Join(err, l.client.List(ctx, more, l.options...)); err != nil {
+func (l *shownList) list(ctx context.Context) (list client.ObjectList, err error) {
+	var items []runtime.Object
+	for _, newList := range l.kinds() {
+		list = newList()
+		if err := l.client.List(ctx, list, l.options...); err != nil {
 			return nil, err
 		}
-		var found []runtime.Object
-		found, err = meta.ExtractList(more)
+		found, err := meta.ExtractList(list)
+		if err != nil {
+			return nil, err
+		}
 		items = append(items, found...)
 	}
-	return all, errors.Join(err, meta.SetList(all, items))
+	if len(l.Also) == 0 {
+		return list, nil
+	}
+	all := &corev1.List{}
+	return all, meta.SetList(all, items)
 }
 
 // watchChanges prints the list, and then what changes, until the user ends it. That is no failure.
@@ -128,7 +134,7 @@ func (l *shownList) watchChanges(ctx context.Context, warn func(error)) error {
 	var mu sync.Mutex
 	group, within := errgroup.WithContext(ctx)
 	empty := 0
-	for _, newList := range append([]func() client.ObjectList{l.NewList}, l.Also...) {
+	for _, newList := range l.kinds() {
 		group.Go(func() error {
 			return cluster.FollowList(within, l.client, newList(), l.options, func(list client.ObjectList) error {
 				mu.Lock()

@@ -52,7 +52,7 @@ func (m *Mover) lookForHandlers(ctx context.Context) error {
 	}
 	present := map[string]bool{}
 	for i := range pods.Items {
-		if p := &pods.Items[i]; isHandlerPod(p) && isPodReady(p) {
+		if p := &pods.Items[i]; runsHandler(p) {
 			present[p.Spec.NodeName] = true
 		}
 	}
@@ -87,7 +87,7 @@ func (p *pass) driverIsBack(ctx context.Context, c *Change) (bool, error) {
 	if err := p.Live.List(ctx, &pods, client.InNamespace(p.Namespace), client.MatchingFields{"spec.nodeName": driver.Name}); err != nil {
 		return false, fmt.Errorf("look whether a handler runs on node %s: %w", driver.Name, err)
 	}
-	return slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return isHandlerPod(&pod) && isPodReady(&pod) }), nil
+	return slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return runsHandler(&pod) }), nil
 }
 
 // lost says that a node has had no handler for so long that others act for it.
@@ -147,8 +147,9 @@ func isHandlerPod(p *corev1.Pod) bool {
 	return p.Spec.ServiceAccountName == layout.HandlerAccount && p.Spec.NodeName != ""
 }
 
-func isPodReady(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+// runsHandler says that a pod is a handler's, and Ready.
+func runsHandler(p *corev1.Pod) bool {
+	return isHandlerPod(p) && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }

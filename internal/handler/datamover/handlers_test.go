@@ -369,7 +369,7 @@ func TestShrinkPod_keepsMoversAndWhatSaysThatAHandlerRuns(t *testing.T) {
 	for _, p := range []*corev1.Pod{whole, mover} {
 		got, err := shrinkPod(p.DeepCopy())
 		small, ok := got.(*corev1.Pod)
-		if err != nil || !ok || !isHandlerPod(small) || !isPodReady(small) || len(small.Spec.Containers) != map[bool]int{false: 0, true: 1}[p == mover] {
+		if err != nil || !ok || !runsHandler(small) || len(small.Spec.Containers) != map[bool]int{false: 0, true: 1}[p == mover] {
 			t.Errorf("%+v, %v", small, err)
 		}
 	}

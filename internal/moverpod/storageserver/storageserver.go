@@ -43,8 +43,6 @@ type Options struct {
 
 // Run serves until ctx ends, or nobody has asked for a while; neither is an error.
 func Run(ctx context.Context, o Options) (err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	s := &server{Options: o, asked: o.Clock.Now()}
 	defer func() { err = errors.Join(err, s.close(context.WithoutCancel(ctx))) }()
 	listener := &http.Server{

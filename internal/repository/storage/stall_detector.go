@@ -34,8 +34,8 @@ type stallDetector struct {
 
 // NewStallDetector returns a storage that gives up an operation when nothing has moved for the limit, and tries it again. In the
 // end the error is ErrUnreachable. Something moves when a byte of a blob does, or when an HTTP request gets a connection, is sent,
-// or is answered, even with an error or with
-// the news that the server is still at it: repeating what is refused is up to the storage. The storage must heed its context.
+// or is answered, even with an error or with the news that the server is still at it: repeating what is refused is up to the
+// storage. The storage must heed its context.
 func NewStallDetector(st blob.Storage, limit time.Duration) blob.Storage {
 	return &stallDetector{st, limit}
 }
