@@ -73,7 +73,7 @@ func TestMachineUpload_movesChangedBlocksAndBringsThemBack(t *testing.T) {
 	s.nothingServed()
 	s.nothingOfMovesIsLeft()
 	s.must(s.DeleteUploads(ctx, 3*time.Minute))
-	if n := s.countRestorePoints(layout.Namespace); n != 0 {
+	if n := s.countRestorePoints(client.ObjectKeyFromObject(location)); n != 0 {
 		t.Errorf("%d restore points are left", n)
 	}
 	s.step("as the documents say", (*scene).uploadByTheBook)

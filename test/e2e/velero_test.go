@@ -55,6 +55,7 @@ func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 
 	v := velero.Start(t, velero.Options{Kubeconfig: cluster.kubeconfig, Store: store, Prefix: fmt.Sprintf("e2e-%d", time.Now().UnixNano())})
 	t.Cleanup(func() { v.Remove(t, 3*time.Minute) })
+	location := client.ObjectKey{Namespace: v.Namespace, Name: velero.Location}
 
 	s.step("backup", func(s *scene) {
 		v.Backup(s.t, "first", append(velero.MoveData(datamove.Mover), "--include-namespaces", s.Namespace)...)
@@ -73,7 +74,7 @@ func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 	})
 	s.step("second cluster", func(s *scene) { s.restoreInSecondCluster(v, "first", before) })
 	s.step("delete", func(s *scene) {
-		if n := s.countRestorePoints(v.Namespace); n != 3 {
+		if n := s.countRestorePoints(location); n != 3 {
 			s.t.Errorf("%d restore points, want 3", n)
 		}
 		v.DeleteBackup(s.t, "first", 2*time.Minute)
@@ -86,15 +87,15 @@ func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 			}
 			return len(seen) == 0, strings.Join(seen, ", "), err
 		}))
-		if n := s.countRestorePoints(v.Namespace); n != 0 {
+		if n := s.countRestorePoints(location); n != 0 {
 			s.t.Errorf("%d restore points are left", n)
 		}
 		s.nothingOfMovesIsLeft()
 	})
 }
 
-// countRestorePoints counts what is in the repository of the scene's namespace, with the access that Varve's own pods have.
-func (s *scene) countRestorePoints(veleroNamespace string) int {
+// countRestorePoints counts what is in the repository of the scene's namespace in a location, with the access that Varve's own pods have.
+func (s *scene) countRestorePoints(location client.ObjectKey) int {
 	s.t.Helper()
 	ctx := s.t.Context()
 	storage.Register()
@@ -102,7 +103,8 @@ func (s *scene) countRestorePoints(veleroNamespace string) int {
 	s.must(s.List(ctx, &repositories, client.InNamespace(layout.Namespace)))
 	for i := range repositories.Items {
 		r := &repositories.Items[i]
-		if r.Spec.VolumeNamespace != s.Namespace || r.Spec.RepositoryConfig[datamove.ConfigLocationNamespace] != veleroNamespace {
+		at := client.ObjectKey{Namespace: r.Spec.RepositoryConfig[datamove.ConfigLocationNamespace], Name: r.Spec.BackupStorageLocation}
+		if r.Spec.VolumeNamespace != s.Namespace || at != location {
 			continue
 		}
 		var secret corev1.Secret
@@ -116,7 +118,7 @@ func (s *scene) countRestorePoints(veleroNamespace string) int {
 		s.must(opened.Close(ctx))
 		return len(points)
 	}
-	s.t.Fatalf("no repository of namespace %s", s.Namespace)
+	s.t.Fatalf("no repository of namespace %s in location %s", s.Namespace, location)
 	return 0
 }
 
