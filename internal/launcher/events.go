@@ -34,7 +34,14 @@ func (l *Launcher) handleEvent(e domain.Event) {
 	l.cfg.Log.Debug("event", "kind", e.Kind, "state", e.State, "reason", e.Reason, "volume", e.Volume, "message", e.Message, "error", e.Err)
 	switch e.Kind {
 	case domain.EventLifecycle:
-		l.changeState(func() { l.life = l.life.afterReport(e.State, e.Reason) })
+		l.changeState(func() {
+			if e.State == domain.StateRunning {
+				l.life = l.life.afterRunEvent()
+			} else {
+				l.life = l.life.afterReport(e.State, e.Reason)
+			}
+		})
+		l.boundPowerOff()
 	case domain.EventIOError:
 		l.changeState(func() { l.life = l.life.ioError(e.Volume, e.Message) })
 	case domain.EventAgent:
@@ -122,6 +129,7 @@ func (l *Launcher) readAgain(ctx context.Context) {
 		}
 		l.life = l.life.afterReport(info.State, info.Reason)
 	})
+	l.boundPowerOff()
 }
 
 // watchLibvirt ends the guest when libvirtd has died.

@@ -382,6 +382,76 @@ func TestStop(t *testing.T) {
 	}
 }
 
+func TestPowerOff_qemuThatDoesNotEndIsKilled(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		slow time.Duration
+		then func(b *bench)
+		end  pb.State_End
+		took time.Duration
+		// clean: the overlays are marked as clean.
+		clean bool
+	}{
+		"ends":          {then: func(b *bench) { b.guest.is(domain.StateShutOff, domain.ReasonShutdown) }, end: pb.State_GUEST_SHUTDOWN, clean: true},
+		"hangs":         {end: pb.State_GUEST_SHUTDOWN, took: powerOffTimeout, clean: true},
+		"needs SIGKILL": {slow: 15 * time.Second, end: pb.State_GUEST_SHUTDOWN, took: powerOffTimeout + 15*time.Second},
+		"is stopped":    {then: func(b *bench) { b.Stop(30 * time.Second) }, end: pb.State_KILLED, took: 30 * time.Second, clean: true},
+		"is stopped with more grace than is left": {then: func(b *bench) { b.Stop(time.Hour) }, end: pb.State_KILLED, took: powerOffTimeout, clean: true},
+		"runs again": {then: func(b *bench) {
+			b.guest.is(domain.StateRunning, "")
+			time.Sleep(time.Hour)
+			b.guest.is(domain.StateShutOff, domain.ReasonShutdown)
+		}, end: pb.State_GUEST_SHUTDOWN, took: time.Hour, clean: true},
+		"runs again and is off again": {then: func(b *bench) {
+			b.guest.is(domain.StateRunning, "")
+			time.Sleep(time.Hour)
+			b.guest.is(domain.StateShuttingDown, "")
+		}, end: pb.State_GUEST_SHUTDOWN, took: time.Hour + powerOffTimeout, clean: true},
+		"runs again and is stopped": {then: func(b *bench) {
+			b.guest.is(domain.StateRunning, "")
+			time.Sleep(time.Hour)
+			b.Stop(30 * time.Second)
+		}, end: pb.State_KILLED, took: time.Hour + 30*time.Second, clean: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				b := newBench(t)
+				b.guest.obeys, b.guest.destroyTakes = false, c.slow
+				b.up()
+				begun := time.Now()
+				b.guest.is(domain.StateShuttingDown, "")
+				synctest.Wait()
+				if c.then != nil {
+					c.then(b)
+				}
+				out := <-b.outcome
+				if out.End != c.end || out.ExitCode != 0 {
+					t.Errorf("%+v, want %v", out, c.end)
+				}
+				if took := time.Since(begun) - lingerTime; took != c.took {
+					t.Errorf("took %v, want %v", took, c.took)
+				}
+				if clean := len(b.overlays.clean) > 0; clean != c.clean {
+					t.Errorf("clean: %v, want %v", clean, c.clean)
+				}
+			})
+		})
+	}
+}
+
+func TestPowerOff_lostEventIsFoundByReading(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		b := newBench(t)
+		b.up()
+		b.guest.mu.Lock()
+		b.guest.info.State = domain.StateShuttingDown
+		b.guest.mu.Unlock()
+		if out := <-b.outcome; out.End != pb.State_GUEST_SHUTDOWN || b.guest.count("Destroy") != 1 {
+			t.Errorf("%+v, %v", out, b.guest.calls)
+		}
+	})
+}
+
 func TestStop_beforeTheStart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := newBench(t)

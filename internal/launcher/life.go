@@ -13,8 +13,8 @@ type life struct {
 	phase   pb.State_Phase
 	end     pb.State_End
 	message string
-	// stop: Shutdown was called. kill: the guest is being destroyed.
-	stop, kill bool
+	// stop: Shutdown was called. kill: the guest is being destroyed. poweredOff: the guest has powered off, and QEMU is about to end.
+	stop, kill, poweredOff bool
 	// panicked: the guest's kernel reported a panic before the guest was gone.
 	panicked bool
 	// trouble describes the last I/O error, for the message of a pause.
@@ -111,12 +111,24 @@ func (l life) afterReport(state domain.State, reason domain.Reason) life {
 			l.phase, l.message = pb.State_PAUSED, l.pauseMessage(reason)
 		}
 	case domain.StateShuttingDown:
-		l.phase, l.message = pb.State_SHUTTING_DOWN, ""
+		l.phase, l.message, l.poweredOff = pb.State_SHUTTING_DOWN, "", true
 		l.panicked = l.panicked || reason == domain.ReasonCrashed
 	case domain.StateShutOff:
 		return l.afterEnd(l.endOf(reason))
 	}
 	return l
+}
+
+// afterRunEvent records the event that the guest runs. It says more than a report, which may be older than what followed it: after a
+// power-off it is libvirt's own reboot, in which the same QEMU goes on.
+func (l life) afterRunEvent() life {
+	if l.phase == pb.State_SHUTTING_DOWN && l.poweredOff && !l.panicked {
+		l.poweredOff = false
+		if !l.stop {
+			l.phase = pb.State_RUNNING
+		}
+	}
+	return l.afterReport(domain.StateRunning, "")
 }
 
 func (l life) pauseMessage(reason domain.Reason) string {
@@ -139,6 +151,8 @@ func (l life) endOf(reason domain.Reason) (pb.State_End, string) {
 		return pb.State_CRASHED, "the guest's kernel panicked"
 	case reason == domain.ReasonCrashed || reason == domain.ReasonFailed:
 		return pb.State_CRASHED, "QEMU ended without being asked to"
+	case l.kill && reason == domain.ReasonDestroyed && l.poweredOff && !l.stop:
+		return pb.State_GUEST_SHUTDOWN, "the guest shut itself down, and QEMU, which did not end, was killed"
 	case l.kill && reason == domain.ReasonDestroyed:
 		return pb.State_KILLED, "the guest did not shut down in time and was killed"
 	case l.stop && reason == domain.ReasonShutdown:

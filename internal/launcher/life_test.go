@@ -30,6 +30,7 @@ func TestLife(t *testing.T) {
 		gone     = is(domain.StateShutOff, domain.ReasonDestroyed)
 		died     = is(domain.StateShutOff, domain.ReasonCrashed)
 		failed   = is(domain.StateShutOff, domain.ReasonFailed)
+		runs     = step(life.afterRunEvent)
 		lost     = step(func(l life) life { return l.afterLoss("libvirtd died") })
 		refused  = step(func(l life) life { return l.startFailed(errors.New("no disk")) })
 	)
@@ -57,6 +58,13 @@ func TestLife(t *testing.T) {
 		"obeys at the last moment":  {[]step{start, up, stop, kill, off}, pb.State_ENDED, pb.State_REQUESTED_SHUTDOWN, true, 0},
 		"is killed":                 {[]step{start, up, stop, kill, gone}, pb.State_ENDED, pb.State_KILLED, true, 0},
 		"stopped before start":      {[]step{stop, start}, pb.State_ENDED, pb.State_REQUESTED_SHUTDOWN, true, 0},
+		"off, but QEMU hangs":       {[]step{start, up, poweroff, kill, gone}, pb.State_ENDED, pb.State_GUEST_SHUTDOWN, true, 0},
+		"off, hangs, and asked":     {[]step{start, up, poweroff, stop, kill, gone}, pb.State_ENDED, pb.State_KILLED, true, 0},
+		"reboot by libvirt":         {[]step{start, up, poweroff, runs}, pb.State_RUNNING, 0, false, 1},
+		"a read that is too old":    {[]step{start, up, poweroff, running}, pb.State_SHUTTING_DOWN, 0, false, 1},
+		"runs again when asked":     {[]step{start, up, stop, poweroff, runs}, pb.State_SHUTTING_DOWN, 0, false, 1},
+		"runs again, and is killed": {[]step{start, up, poweroff, runs, stop, kill, gone}, pb.State_ENDED, pb.State_KILLED, true, 0},
+		"panics, but QEMU hangs":    {[]step{start, up, panics, runs, kill, gone}, pb.State_ENDED, pb.State_CRASHED, false, 1},
 		"panics":                    {[]step{start, up, panics, gone}, pb.State_ENDED, pb.State_CRASHED, false, 1},
 		"QEMU dies":                 {[]step{start, up, died}, pb.State_ENDED, pb.State_CRASHED, false, 1},
 		"QEMU dies while asked":     {[]step{start, up, stop, failed}, pb.State_ENDED, pb.State_CRASHED, false, 1},

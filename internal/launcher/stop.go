@@ -14,6 +14,9 @@ const (
 	askEvery = 5 * time.Second
 	// askTimeout bounds one request.
 	askTimeout = 10 * time.Second
+	// powerOffTimeout is how long QEMU may take to write what it has and to end after the guest has powered off. libvirt sends it SIGTERM then
+	// and nothing after it, so that without a bound a QEMU that hangs would keep its machine shutting down for ever.
+	powerOffTimeout = 2 * time.Minute
 	// jobStopTimeout bounds how long a backup may hold up the stop that failed it.
 	jobStopTimeout = 20 * time.Second
 	// destroyTimeout bounds one attempt of libvirt to destroy the domain, and giveUpAfter all of them.
@@ -25,7 +28,7 @@ const (
 	sigkillAfter = 9 * time.Second
 )
 
-// stop is the stop of the guest. It begins with the first call of Stop.
+// stop is the stop of the guest. It begins with the first call of Stop, or when the guest powers off.
 type stop struct {
 	// deadline is when the guest is killed, and closing sooner wakes whoever waits for it. The launcher's mutex guards both.
 	deadline time.Time
@@ -33,6 +36,10 @@ type stop struct {
 	// slow: destroying took so long that libvirt may have used SIGKILL. finished is closed when slow is final.
 	slow     bool
 	finished chan struct{}
+}
+
+func newStop(deadline time.Time) *stop {
+	return &stop{deadline: deadline, sooner: make(chan struct{}), finished: make(chan struct{})}
 }
 
 // mayBeDirty says that QEMU may have been killed. It waits until the stop, which the guest's end ends, is finished.
@@ -49,7 +56,7 @@ func (l *Launcher) Stop(grace time.Duration) {
 		l.life = l.life.afterShutdownCall()
 		switch {
 		case l.stop == nil && !l.life.hasEnded():
-			l.stop = &stop{deadline: deadline, sooner: make(chan struct{}), finished: make(chan struct{})}
+			l.stop = newStop(deadline)
 			begun = l.stop
 		case l.stop != nil && deadline.Before(l.stop.deadline):
 			l.stop.deadline = deadline
@@ -65,6 +72,26 @@ func (l *Launcher) Stop(grace time.Duration) {
 	}
 }
 
+// boundPowerOff sees to it that QEMU ends once the guest has powered off by itself, or that it does not if the guest runs again. Who asked the
+// guest to shut down has set a deadline already.
+func (l *Launcher) boundPowerOff() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.life.stop || l.life.kill || l.life.hasEnded():
+	case l.life.poweredOff && l.stop == nil:
+		s := newStop(l.cfg.Clock.Now().Add(powerOffTimeout))
+		l.stop = s
+		l.work.Go(func() {
+			defer close(s.finished)
+			l.endGuest(s)
+		})
+	case !l.life.poweredOff && l.stop != nil:
+		close(l.stop.sooner)
+		l.stop = nil
+	}
+}
+
 func (l *Launcher) stopGuest(s *stop) {
 	l.mu.Lock()
 	begun := l.start
@@ -75,12 +102,19 @@ func (l *Launcher) stopGuest(s *stop) {
 		return
 	}
 	l.failJob()
-	for !l.currentLife().hasEnded() {
+	l.endGuest(s)
+}
+
+// endGuest asks the guest to shut down until it has, and kills it at the deadline.
+func (l *Launcher) endGuest(s *stop) {
+	for l.isNeeded(s) {
 		if left, _ := l.timeLeft(s); left <= 0 {
 			l.destroyGuest(s)
 			return
 		}
-		l.askToShutDown()
+		if !l.currentLife().poweredOff {
+			l.askToShutDown()
+		}
 		left, sooner := l.timeLeft(s)
 		timer := l.cfg.Clock.NewTimer(max(0, min(left, askEvery)))
 		select {
@@ -90,6 +124,13 @@ func (l *Launcher) stopGuest(s *stop) {
 		}
 		timer.Stop()
 	}
+}
+
+// isNeeded says that the guest is there, and has not run again after a power-off that nobody asked for.
+func (l *Launcher) isNeeded(s *stop) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.life.hasEnded() && l.stop == s
 }
 
 func (l *Launcher) timeLeft(s *stop) (time.Duration, <-chan struct{}) {
