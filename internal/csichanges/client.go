@@ -139,10 +139,12 @@ type opener func(ctx context.Context, token string, from int64) (receiver, error
 
 // collect reads a whole answer, from as many streams as that takes.
 func (c *Client) collect(ctx context.Context, bytes int64, open opener) (extent.Set, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.limits.Total, errclass.Errorf(errclass.Expired, "the answer is not complete after %s", c.limits.Total))
-	defer cancel()
-	ctx, giveUp := context.WithCancelCause(ctx)
+	ctx, giveUp := withoutDeadline(ctx)
 	defer giveUp(nil)
+	total := time.AfterFunc(c.limits.Total, func() {
+		giveUp(errclass.Errorf(errclass.Expired, "the answer is not complete after %s", c.limits.Total))
+	})
+	defer total.Stop()
 	patience := time.AfterFunc(c.limits.Patience, func() {
 		giveUp(errclass.Errorf(errclass.Transient, "the service has brought nothing new for %s", c.limits.Patience))
 	})
@@ -179,6 +181,17 @@ func (c *Client) collect(ctx context.Context, bytes int64, open opener) (extent.
 	}
 }
 
+// withoutDeadline returns a context that ends when ctx does, or by the function, and tells a server no deadline. A driver that knew one could
+// end its stream in good order when that has come, as it ends a whole answer, before this side's own clock strikes.
+func withoutDeadline(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+	free, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	return free, func(cause error) {
+		stop()
+		cancel(cause)
+	}
+}
+
 // withLastWords returns why something has ended, with the error that was seen last, if there is one.
 func withLastWords(why, last error) error {
 	if last == nil {
@@ -211,6 +224,9 @@ func (c *Client) readStream(ctx context.Context, a *answer, open opener, progres
 	for {
 		m, err := receive()
 		if errors.Is(err, io.EOF) {
+			if ctx.Err() != nil { // The server may have ended because it was given up.
+				return context.Cause(ctx)
+			}
 			if a.kind == api.BlockMetadataType_UNKNOWN {
 				return errclass.Errorf(errclass.Corrupt, "the answer has no message, so that nothing says that it is about this volume")
 			}

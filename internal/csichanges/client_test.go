@@ -259,6 +259,32 @@ func TestClient_givesUpAnAnswerWithoutAnEnd(t *testing.T) {
 	}
 }
 
+// The end of a stream is all that says that an answer is whole. A driver that ends one in good order because nobody waits any more, or because
+// it was told when nobody would, has left ranges out, and what changed there would be missing from a restore point.
+func TestClient_takesNoEndThatItCausedForAWholeAnswer(t *testing.T) {
+	t.Parallel()
+	c := newClient(t, &snapshotmetadata.StubSnapshotMetadata{})
+	c.limits.Total = 10 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	messages := 0
+	set, err := c.collect(ctx, kib, func(ctx context.Context, _ string, _ int64) (receiver, error) {
+		if deadline, told := ctx.Deadline(); told {
+			t.Errorf("the driver is told that nobody waits after %s", deadline)
+		}
+		return func() (message, error) {
+			if messages++; messages > 1 {
+				<-ctx.Done()
+				return nil, io.EOF
+			}
+			return &api.GetMetadataDeltaResponse{BlockMetadataType: variable, VolumeCapacityBytes: kib, BlockMetadata: []*api.BlockMetadata{at(0, 512)}}, nil
+		}, nil
+	})
+	if !errors.Is(err, errclass.Expired) {
+		t.Errorf("%v, %v", set, err)
+	}
+}
+
 func TestClient_canBeCanceled(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
