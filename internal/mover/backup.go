@@ -47,9 +47,8 @@ type BackupRequest struct {
 	abandoned func() // for tests: called when a backup that was abandoned has ended; may be nil
 }
 
-// keepShares is into how many parts of the grace the repository's KeepTimeout fits. Publishing waits for it twice, and closing a source
-// takes some time as well.
-const keepShares = 3
+// keepTimeout is the repository's KeepTimeout within a grace: closing a source takes some time as well.
+func keepTimeout(grace time.Duration) time.Duration { return grace * 3 / 4 }
 
 // Backup reads the sources and makes a restore point of them. Errors are those of repository.Repository.Backup,
 // *OpenError, *MissingBitmapError, *BitmapError and ErrAbandoned. A failed backup stores what it has read, so that the
@@ -132,7 +131,7 @@ func (q *BackupRequest) storeSources(ctx context.Context, r *repository.Reposito
 	}
 	point, err := r.Backup(ctx, repository.Request{
 		ID: q.ID, Source: q.History, Group: q.Group, Labels: q.Labels, Disks: opened.disks, Parent: q.Parent, BlockBytes: q.BlockBytes, Compression: q.Compression, Workers: q.Workers,
-		FlushEvery: q.FlushEvery, KeepTimeout: q.CancelGrace / keepShares,
+		FlushEvery: q.FlushEvery, KeepTimeout: keepTimeout(q.CancelGrace),
 		Progress: func(p repository.Progress) {
 			q.Progress(Progress{Phase: PhaseStoring, ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes, Backup: &p})
 		},

@@ -30,8 +30,8 @@ type childRun struct {
 	PodUID  types.UID
 	API     string
 	Files   Files
-	// Flush and Progress are those of limits.
-	Flush, Progress time.Duration
+	// Flush, Progress and Interrupted are those of limits.
+	Flush, Progress, Interrupted time.Duration
 	// ListenAt is where it expects a launcher; "": nowhere.
 	ListenAt string
 	// DialAt is where the endpoints are; "": where their URLs say.
@@ -67,7 +67,7 @@ func runChild(text string) int { //nolint:unused // TestMain of the other tags c
 	secrets := &repositoryaccess.Secrets{}
 	err := Run(ctx, Options{
 		Job: c.Job, PodName: c.PodName, PodUID: c.PodUID, Config: &rest.Config{Host: c.API}, Files: c.Files, Secrets: secrets,
-		Log: slog.New(slog.NewTextHandler(secrets.Writer(os.Stderr), nil)), limits: limits{flush: c.Flush, progress: c.Progress},
+		Log: slog.New(slog.NewTextHandler(secrets.Writer(os.Stderr), nil)), limits: limits{flush: c.Flush, progress: c.Progress, interrupted: c.Interrupted},
 		Listen: listenAt(c.ListenAt), DialEndpoint: dialAt(c.DialAt),
 	})
 	if err != nil {
@@ -87,7 +87,10 @@ type child struct {
 // startChild starts the pod's process. It dies with the test.
 func (p *pod) startChild(t *testing.T) *child {
 	t.Helper()
-	text, err := json.Marshal(childRun{Job: p.Job, PodName: p.PodName, PodUID: p.PodUID, API: p.api.URL, Files: p.Files, Flush: p.limits.flush, Progress: p.limits.progress, ListenAt: p.listenAt, DialAt: p.dialAt})
+	text, err := json.Marshal(childRun{
+		Job: p.Job, PodName: p.PodName, PodUID: p.PodUID, API: p.api.URL, Files: p.Files,
+		Flush: p.limits.flush, Progress: p.limits.progress, Interrupted: p.limits.interrupted, ListenAt: p.listenAt, DialAt: p.dialAt,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

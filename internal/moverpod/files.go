@@ -5,14 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository"
 )
 
-// keepShares is into how many parts of the work's grace KeepTimeout fits: publishing waits for it twice.
-const keepShares = 3
+// keepTimeout is the repository's KeepTimeout within a grace: the files that are being read take half as long on top of it.
+func keepTimeout(grace time.Duration) time.Duration { return grace * 2 / 3 }
 
 // uploadFiles makes a restore point of a tree of files, which may be empty.
 func (r *run) uploadFiles(ctx context.Context, repo *repository.Repository, id string) (datamove.Report, error) {
@@ -20,7 +21,7 @@ func (r *run) uploadFiles(ctx context.Context, repo *repository.Repository, id s
 	var stored atomic.Int64
 	point, err := repo.BackupFiles(ctx, repository.FilesRequest{
 		ID: id, Source: r.history(repo), Root: r.Files.Volume, Identity: string(r.Job.SourceUID), Labels: r.labels(), Parallel: r.Job.Parallel,
-		FlushEvery: r.limits.flush, KeepTimeout: r.workGrace() / keepShares,
+		FlushEvery: r.limits.flush, KeepTimeout: keepTimeout(r.workGrace()),
 		Progress: func(p repository.FilesProgress) {
 			stored.Store(p.UploadedBytes)
 			r.noteFiles(p)

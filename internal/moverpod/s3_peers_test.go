@@ -267,22 +267,27 @@ func TestStorage_full(t *testing.T) {
 	b.newPod(t, newUpload(block), newDevice(t, 8*mib)).run(t, datamove.Succeeded)
 }
 
-// A pod that is deleted is told so first. What it has stored is not stored again.
+// A pod that is deleted is told so first. What it has stored is not stored again, also if the storage takes half of the time that there is.
 func TestInterruption_keepsWhatWasStored(t *testing.T) {
 	t.Parallel()
 	b := newBucket(t, false)
 	p := b.newPod(t, newUpload(block), newDevice(t, 192*mib))
-	b.set(s3.Rule{Method: http.MethodPut, Key: prefix + "p", Fault: func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-		b.sent.Add(r.ContentLength)
-		time.Sleep(300 * time.Millisecond)
-		next.ServeHTTP(w, r)
-	}})
+	p.limits.interrupted = 50 * time.Second
+	slow := func(by time.Duration) {
+		b.set(s3.Rule{Method: http.MethodPut, Key: prefix + "p", Fault: func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			b.sent.Add(r.ContentLength)
+			time.Sleep(by)
+			next.ServeHTTP(w, r)
+		}})
+	}
+	slow(300 * time.Millisecond)
 	mover := p.startChild(t)
 	waitFor(t, "some data", func() bool { return b.sent.Load() > 40*mib })
+	slow(5 * time.Second)
 	if err := mover.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if code := mover.wait(t, 30*time.Second); code != 1 {
+	if code := mover.wait(t, time.Minute); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
 	if report, ok := p.api.report(t); ok {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -248,7 +249,7 @@ func (b *filesBackup) upload(parent *RestorePoint) (files.Uploaded, error) {
 		previous = append(previous, &snapshot.DirEntry{Name: "files", Type: snapshot.EntryTypeDirectory, ObjectID: parent.Files.Tree})
 	}
 	// What was read is stored even after the backup was cancelled, so that nobody has to read it again.
-	ctx, cancel := b.graceContext()
+	ctx, cancel := b.outlivingContext(math.MaxInt64, b.session.q.KeepTimeout/2)
 	defer cancel()
 	up, err := files.Upload(ctx, b.ctx, b.w, b.q.Root, files.UploadOptions{
 		Compressor: compressors[b.session.q.Compression], Parallel: b.session.q.Workers, Previous: previous, TrustedBefore: trustedBefore(parent),

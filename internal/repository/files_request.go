@@ -34,7 +34,7 @@ type FilesRequest struct {
 	Compression string
 	// Parallel is how many files are read, hashed, compressed and uploaded at once; 0: DefaultWorkers.
 	Parallel int
-	// FlushEvery and KeepTimeout are those of Request.
+	// FlushEvery and KeepTimeout are those of Request. Half of KeepTimeout comes on top of it, for the files that are being read.
 	FlushEvery  time.Duration
 	KeepTimeout time.Duration
 	// Progress is called now and then, from one goroutine at a time, with no lock held. It may be nil.

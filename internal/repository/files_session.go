@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo"
@@ -20,24 +19,6 @@ import (
 
 func filesInDoubt(ctx context.Context, w repo.DirectRepositoryWriter, parentID string) (bool, error) {
 	return verify.ClonesInDoubt(ctx, w, parentID)
-}
-
-// graceContext returns a context that ends KeepTimeout after the session has ended.
-func (s *session) graceContext() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(s.ctx))
-	stop := context.AfterFunc(s.ctx, func() {
-		timer := time.NewTimer(s.q.KeepTimeout)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
-	return ctx, func() {
-		stop()
-		cancel()
-	}
 }
 
 // errGone ends a search early.

@@ -17,8 +17,8 @@ import (
 	"github.com/varvebackup/varve/internal/repository/table"
 )
 
-// publishTimeout bounds the flush that makes a restore point visible. A cancelled backup gives it Request.KeepTimeout. Nothing else
-// ends that flush, because the restore point may have been stored already.
+// publishTimeout bounds the flush that makes a restore point visible. A cancelled backup gives it half of Request.KeepTimeout. Nothing
+// else ends that flush, because the restore point may have been stored already.
 const publishTimeout = 10 * time.Minute
 
 // publishLate is how long after publish began the restore point is no longer to be trusted. From then on others take packs that
@@ -51,7 +51,7 @@ func (s *session) publishPoint(p *RestorePoint, root *snapshot.DirEntry) (*Resto
 		return nil, fmt.Errorf("store the manifest: %w", err)
 	}
 	engine.Reached("restore point put")
-	ctx, cancel := s.outlivingContext(publishTimeout)
+	ctx, cancel := s.outlivingContext(publishTimeout, s.q.KeepTimeout/2)
 	defer cancel()
 	if s.q.flushing != nil {
 		s.q.flushing()
@@ -76,7 +76,7 @@ func (s *session) publishPoint(p *RestorePoint, root *snapshot.DirEntry) (*Resto
 
 // withdrawPoint removes the restore point with this manifest, which was published too late.
 func (s *session) withdrawPoint(id manifest.ID) error {
-	ctx, cancel := s.outlivingContext(publishTimeout)
+	ctx, cancel := s.outlivingContext(publishTimeout, s.q.KeepTimeout/2)
 	defer cancel()
 	err := engine.RemoveManifest(ctx, s.w, id)
 	if err == nil {
@@ -94,7 +94,7 @@ const lookTimeout = time.Minute
 // checkPublished returns nil if the restore point exists although its flush has failed with cause. The storage's answer may have
 // been lost.
 func (s *session) checkPublished(cause error) error {
-	ctx, cancel := s.outlivingContext(lookTimeout)
+	ctx, cancel := s.outlivingContext(lookTimeout, s.q.KeepTimeout/2)
 	defer cancel()
 	err := s.r.conn.Kopia.Refresh(ctx)
 	if err == nil {

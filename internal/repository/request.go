@@ -73,7 +73,7 @@ type Request struct {
 	// FlushEvery is how often what was uploaded is made findable, in case this process dies; 0: 5 minutes.
 	FlushEvery time.Duration
 	// KeepTimeout is how long a cancelled backup may take to store what it has, because somebody waits for its end. A backup that is
-	// cancelled while its restore point is being published waits that long for the outcome, and as long again to look for the
+	// cancelled while its restore point is being published waits half of it for the outcome, and as long again to look for the
 	// restore point. A backup that fails by itself may take at least 30 seconds. 0: 30 seconds.
 	KeepTimeout time.Duration
 	// Progress is called now and then, from one goroutine at a time, with no lock held. It delays the backup only at the beginning of

@@ -275,7 +275,7 @@ func (s *session) endFailedSessions(ctx context.Context) error {
 // must not be called after a restore point's manifest was handed to kopia, because the flush would store that, too. If nobody has
 // cancelled the backup, nobody waits for its end: it then takes its time.
 func (s *session) keepUploads() {
-	ctx, cancel := s.outlivingContext(max(s.q.KeepTimeout, defaultKeepTimeout))
+	ctx, cancel := s.outlivingContext(max(s.q.KeepTimeout, defaultKeepTimeout), s.q.KeepTimeout)
 	defer cancel()
 	if s.work.isEmpty() && !s.tree.hasAny() {
 		if s.endManifest(ctx) == nil {
@@ -287,12 +287,12 @@ func (s *session) keepUploads() {
 	_ = s.storeManifest(ctx, engine.SessionEnded)
 }
 
-// outlivingContext returns a context for what must not stop where the session is cancelled. It ends after limit, and KeepTimeout
-// after the session has ended.
-func (s *session) outlivingContext(limit time.Duration) (context.Context, context.CancelFunc) {
+// outlivingContext returns a context for what must not stop where the session is cancelled. It ends after limit, and grace after
+// the session was cancelled, or after now if it was before.
+func (s *session) outlivingContext(limit, grace time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), limit)
 	stop := context.AfterFunc(s.ctx, func() {
-		timer := time.NewTimer(s.q.KeepTimeout)
+		timer := time.NewTimer(grace)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
