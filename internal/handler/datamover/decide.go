@@ -1,6 +1,7 @@
 package datamover
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
 )
 
 const (
@@ -20,6 +22,8 @@ const (
 	// firstLook and lookAgain bound when a wait is looked at again that no watch may tell the end of: after a quarter of the time that it
 	// has lasted. Volumes are bound and points in time taken within a second or two, as a rule, and snapshots may take minutes.
 	firstLook, lookAgain, lookShare = 250 * time.Millisecond, 5 * time.Second, 4
+	// quietQueue is how long an object may wait for a free place until it says so.
+	quietQueue = 10 * time.Second
 )
 
 // Action is what the reconciler does next.
@@ -56,6 +60,8 @@ type Input struct {
 	// Turn is how long this handler leaves the object to others if nobody drives it, and DriverNode the node of who does.
 	Turn       time.Duration
 	DriverNode NodeState
+	// Takers is how many nodes take objects at all, by the settings and by what is known of the nodes.
+	Takers int
 	// Location and Repository are what the object needs, Pod is its mover pod, or nil, and PodNode the node of that; if the pod that the
 	// object had is not there, the node that it had.
 	Location   LocationState
@@ -178,9 +184,30 @@ func decideNew(in Input) Decision {
 	case !o.Finalizer:
 		change.Finalizer = true
 	default:
-		return Decision{}
+		says := o.Created.Add(quietQueue)
+		if in.Now.Before(says) {
+			return Decision{Again: says.Sub(in.Now)}
+		}
+		change.Message = waitInQueue(in)
+		d := inTurn(in, says, change)
+		d.Again = cmp.Or(d.Again, takeInterval) // the reason may be another one then
+		return d
 	}
 	return inTurn(in, o.Created, change)
+}
+
+// waitInQueue says what an object waits for that nobody has taken. That has no deadline: how long all before it take is not the object's fault,
+// and who wants to give up sets spec.cancel, as Velero does. It names no number that changes, so that it is written once.
+func waitInQueue(in Input) string {
+	const by = " (%s in the ConfigMap " + settings.ConfigMap + ")"
+	switch {
+	case !in.Served:
+		return fmt.Sprintf("waiting to be served again, as it was"+by, "namespaces and builtIn")
+	case in.Takers == 0:
+		return fmt.Sprintf("waiting for a node that takes data movements: none is ready and schedulable that may take any"+by, "concurrency")
+	default:
+		return fmt.Sprintf("waiting for its turn on a node that reaches its volume"+by, "concurrency")
+	}
 }
 
 // inTurn writes a change when it is this handler's turn, counted from since.

@@ -92,7 +92,11 @@ func TestDecide(t *testing.T) {
 		{"another handler's", accepted, func(in *Input) { in.Object.Driver, in.DriverNode.Name = "node-b", "node-b" }, Wait, "", "", "", nil},
 		{"another handler's, cancelled", inProgress, func(in *Input) { in.Object.Driver, in.Object.Cancel = "node-b", true }, Wait, "", "", "", nil},
 		// New.
-		{"new", phaseNew, nil, Wait, "", "", "", nil},
+		{"new", phaseNew, func(in *Input) { in.Object.Created = now.Add(-9 * time.Second) }, Wait, "", "", "", nil},
+		{"new, for long", phaseNew, func(in *Input) { in.Takers = 1 }, Write, "", "", "waiting for its turn", nil},
+		{"new, for long, and no node takes any", phaseNew, nil, Write, "", "", "none is ready and schedulable that may take any (concurrency in the ConfigMap varve)", nil},
+		{"new, for long, and no longer served", phaseNew, func(in *Input) { in.Served, in.Takers = false, 1 }, Write, "", "", "served again, as it was (namespaces and builtIn in", nil},
+		{"new, for long, another's turn", phaseNew, func(in *Input) { in.Turn, in.Object.Created = 4*time.Second, now.Add(-13*time.Second) }, Wait, "", "", "", nil},
 		{"new, no finalizer", phaseNew, func(in *Input) { in.Object.Finalizer = false }, Write, "", "", "", func(c *Change) bool { return c.Finalizer }},
 		{"new, no finalizer, another's turn", phaseNew, func(in *Input) { in.Object.Finalizer, in.Turn, in.Object.Created = false, 4*time.Second, now }, Wait, "", "", "", nil},
 		{"new, cancelled", phaseNew, func(in *Input) { in.Object.Cancel = true }, Write, canceling, canceled, "spec.cancel", func(c *Change) bool { return c.Driver == "node-a" && c.Finalizer }},

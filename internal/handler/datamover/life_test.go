@@ -298,6 +298,44 @@ func TestTake_hasOneWinner(t *testing.T) {
 	}
 }
 
+// What was read is old: another handler has said what the object waits for, which is no reason to take a younger one; or it is another object,
+// or has been canceled.
+func TestTake_looksAgainAtWhatWasWrittenMeanwhile(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	m := w.mover(cluster.Manager(t, controlplane.Controller), "node-1")
+	for name, c := range map[string]struct {
+		meanwhile func(o *velerov2.DataUpload)
+		took      bool
+	}{
+		"noted": {func(o *velerov2.DataUpload) {
+			controlplane.Update(t, w.admin, o, false, func(o *velerov2.DataUpload) { o.Status.Message = "waiting for its turn" })
+		}, true},
+		"taken": {func(o *velerov2.DataUpload) {
+			controlplane.Update(t, w.admin, o, false, func(o *velerov2.DataUpload) {
+				o.Status.Phase, o.Status.AcceptedByNode = velerov2.PhaseAccepted, "node-2"
+			})
+		}, false},
+		"canceled": {func(o *velerov2.DataUpload) {
+			controlplane.Update(t, w.admin, o, false, func(o *velerov2.DataUpload) { o.Spec.Cancel = true })
+		}, false},
+		"another one": {func(o *velerov2.DataUpload) {
+			w.delete(o)
+			w.upload(o.Name)
+		}, false},
+	} {
+		o := w.upload("b-" + strings.ReplaceAll(name, " ", "-"))
+		read := o.DeepCopy()
+		c.meanwhile(o)
+		if took, err := m.take(t.Context(), read); took != c.took || err != nil {
+			t.Errorf("%s: %v, %v", name, took, err)
+		}
+		if c.took {
+			w.until(o, func(v *Object) bool { return v.Driver == "node-1" && v.Message == "" })
+		}
+	}
+}
+
 // Somebody tries again by creating an ended object again, as kubectl shows it: what a handler has noted on the other one comes with it.
 func TestTake_forgetsWhatACopyBrings(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ package datamover
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -64,6 +65,7 @@ func TestManyUploads_takeTurnsAndLeaveNothing(t *testing.T) {
 	for _, o := range all {
 		w.until(o, func(v *Object) bool { return v.Finalizer })
 	}
+	w.until(all[0], func(v *Object) bool { return strings.Contains(v.Message, "that may take any (concurrency in") })
 	controlplane.Update(t, w.admin, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.varve, Name: "varve"}}, false, func(m *corev1.ConfigMap) {
 		m.Data["config.yaml"] = fmt.Sprintf("namespaces: [%s]\nconcurrency: {perNode: %d}", w.ns, limit)
 	})

@@ -72,7 +72,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 func (r *Reconciler) advance(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	o, err := reconcile.Find(ctx, r.Cached, req.NamespacedName, r.newObject())
+	o, err := reconcile.Find(ctx, r.Cached, req.NamespacedName, newObject(r.Kind))
 	if err != nil || o == nil {
 		return ctrl.Result{}, err
 	}
@@ -86,7 +86,7 @@ func (r *Reconciler) advance(ctx context.Context, req ctrl.Request) (ctrl.Result
 	}
 	if v.Driver == r.NodeName && (!v.Phase.Ended() || v.Finalizer) {
 		// What follows may have effects, so it must not follow from old news.
-		if o, err = reconcile.Find(ctx, r.Live, req.NamespacedName, r.newObject()); err != nil || o == nil {
+		if o, err = reconcile.Find(ctx, r.Live, req.NamespacedName, newObject(r.Kind)); err != nil || o == nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -121,8 +121,8 @@ func (p *pass) writeDecision(ctx context.Context, d *Decision) (ctrl.Result, err
 	return ctrl.Result{RequeueAfter: d.Again}, nil
 }
 
-func (r *Reconciler) newObject() client.Object {
-	if r.Kind == datamove.Upload {
+func newObject(kind datamove.Kind) client.Object {
+	if kind == datamove.Upload {
 		return &velerov2.DataUpload{}
 	}
 	return &velerov2.DataDownload{}

@@ -173,7 +173,7 @@ func addControllers(mgr ctrl.Manager, m *Mover) error {
 	for _, kind := range []datamove.Kind{datamove.Upload, datamove.Download} {
 		r := &Reconciler{Mover: m, Kind: kind}
 		err := ctrl.NewControllerManagedBy(mgr).Named("handler-" + strings.ToLower(string(kind))).
-			WatchesRawSource(source.Kind(objects, r.newObject(), &handler.EnqueueRequestForObject{}, moreThanProgress)).
+			WatchesRawSource(source.Kind(objects, newObject(r.Kind), &handler.EnqueueRequestForObject{}, moreThanProgress)).
 			WatchesRawSource(source.Kind[client.Object](objects, &corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfPod))).
 			WatchesRawSource(source.Kind[client.Object](objects, &corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.requestOfOwner))).
 			WatchesRawSource(source.Kind[client.Object](objects, &velerov1.BackupRepository{}, handler.EnqueueRequestsFromMapFunc(r.requestsOfRepository))).

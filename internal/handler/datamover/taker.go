@@ -130,8 +130,32 @@ func (t *Taker) takeWithin(ctx context.Context, current *settings.Settings, o wa
 	return took, 0, err
 }
 
-// take makes this handler the driver of an object that nobody has taken. It reports false if somebody else has changed the object.
+// take makes this handler the driver of an object. It reports false if the object is not there to be taken any more. If it was only written to,
+// such as with what it waits for, it is still its turn: the next one is younger.
 func (m *Mover) take(ctx context.Context, o client.Object) (bool, error) {
+	took, err := m.takeAsRead(ctx, o)
+	if !apierrors.IsConflict(err) {
+		return took, err
+	}
+	before, err := viewOf(o)
+	if err != nil {
+		return false, err
+	}
+	written, err := reconcile.Find(ctx, m.Live, before.NamespacedName, newObject(before.Kind))
+	if err != nil || written == nil {
+		return false, err
+	}
+	if v, err := viewOf(written); err != nil || v.UID != before.UID || !isWaiting(&v) {
+		return false, err
+	}
+	if took, err = m.takeAsRead(ctx, written); apierrors.IsConflict(err) {
+		return false, nil
+	}
+	return took, err
+}
+
+// takeAsRead takes an object unless somebody has changed it since it was read: then the error is a conflict.
+func (m *Mover) takeAsRead(ctx context.Context, o client.Object) (bool, error) {
 	v, err := viewOf(o)
 	if err != nil {
 		return false, err
@@ -141,8 +165,10 @@ func (m *Mover) take(ctx context.Context, o client.Object) (bool, error) {
 	change.Memory, change.Begins = memory{}, true
 	err = m.write(ctx, o, change)
 	switch {
-	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+	case apierrors.IsNotFound(err):
 		return false, nil
+	case apierrors.IsConflict(err):
+		return false, err
 	case err != nil:
 		return false, fmt.Errorf("take %s %s: %w", v.Kind, v.NamespacedName, err)
 	}
@@ -153,6 +179,11 @@ func (m *Mover) take(ctx context.Context, o client.Object) (bool, error) {
 // isRunning says that an object has a place.
 func isRunning(v *Object) bool {
 	return !v.Phase.Ended() && v.Phase != velerov2.PhaseNew && v.Driver != ""
+}
+
+// isWaiting says that an object has no place and wants one.
+func isWaiting(v *Object) bool {
+	return v.Phase == velerov2.PhaseNew && v.Driver == "" && !v.Cancel && !v.Deleted
 }
 
 // count returns who waits, how many of each namespace run, and how many of those this handler drives.
@@ -167,7 +198,7 @@ func (t *Taker) count(current *settings.Settings, objects []waitingObject) (wait
 			if t.drives(v) {
 				mine++
 			}
-		case v.Phase == velerov2.PhaseNew && v.Driver == "" && !v.Cancel && !v.Deleted && isServed(current, v) && t.unserved(v) == "":
+		case isWaiting(v) && isServed(current, v) && t.unserved(v) == "":
 			waiting = append(waiting, o)
 		}
 	}
