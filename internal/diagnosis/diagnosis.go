@@ -1,4 +1,4 @@
-// Package diagnosis says why a pod does not run, and what was last wrong with an object, from their status and their events.
+// Package diagnosis says why a pod or a Job does not run, and what was last wrong with an object, from their status and their events.
 package diagnosis
 
 import (
@@ -6,7 +6,9 @@ import (
 	"strings"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -74,6 +76,28 @@ func WhyNotRunning(ctx context.Context, live client.Reader, pod *corev1.Pod) str
 		return join(pod.Status.Reason, pod.Status.Message)
 	}
 	return LastWarning(ctx, live, pod)
+}
+
+// WhyJobWaits says why no pod of a Job runs. It is "" if one does, or has ended.
+func WhyJobWaits(ctx context.Context, live client.Reader, job *batchv1.Job) string {
+	var pods corev1.PodList
+	if err := live.List(ctx, &pods, client.InNamespace(job.Namespace), client.MatchingLabels{batchv1.JobNameLabel: job.Name}); err != nil {
+		return "its pods cannot be read: " + err.Error()
+	}
+	var newest *corev1.Pod
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if metav1.IsControlledBy(pod, job) && (newest == nil || newest.CreationTimestamp.Before(&pod.CreationTimestamp)) {
+			newest = pod
+		}
+	}
+	switch {
+	case newest == nil:
+		return join("it has no pod", LastWarning(ctx, live, job))
+	case newest.Status.Phase != corev1.PodPending:
+		return ""
+	}
+	return join("its pod is Pending", WhyNotRunning(ctx, live, newest))
 }
 
 func join(reason, message string) string {

@@ -7,21 +7,28 @@ import (
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// fakeEvents is an API server with events alone.
+// fakeEvents is an API server with events and pods alone.
 type fakeEvents struct {
 	client.Reader
 
 	items []corev1.Event
+	pods  []corev1.Pod
 	err   error
 }
 
 func (f fakeEvents) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
-	list.(*corev1.EventList).Items = f.items
+	switch l := list.(type) {
+	case *corev1.EventList:
+		l.Items = f.items
+	case *corev1.PodList:
+		l.Items = f.pods
+	}
 	return f.err
 }
 
@@ -93,5 +100,35 @@ func TestWhyNotRunning(t *testing.T) {
 	}
 	if got := WhyNotRunning(t.Context(), fakeEvents{}, &corev1.Pod{}); got != "" {
 		t.Error(got)
+	}
+}
+
+func TestWhyJobWaits(t *testing.T) {
+	t.Parallel()
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "job", UID: "j"}}
+	pod := func(owner *batchv1.Job, created int64, status corev1.PodStatus) corev1.Pod {
+		return corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			CreationTimestamp: metav1.Unix(created, 0), OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, batchv1.SchemeGroupVersion.WithKind("Job"))},
+		}, Status: status}
+	}
+	running := corev1.PodStatus{Phase: corev1.PodRunning}
+	pending := corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no node"}}}
+	refused := []corev1.Event{event(corev1.EventTypeWarning, "exceeded quota", func(e *corev1.Event) { e.Reason = "FailedCreate" })}
+	for name, c := range map[string]struct {
+		live fakeEvents
+		want string
+	}{
+		"no pod":                {fakeEvents{}, "it has no pod"},
+		"no pod, with reason":   {fakeEvents{items: refused}, "it has no pod: FailedCreate: exceeded quota"},
+		"another Job's pod":     {fakeEvents{pods: []corev1.Pod{pod(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{UID: "i"}}, 1, running)}}, "it has no pod"},
+		"runs":                  {fakeEvents{items: refused, pods: []corev1.Pod{pod(job, 1, running)}}, ""},
+		"has ended":             {fakeEvents{pods: []corev1.Pod{pod(job, 1, corev1.PodStatus{Phase: corev1.PodSucceeded})}}, ""},
+		"pending":               {fakeEvents{pods: []corev1.Pod{pod(job, 1, pending)}}, "its pod is Pending: no node"},
+		"the newest pod counts": {fakeEvents{pods: []corev1.Pod{pod(job, 2, running), pod(job, 1, pending)}}, ""},
+		"it cannot be asked":    {fakeEvents{err: errors.New("forbidden")}, "its pods cannot be read: forbidden"},
+	} {
+		if got := WhyJobWaits(t.Context(), c.live, job); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
 	}
 }

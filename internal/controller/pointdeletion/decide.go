@@ -18,6 +18,8 @@ const (
 	firstRetry, lastRetry = 15 * time.Second, 30 * time.Minute
 	// lookEvery is the pause between two looks at what no watch tells of.
 	lookEvery = 30 * time.Second
+	// quietStart is how long a Job may take to run until its restore points say what it waits for.
+	quietStart = 10 * time.Second
 	// settle is how long a Job waits for more restore points: Velero deletes the DataUploads of a backup one after the other.
 	settle = 3 * time.Second
 )
@@ -58,6 +60,8 @@ type jobState struct {
 	// Foreign: it is of an earlier BackupRepository, and about to be collected.
 	Foreign bool
 	Points  map[string]bool
+	// Waiting is why it does not run, if that lasts.
+	Waiting string
 	// Ended: Report has how, or Failure why it is not known to have succeeded.
 	Ended   bool
 	Report  datamove.DeletionReport
@@ -126,9 +130,13 @@ func (d *decision) noteAll(uploads []*upload, message string) {
 	}
 }
 
-// noteJob says that a Job deletes the restore point of an upload. RetryAt comes back with what the Job did in vain.
-func (d *decision) noteJob(u *upload) {
-	n := waitsFor(u, "a Job deletes it")
+// noteJob says that a Job deletes the restore point of an upload, or what the Job waits for. RetryAt comes back with what the Job did in vain.
+func (d *decision) noteJob(u *upload, waiting string) {
+	message := "a Job deletes it"
+	if waiting != "" {
+		message = "a Job that is to delete it does not run: " + waiting
+	}
+	n := waitsFor(u, message)
 	n.RetryAt = nil
 	d.note(u, n)
 }
@@ -245,7 +253,7 @@ func (d *decision) chooseDue(in *input, ready []*upload) {
 	for _, u := range due {
 		if chosen[pointOf(u)] {
 			d.Chosen = append(d.Chosen, u.UID)
-			d.noteJob(u)
+			d.noteJob(u, "")
 		}
 	}
 }
@@ -288,7 +296,7 @@ func (d *decision) followJob(in *input, ready []*upload) {
 				d.noteAll([]*upload{u}, "a Job deletes other restore points")
 			}
 		case !job.Ended:
-			d.noteJob(u)
+			d.noteJob(u, job.Waiting)
 		case job.Failure != "":
 			d.noteOutcome(u, again(in, u, datamove.PointDeletion{Message: job.Failure}))
 		default:

@@ -19,4 +19,5 @@ package pointdeletion
 // +kubebuilder:rbac:groups=batch,resources=jobs,namespace=varve,verbs=get;list;watch;create;delete
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=pods,namespace=varve,verbs=list
+// +kubebuilder:rbac:groups="",resources=events,namespace=varve,verbs=list
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch

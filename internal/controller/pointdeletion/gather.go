@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -18,6 +19,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/backuprepository"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/diagnosis"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -143,6 +145,9 @@ func (r *repositories) readJob(ctx context.Context, in *input, repository string
 		if state.Report, err = datamove.DecodeDeletionReport(words); err != nil {
 			state.Failure = err.Error()
 		}
+	}
+	if !state.Ended && !state.Foreign && ptr.Deref(job.Status.Ready, 0) == 0 && in.Now.Sub(job.CreationTimestamp.Time) >= quietStart {
+		state.Waiting = diagnosis.WhyJobWaits(ctx, r.live, job)
 	}
 	return job, nil
 }

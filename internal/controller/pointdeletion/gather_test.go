@@ -93,6 +93,33 @@ func TestReadJob_takesNoSilenceForSuccess(t *testing.T) {
 	}
 }
 
+// A Job that does not run soon says why on the DataUploads that wait for it.
+func TestReadJob_saysWhyItDoesNotRun(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		age   time.Duration
+		ready int32
+		want  string
+	}{
+		"at first":       {quietStart - time.Second, 0, "a Job deletes it"},
+		"later":          {quietStart, 0, "a Job that is to delete it does not run: its pod is Pending: no node"},
+		"later, it runs": {quietStart, 1, "a Job deletes it"},
+	} {
+		job, pod := newJob(batchv1.JobSuspended, "")
+		job.CreationTimestamp, job.Status.Ready = metav1.NewTime(testNow.Add(-c.age)), &c.ready
+		pod.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no node"}}}
+		r := &repositories{Options: Options{Namespace: "varve"}, live: newClient(t, job, pod)}
+		in := newInput()
+		if _, err := r.readJob(t.Context(), in, "repo-x"); err != nil {
+			t.Fatal(err)
+		}
+		d := decide(in)
+		if got := d.Notes[in.Uploads[0].UID].Message; got != c.want || d.After <= 0 || d.After > lookEvery {
+			t.Errorf("%s: %q, after %s", name, got, d.After)
+		}
+	}
+}
+
 // A restore point that another DataUpload refers to is not deleted, unless that one is deleted too, or is to be.
 func TestGather_seesWhoRefersToARestorePoint(t *testing.T) {
 	t.Parallel()
