@@ -26,7 +26,7 @@ func (p *pull) pullIntoRepository(ctx context.Context, endpoints *endpoint.Clien
 	}
 	name := cmp.Or(p.name, sourceOf(b))
 	var point *repository.RestorePoint
-	err := p.repo.WithWritable(ctx, func(r *repository.Repository) error {
+	err := p.repo.WithWritable(ctx, func(ctx context.Context, r *repository.Repository) error {
 		q := mover.BackupRequest{History: r.Source("", "", mover.HistoryPath(name)), Workers: p.parallel}
 		if err := pulled.AddTo(ctx, r, endpoints, &q); err != nil {
 			return err

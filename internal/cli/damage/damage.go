@@ -45,7 +45,7 @@ type part struct {
 
 // Check looks for damage and prints what it finds. Damage is an error.
 func Check(ctx context.Context, s *repoaccess.Session, w io.Writer, form string, percent float64, d *session.Display) error {
-	return s.WithRepository(ctx, func(r *repository.Repository) error {
+	return s.WithRepository(ctx, func(ctx context.Context, r *repository.Repository) error {
 		var report *repository.Report
 		err := d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
 			report, err = mover.Verify(ctx, r, mover.VerifyRequest{Percent: percent, Progress: func(p mover.Progress) { show(repoaccess.NewReport("repository", p)) }})

@@ -136,7 +136,7 @@ func backUpDisks(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 			return err
 		}
 	}
-	return s.WithWritable(ctx, func(r *repository.Repository) error {
+	return s.WithWritable(ctx, func(ctx context.Context, r *repository.Repository) error {
 		parent, err := resolveParent(ctx, r, b.parent)
 		if err != nil {
 			return err

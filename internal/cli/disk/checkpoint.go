@@ -44,8 +44,8 @@ varve disk backup --track needs no names.`,
 			if err := validateHistoryName(args[0]); err != nil {
 				return err
 			}
-			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
-				name, err := lastCheckpoint(cmd.Context(), r, r.Source(f.host, f.user, mover.HistoryPath(args[0])), diskName)
+			return s.WithRepository(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
+				name, err := lastCheckpoint(ctx, r, r.Source(f.host, f.user, mover.HistoryPath(args[0])), diskName)
 				if err == nil {
 					fmt.Fprintln(cmd.OutOrStdout(), name)
 				}

@@ -30,7 +30,7 @@ func offerPoints(s *repoaccess.Session, c *cobra.Command, typed string, words fu
 	ctx, cancel := context.WithTimeout(ctx, cmdline.CompletionTimeout)
 	defer cancel()
 	var out []string
-	err := s.WithRepository(ctx, func(r *repository.Repository) error {
+	err := s.WithRepository(ctx, func(ctx context.Context, r *repository.Repository) error {
 		l, err := restorepoint.ReadAll(ctx, r)
 		if err != nil {
 			return err

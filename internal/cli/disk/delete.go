@@ -46,15 +46,15 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.WithWritable(cmd.Context(), func(r *repository.Repository) error {
-				l, ids, err := restorepoint.ReadNamed(cmd.Context(), r, args...)
+			return s.WithWritable(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
+				l, ids, err := restorepoint.ReadNamed(ctx, r, args...)
 				if err != nil {
 					return err
 				}
 				if err := requireIDs(args, ids); err != nil {
 					return err
 				}
-				points, err := mover.FindDeletable(cmd.Context(), r, l.Points, ids)
+				points, err := mover.FindDeletable(ctx, r, l.Points, ids)
 				if err != nil {
 					return deleteFailure(err)
 				}
@@ -62,11 +62,11 @@ what it would delete and asks. Without a terminal, it needs --yes.`,
 					if err := restorepoint.NewTable(l, points, false).Write(cmd.ErrOrStderr()); err != nil {
 						return err
 					}
-					if err := s.Confirm(cmd.Context(), fmt.Sprintf("Delete %s?", human.Count(len(points), "restore point"))); err != nil {
+					if err := s.Confirm(ctx, fmt.Sprintf("Delete %s?", human.Count(len(points), "restore point"))); err != nil {
 						return err
 					}
 				}
-				if err := deletePoints(cmd.Context(), s, r, mover.PointIDs(points), &d); err != nil {
+				if err := deletePoints(ctx, s, r, mover.PointIDs(points), &d); err != nil {
 					return err
 				}
 				if form != "" {

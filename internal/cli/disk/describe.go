@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -28,8 +29,8 @@ read and changed, and where it comes from: identity, point of change tracking, p
   varve disk describe 5e1f9c -o json`,
 		Args: cmdline.ExactArgs(1, "the ID of a restore point"), ValidArgsFunction: completePoints(s, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
-				point, err := restorepoint.Find(cmd.Context(), r, args[0])
+			return s.WithRepository(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
+				point, err := restorepoint.Find(ctx, r, args[0])
 				if err != nil {
 					return err
 				}

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 
@@ -53,8 +54,8 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
   varve disk diff 5e1f9c 77ab02 -o json | jq .differentBytes`,
 		Args: cmdline.ExactArgs(2, "the IDs of two restore points"), ValidArgsFunction: completePoints(s, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
-				l, ids, err := restorepoint.ReadNamed(cmd.Context(), r, args...)
+			return s.WithRepository(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
+				l, ids, err := restorepoint.ReadNamed(ctx, r, args...)
 				if err != nil {
 					return err
 				}
@@ -68,7 +69,7 @@ The exit code is 0 whether the disks differ or not. Without a difference, no ext
 						return err
 					}
 				}
-				set, err := r.Diff(cmd.Context(), *disks[0], *disks[1])
+				set, err := r.Diff(ctx, *disks[0], *disks[1])
 				if err != nil {
 					return err
 				}

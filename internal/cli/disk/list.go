@@ -46,8 +46,8 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
   varve disk list web -o name`,
 		Args: cmdline.AtMostOne("at most the name of a history"), ValidArgsFunction: completeHistory(s, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
-				l, err := restorepoint.ReadAll(cmd.Context(), r)
+			return s.WithRepository(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
+				l, err := restorepoint.ReadAll(ctx, r)
 				if err != nil {
 					return err
 				}
@@ -58,7 +58,7 @@ deleted. It also fails (exit code 3) if no restore point has the NAME.`,
 						points = append(points, p)
 					}
 				}
-				lost, err := lostPoints(cmd.Context(), r, filter)
+				lost, err := lostPoints(ctx, r, filter)
 				if err != nil {
 					return err
 				}

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -86,8 +87,8 @@ of varve disk prune decide how long they are kept.`,
 // changePins changes the pins of each restore point as change says, and prints them. If change refuses one, nothing is
 // changed.
 func changePins(s *repoaccess.Session, cmd *cobra.Command, args []string, form string, change func(*repository.RestorePoint) (add, remove []string, err error)) error {
-	return s.WithWritable(cmd.Context(), func(r *repository.Repository) error {
-		l, ids, err := restorepoint.ReadNamed(cmd.Context(), r, args...)
+	return s.WithWritable(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
+		l, ids, err := restorepoint.ReadNamed(ctx, r, args...)
 		if err != nil {
 			return err
 		}
@@ -105,7 +106,7 @@ func changePins(s *repoaccess.Session, cmd *cobra.Command, args []string, form s
 		for _, p := range points {
 			add, remove, err := change(p)
 			if err == nil {
-				p, err = r.Pin(cmd.Context(), p.ID, add, remove)
+				p, err = r.Pin(ctx, p.ID, add, remove)
 			}
 			if err != nil {
 				failures = append(failures, err)

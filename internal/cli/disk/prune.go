@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -81,7 +82,9 @@ varve repo maintenance --full frees the data of what was removed.`,
 			if q.dryRun {
 				with = s.WithRepository
 			}
-			return with(cmd.Context(), func(r *repository.Repository) error { return prunePoints(s, cmd, r, &q, args) })
+			return with(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
+				return prunePoints(ctx, s, cmd, r, &q, args)
+			})
 		},
 	}
 	q.addFlags(c)
@@ -125,10 +128,10 @@ func (q *pruneFlags) validateFlags() (err error) {
 	return nil
 }
 
-func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Repository, q *pruneFlags, names []string) error {
+func prunePoints(ctx context.Context, s *repoaccess.Session, cmd *cobra.Command, r *repository.Repository, q *pruneFlags, names []string) error {
 	var survey *mover.PruneSurvey
 	err := q.display.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
-		survey, err = mover.SurveyPrune(cmd.Context(), r, q.history.newFilter(names), func(p mover.Progress) { show(repoaccess.NewReport("repository", p)) })
+		survey, err = mover.SurveyPrune(ctx, r, q.history.newFilter(names), func(p mover.Progress) { show(repoaccess.NewReport("repository", p)) })
 		return err
 	})
 	if err != nil {
@@ -147,7 +150,7 @@ func prunePoints(s *repoaccess.Session, cmd *cobra.Command, r *repository.Reposi
 	}
 	remove := mover.RemovedIDs(decisions)
 	if len(remove) > 0 && !q.dryRun {
-		if err := deletePoints(cmd.Context(), s, r, remove, &q.display); err != nil {
+		if err := deletePoints(ctx, s, r, remove, &q.display); err != nil {
 			return err
 		}
 	}

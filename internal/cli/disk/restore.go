@@ -117,7 +117,7 @@ func restoreDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 	if f.tlsConfig, err = f.tls.loadTLSConfig(where); err != nil {
 		return err
 	}
-	return s.WithRepository(ctx, func(r *repository.Repository) error {
+	return s.WithRepository(ctx, func(ctx context.Context, r *repository.Repository) error {
 		p, chosen, err := findDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err

@@ -152,7 +152,7 @@ func serveDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, id strin
 	// Most of the heap is cached blocks without pointers, so frequent collections cost next to nothing, while rare ones
 	// would cost much memory.
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
-	return s.WithRepository(ctx, func(r *repository.Repository) error {
+	return s.WithRepository(ctx, func(ctx context.Context, r *repository.Repository) error {
 		p, chosen, err := findDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err
@@ -161,7 +161,7 @@ func serveDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, id strin
 	})
 }
 
-// serveExport serves a disk until ctx ends.
+// serveExport serves a disk until ctx ends. It fails if that is because the storage is gone for good.
 func serveExport(ctx context.Context, w io.Writer, r *repository.Repository, p *repository.RestorePoint, chosen *repository.Disk, config *tls.Config, f *serveFlags) (err error) {
 	export, err := mover.OpenExport(ctx, r, *chosen, mover.ExportOptions{
 		CacheBytes: f.cacheBytes, Overlay: f.overlay, Description: fmt.Sprintf("%s of %s at %s", chosen.Name, mover.HistoryName(p.Source), output.FormatTime(p.Time)),
@@ -175,7 +175,11 @@ func serveExport(ctx context.Context, w io.Writer, r *repository.Repository, p *
 		return err
 	}
 	fmt.Fprintf(w, "disk %s of restore point %s: export %s at %s; interrupt to end\n", human.Line(chosen.Name), p.ID, human.Line(chosen.Name), l.Addr())
-	return export.Serve(ctx, l, config, slog.New(slog.NewTextHandler(w, nil)))
+	err = export.Serve(ctx, l, config, slog.New(slog.NewTextHandler(w, nil)))
+	if cause := context.Cause(ctx); err == nil && errors.Is(cause, errclass.Expired) {
+		return cause
+	}
+	return err
 }
 
 // overlayFailure gives the errors of an overlay their hints.

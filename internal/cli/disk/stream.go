@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"context"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -27,7 +28,7 @@ func streamDisk(s *repoaccess.Session, cmd *cobra.Command, id, form string, f *r
 		return failure.Usage("standard output is a terminal: send it to a file or to another program")
 	}
 	ctx := cmd.Context()
-	return s.WithRepository(ctx, func(r *repository.Repository) error {
+	return s.WithRepository(ctx, func(ctx context.Context, r *repository.Repository) error {
 		p, chosen, err := findDisk(ctx, r, id, f.disk)
 		if err != nil {
 			return err

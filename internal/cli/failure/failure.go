@@ -90,10 +90,10 @@ func Hint(err error) string {
 }
 
 // Interrupted returns err, unless the user has interrupted the command. Then the error only says so, what became of the
-// work, and what the user can do.
+// work, and what the user can do. A context that ended with a cause that has a class was not interrupted by the user.
 func Interrupted(ctx context.Context, err error, what, hint string) error {
 	var f *Error
-	if ctx.Err() == nil || !errors.Is(err, context.Canceled) || errors.As(err, &f) {
+	if ctx.Err() == nil || !errors.Is(err, context.Canceled) || errors.As(err, &f) || errclass.Of(context.Cause(ctx)) != nil {
 		return err
 	}
 	text := "interrupted"

@@ -62,10 +62,10 @@ removed after four days, or with --exclusive after an hour.`,
 			if full {
 				o.Mode = repository.FullMaintenance
 			}
-			return s.WithWritable(cmd.Context(), func(r *repository.Repository) error {
+			return s.WithWritable(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
 				var done *maintenanceResult
 				err := d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
-					done, err = runMaintenance(cmd.Context(), s, r, o, show)
+					done, err = runMaintenance(ctx, s, r, o, show)
 					return err
 				})
 				if err != nil {

@@ -1,6 +1,7 @@
 package repo
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"time"
@@ -28,8 +29,8 @@ when maintenance ran last and is due.`,
   varve repo status -o json | jq '[.blobs[].bytes] | add'`,
 		Args: cmdline.ExactArgs(0, "no argument"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return s.WithRepository(cmd.Context(), func(r *repository.Repository) error {
-				status, err := r.Status(cmd.Context())
+			return s.WithRepository(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
+				status, err := r.Status(ctx)
 				if err != nil {
 					return err
 				}

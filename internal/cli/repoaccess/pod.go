@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -62,11 +63,14 @@ type podStorage struct {
 	blobs   *blobhttp.Client
 	// alive ends what tells the pod that somebody is there.
 	alive context.CancelFunc
+	// gone is told that the pod is gone.
+	gone context.CancelCauseFunc
 }
 
-// servePlace makes the pod for a directory, and waits until it runs. Close what it returns.
-func servePlace(ctx context.Context, s *session.Session, c *cluster.Client, l *velerov1.BackupStorageLocation, place location.Place, directory string) (*podStorage, error) {
-	p := &podStorage{session: s, cluster: c, location: l, place: place}
+// servePlace makes the pod for a directory, and waits until it runs. Later gone is told if the pod is gone, within half a minute. Close what
+// it returns.
+func servePlace(ctx context.Context, s *session.Session, c *cluster.Client, l *velerov1.BackupStorageLocation, place location.Place, directory string, gone context.CancelCauseFunc) (*podStorage, error) {
+	p := &podStorage{session: s, cluster: c, location: l, place: place, gone: gone}
 	if err := p.start(ctx, directory); err != nil {
 		p.Close(ctx)
 		return nil, explainRights(err)
@@ -131,7 +135,7 @@ func (p *podStorage) removeDeadline(ctx context.Context) error {
 	return nil
 }
 
-// keepAlive tells the pod that somebody is there, and drops the connections to it when they are silent: after a change of networks they stay so,
+// keepAlive tells the pod that somebody is there, until it is gone, and drops the connections to it when they are silent: after a change of networks they stay so,
 // and all requests would wait for nothing. A line that is only busy is not silent.
 func (p *podStorage) keepAlive(ctx context.Context, interval, timeout time.Duration) {
 	ticker := time.NewTicker(interval)
@@ -142,6 +146,10 @@ func (p *podStorage) keepAlive(ctx context.Context, interval, timeout time.Durat
 		err := p.blobs.Ping(within)
 		silent := err != nil && errors.Is(within.Err(), context.DeadlineExceeded) && p.forward.Moved() == moved
 		cancel()
+		if errors.Is(err, errclass.Expired) {
+			p.gone(err)
+			return
+		}
 		if silent {
 			p.forward.Drop()
 			continue
@@ -222,7 +230,7 @@ func (p *podStorage) awaitPod(ctx context.Context) error {
 		case err != nil:
 			return false, err
 		case pod == nil:
-			why = "the Job " + p.job.Name + " has no pod yet"
+			why = strings.TrimSuffix("the Job "+p.job.Name+" has no pod yet: "+diagnosis.LastWarning(ctx, p.cluster, p.job), ": ")
 		case pod.Status.Phase == corev1.PodRunning:
 			p.pod = pod.Name
 			return true, nil

@@ -1,6 +1,7 @@
 package repoaccess
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -12,8 +13,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/repository/storage/blobhttp"
 )
 
 // A pod that is gone does not come back: another one would not have what the command has begun. One that does not run yet is waited for.
@@ -46,5 +49,38 @@ func TestDial_knowsAPodThatIsGone(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		p.forward.Close()
+	}
+}
+
+// When the pod is gone, what uses its storage is ended: it would fail for ever.
+func TestKeepAlive_tellsThatThePodIsGone(t *testing.T) {
+	t.Parallel()
+	scheme, err := cluster.Scheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kube := &cluster.Client{WithWatch: fake.NewClientBuilder().WithScheme(scheme).Build()}
+	within, gone := context.WithCancelCause(t.Context())
+	p := &podStorage{cluster: kube, pod: "pod", forward: kube.Forward(layout.Namespace, "pod", 1), gone: gone}
+	defer p.forward.Close()
+	p.blobs = blobhttp.NewClient("shelf", p.dial)
+	p.keepAlive(t.Context(), time.Hour, time.Minute)
+	if cause := context.Cause(within); !errors.Is(cause, errclass.Expired) || !strings.Contains(cause.Error(), "run the command again") {
+		t.Error(cause)
+	}
+}
+
+// What a command was cancelled for is its error, and not that the user interrupted it.
+func TestInterrupted_knowsWhoEndedIt(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errclass.Errorf(errclass.Expired, "the pod is gone"))
+	if err := failure.Interrupted(ctx, ctx.Err(), "nothing was made", ""); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := failure.Interrupted(ctx, ctx.Err(), "nothing was made", ""); !strings.Contains(err.Error(), "interrupted: nothing was made") {
+		t.Error(err)
 	}
 }

@@ -68,18 +68,23 @@ func (s *Session) ConfigPath() (string, error) {
 	return filepath.Abs(path)
 }
 
-// WithRepository opens the repository, calls f, and closes it. It gives errors their exit codes and hints.
-func (s *Session) WithRepository(ctx context.Context, f func(*repository.Repository) error) error {
+// WithRepository opens the repository, calls f, and closes it. It gives errors their exit codes and hints. The context of f ends with ctx, and
+// also when a pod is gone that has the storage, with the reason as its cause, which is errclass.Expired.
+func (s *Session) WithRepository(ctx context.Context, f func(context.Context, *repository.Repository) error) error {
 	if s.inCluster.isUsed() {
 		if s.config != "" || s.passwordFile != "" {
 			return failure.Usage("--location excludes --repo-config and --password-file: the password is in the cluster")
 		}
-		r, done, err := s.inCluster.open(ctx, s)
+		within, r, done, err := s.inCluster.open(ctx, s)
 		if err != nil {
 			return err
 		}
 		defer done()
-		return Explain(failure.Interrupted(ctx, s.use(ctx, r, f), "", ""))
+		err = s.use(within, r, f)
+		if ctx.Err() == nil && errors.Is(err, context.Canceled) {
+			err = context.Cause(within)
+		}
+		return Explain(failure.Interrupted(ctx, err, "", ""))
 	}
 	return s.WithPassword(ctx, func(config, password string) error {
 		r, err := repository.Open(ctx, config, password)
@@ -94,11 +99,11 @@ func (s *Session) WithRepository(ctx context.Context, f func(*repository.Reposit
 func (s *Session) Hurry() { s.inCluster.noPod = true }
 
 // use calls f with a repository, and closes it.
-func (s *Session) use(ctx context.Context, r *repository.Repository, f func(*repository.Repository) error) error {
+func (s *Session) use(ctx context.Context, r *repository.Repository, f func(context.Context, *repository.Repository) error) error {
 	if err := r.WithoutCache(); err != nil {
 		s.Warn(fmt.Errorf("continuing without the cache, which is slower: %w", err))
 	}
-	err := f(r)
+	err := f(ctx, r)
 	// An interrupted command must close what it opened, too.
 	return errors.Join(err, r.Close(context.WithoutCancel(ctx)))
 }
@@ -135,14 +140,14 @@ func (s *Session) WithPassword(ctx context.Context, f func(config, password stri
 }
 
 // WithWritable is WithRepository for commands that write to the repository.
-func (s *Session) WithWritable(ctx context.Context, f func(*repository.Repository) error) error {
-	return s.WithRepository(ctx, func(r *repository.Repository) error {
+func (s *Session) WithWritable(ctx context.Context, f func(context.Context, *repository.Repository) error) error {
+	return s.WithRepository(ctx, func(ctx context.Context, r *repository.Repository) error {
 		if r.ReadOnly() {
 			return &failure.Error{
 				Err: errors.New("this connection is read-only"), Code: errclass.ExitRefused,
 				Hint: "`varve repo connect` without --read-only replaces it",
 			}
 		}
-		return f(r)
+		return f(ctx, r)
 	})
 }
