@@ -55,6 +55,7 @@ type stsError struct {
 func StartFakeSTS(tb testing.TB, server *Server, life time.Duration) *FakeSTS {
 	tb.Helper()
 	f := &FakeSTS{Role: "arn:aws:iam::111122223333:role/varve-backups", Token: "token-" + rand.Text(), tb: tb, server: server, life: life}
+	tb.Cleanup(f.forget) // after the last request
 	h := httptest.NewTLSServer(f)
 	tb.Cleanup(h.Close)
 	f.URL = h.URL
@@ -111,10 +112,16 @@ func (f *FakeSTS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			f.tb.Error(err)
 		}
 		f.issued = append(f.issued, a.Access)
-		timer := time.AfterFunc(f.life, func() { f.expire(a.Access) })
-		f.tb.Cleanup(func() { timer.Stop() })
+		time.AfterFunc(f.life, func() { f.expire(a.Access) })
 		_ = xml.NewEncoder(w).Encode(a)
 	}
+}
+
+// forget lets keys live on: whoever tests has ended, and soon the server has, too.
+func (f *FakeSTS) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.issued = nil
 }
 
 func (f *FakeSTS) expire(access string) {
