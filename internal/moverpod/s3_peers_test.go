@@ -272,7 +272,7 @@ func TestInterruption_keepsWhatWasStored(t *testing.T) {
 	t.Parallel()
 	b := newBucket(t, false)
 	p := b.newPod(t, newUpload(block), newDevice(t, 192*mib))
-	p.limits.interrupted = 50 * time.Second
+	p.limits.interrupted = time.Minute
 	slow := func(by time.Duration) {
 		b.set(s3.Rule{Method: http.MethodPut, Key: prefix + "p", Fault: func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			b.sent.Add(r.ContentLength)
@@ -283,11 +283,11 @@ func TestInterruption_keepsWhatWasStored(t *testing.T) {
 	slow(300 * time.Millisecond)
 	mover := p.startChild(t)
 	waitFor(t, "some data", func() bool { return b.sent.Load() > 40*mib })
-	slow(5 * time.Second)
+	slow(4 * time.Second)
 	if err := mover.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if code := mover.wait(t, time.Minute); code != 1 {
+	if code := mover.wait(t, 2*time.Minute); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
 	if report, ok := p.api.report(t); ok {
