@@ -24,10 +24,14 @@ func (r *run) report(ctx context.Context, report datamove.Report) error {
 	report.Pod = r.PodUID
 	trying, cancel := r.reportContext(ctx)
 	defer cancel()
+	var why error
 	for attempt := 1; ; attempt++ {
 		err := r.tryReport(trying, report)
 		if err == nil {
 			return nil
+		}
+		if why == nil || trying.Err() == nil {
+			why = err // and not that time was up in the middle of the last try
 		}
 		wait := r.limits.retry
 		if apierrors.IsConflict(err) {
@@ -36,7 +40,7 @@ func (r *run) report(ctx context.Context, report datamove.Report) error {
 			r.Log.Warn("the report was not written; trying again", "error", err)
 		}
 		if !pause(trying, wait) {
-			return fmt.Errorf("the work has ended as %s, and cannot be reported: %w", report.Outcome, err)
+			return fmt.Errorf("the work has ended as %s, and cannot be reported: %w", report.Outcome, why)
 		}
 	}
 }
