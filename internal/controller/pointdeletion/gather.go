@@ -104,7 +104,7 @@ func (r *repositories) readLocation(ctx context.Context, in *input) error {
 	return err
 }
 
-// readJob reads the Job of a repository, and what its pod said at its end.
+// readJob reads the Job of a repository, and what its pod said at its end, or why there is none.
 func (r *repositories) readJob(ctx context.Context, in *input, repository string) (*batchv1.Job, error) {
 	key := types.NamespacedName{Namespace: r.Namespace, Name: datamove.DeletionJobName(repository)}
 	// The cache may not have yet what the last pass has made or deleted.
@@ -126,6 +126,17 @@ func (r *repositories) readJob(ctx context.Context, in *input, repository string
 			}
 		}
 	}
+	if err := r.readEnd(ctx, state, job); err != nil {
+		return nil, err
+	}
+	if !state.Ended && !state.Foreign && ptr.Deref(job.Status.Ready, 0) == 0 && in.Now.Sub(job.CreationTimestamp.Time) >= quietStart {
+		state.Waiting = diagnosis.WhyJobWaits(ctx, r.live, job)
+	}
+	return job, nil
+}
+
+// readEnd reads what the pod of a Job said at its end, if it has ended.
+func (r *repositories) readEnd(ctx context.Context, state *jobState, job *batchv1.Job) error {
 	for _, c := range job.Status.Conditions {
 		if c.Status != corev1.ConditionTrue || c.Type != batchv1.JobComplete && c.Type != batchv1.JobFailed {
 			continue
@@ -133,7 +144,7 @@ func (r *repositories) readJob(ctx context.Context, in *input, repository string
 		state.Ended = true
 		words, err := backuprepository.LastWords(ctx, r.live, job)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if c.Type == batchv1.JobFailed {
 			if state.Failure = words; words == "" {
@@ -146,8 +157,5 @@ func (r *repositories) readJob(ctx context.Context, in *input, repository string
 			state.Failure = err.Error()
 		}
 	}
-	if !state.Ended && !state.Foreign && ptr.Deref(job.Status.Ready, 0) == 0 && in.Now.Sub(job.CreationTimestamp.Time) >= quietStart {
-		state.Waiting = diagnosis.WhyJobWaits(ctx, r.live, job)
-	}
-	return job, nil
+	return nil
 }

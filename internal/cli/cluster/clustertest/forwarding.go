@@ -46,7 +46,7 @@ func (f *Forwarding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if conn == nil {
 		return
 	}
-	defer conn.Close() // resets what nobody reads, which would keep the connection's goroutines
+	defer func() { _ = conn.Close() }() // resets what nobody reads, which would keep the connection's goroutines
 	f.mu.Lock()
 	f.forwards, f.paths = append(f.forwards, conn), append(f.paths, r.URL.Path)
 	f.mu.Unlock()
