@@ -24,6 +24,8 @@ const (
 	startTimeout = 2 * time.Minute
 	// endTimeout bounds how long it may take to close an image: it writes the bitmaps and flushes everything.
 	endTimeout = 5 * time.Minute
+	// signalEvery is the pause before it is told again to end.
+	signalEvery = 5 * time.Second
 	// lastWords is how long to wait for the exit of a server that has cut its connections.
 	lastWords = 2 * time.Second
 	// maxSocketPath is the longest path that fits into sockaddr_un.
@@ -216,18 +218,23 @@ func (s *server) stopProcess() error {
 	if s.hasEnded() {
 		return s.processFailure("ended before it was asked to")
 	}
+	// The daemon's signal handler only sets a flag. A signal that arrives right before the daemon waits goes unnoticed until the next event.
+	// Closing its input is one. On a busy machine even that may come before the handler has run, so it is signaled again.
 	_ = s.cmd.Process.Signal(unix.SIGTERM) // unless it has just ended
-	// The daemon's signal handler only sets a flag. A signal that arrives right before the daemon waits goes unnoticed
-	// until the next event. Closing its input is one.
 	_ = s.qmp.in.Close()
-	wait := time.NewTimer(endTimeout)
+	again, wait := time.NewTicker(signalEvery), time.NewTimer(endTimeout)
+	defer again.Stop()
 	defer wait.Stop()
-	select {
-	case <-s.ended:
-	case <-wait.C:
-		_ = s.cmd.Process.Kill() // unless it has just ended
-		<-s.ended
-		return s.processFailure(fmt.Sprintf("had to be killed, as it did not close the image in %s", endTimeout))
+	for !s.hasEnded() {
+		select {
+		case <-s.ended:
+		case <-again.C:
+			_ = s.cmd.Process.Signal(unix.SIGTERM)
+		case <-wait.C:
+			_ = s.cmd.Process.Kill() // unless it has just ended
+			<-s.ended
+			return s.processFailure(fmt.Sprintf("had to be killed, as it did not close the image in %s", endTimeout))
+		}
 	}
 	if s.err != nil {
 		return s.processFailure("failed at its end")
