@@ -55,7 +55,7 @@ type stsError struct {
 func StartFakeSTS(tb testing.TB, server *Server, life time.Duration) *FakeSTS {
 	tb.Helper()
 	f := &FakeSTS{Role: "arn:aws:iam::111122223333:role/varve-backups", Token: "token-" + rand.Text(), tb: tb, server: server, life: life}
-	tb.Cleanup(f.forget) // after the last request
+	tb.Cleanup(f.forgetKeys) // after the last request
 	h := httptest.NewTLSServer(f)
 	tb.Cleanup(h.Close)
 	f.URL = h.URL
@@ -117,8 +117,8 @@ func (f *FakeSTS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// forget lets keys live on: whoever tests has ended, and soon the server has, too.
-func (f *FakeSTS) forget() {
+// forgetKeys lets keys live on: whoever tests has ended, and soon the server has, too.
+func (f *FakeSTS) forgetKeys() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.issued = nil

@@ -61,15 +61,15 @@ func (m *Mover) isReachable(ctx context.Context, o client.Object, v *Object, sel
 // does not count: what only such nodes reach is for every handler to take, and its pod still runs there.
 func nodesThatTake(nodes []*corev1.Node, volume volumePlace, storage *storagePlace, current *settings.Settings, lost func(*corev1.Node) bool) []*corev1.Node {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *corev1.Node) bool { return !takesPods(n, current.Pod.Tolerations) })
-	able := takers(nodes, current)
+	able := nodesThatMayTake(nodes, current)
 	if slices.ContainsFunc(able, func(n *corev1.Node) bool { return (volume.preferred || selects(volume.nodes, n)) && storage.selects(n) }) {
 		return slices.DeleteFunc(able, lost)
 	}
 	return nodes
 }
 
-// takers returns the nodes that take pods, and may take objects by the settings.
-func takers(nodes []*corev1.Node, current *settings.Settings) []*corev1.Node {
+// nodesThatMayTake returns the nodes that take pods, and may take objects by the settings.
+func nodesThatMayTake(nodes []*corev1.Node, current *settings.Settings) []*corev1.Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n *corev1.Node) bool {
 		return !takesPods(n, current.Pod.Tolerations) || current.PerNode(n.Labels) == 0
 	})
