@@ -80,9 +80,23 @@ func WhyNotRunning(ctx context.Context, live client.Reader, pod *corev1.Pod) str
 
 // WhyJobWaits says why no pod of a Job runs. It is "" if one does, or has ended.
 func WhyJobWaits(ctx context.Context, live client.Reader, job *batchv1.Job) string {
+	pod, err := PodOfJob(ctx, live, job)
+	switch {
+	case err != nil:
+		return "its pods cannot be read: " + err.Error()
+	case pod == nil:
+		return join("it has no pod", LastWarning(ctx, live, job))
+	case pod.Status.Phase != corev1.PodPending:
+		return ""
+	}
+	return join("its pod is Pending", WhyNotRunning(ctx, live, pod))
+}
+
+// PodOfJob returns the newest pod that a Job controls; nil if there is none. Others may have pods with the Job's labels.
+func PodOfJob(ctx context.Context, live client.Reader, job *batchv1.Job) (*corev1.Pod, error) {
 	var pods corev1.PodList
 	if err := live.List(ctx, &pods, client.InNamespace(job.Namespace), client.MatchingLabels{batchv1.JobNameLabel: job.Name}); err != nil {
-		return "its pods cannot be read: " + err.Error()
+		return nil, err
 	}
 	var newest *corev1.Pod
 	for i := range pods.Items {
@@ -91,13 +105,7 @@ func WhyJobWaits(ctx context.Context, live client.Reader, job *batchv1.Job) stri
 			newest = pod
 		}
 	}
-	switch {
-	case newest == nil:
-		return join("it has no pod", LastWarning(ctx, live, job))
-	case newest.Status.Phase != corev1.PodPending:
-		return ""
-	}
-	return join("its pod is Pending", WhyNotRunning(ctx, live, newest))
+	return newest, nil
 }
 
 func join(reason, message string) string {

@@ -60,45 +60,38 @@ func (l *clusterLocation) checkUnused() error {
 var errNeedsPod = errors.New("only pods can reach the location")
 
 // open opens the repository of the namespace in the location. What it returns shows no secret. Call done when the repository is closed.
-// within ends with ctx, or with the reason as its cause when the storage is gone for good.
-func (l *clusterLocation) open(ctx context.Context, s *Session) (within context.Context, r *repository.Repository, done func(), err error) {
+// Later gone is told if the storage is gone for good.
+func (l *clusterLocation) open(ctx context.Context, s *Session, gone context.CancelCauseFunc) (r *repository.Repository, done func(), err error) {
 	c, err := cluster.Connect(l.flags, s.Streams.Err)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	found, err := FindLocation(ctx, c, l.name)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	o, err := readAccess(ctx, s.Session, c, found, c.Namespace)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
-	locate := repositoryaccess.Locate
-	within, end := context.WithCancelCause(ctx)
-	done = func() { end(nil) }
+	locate, done := repositoryaccess.Locate, func() {}
 	if o.place.S3 == nil {
 		if l.noPod {
-			done()
-			return nil, nil, nil, errNeedsPod
+			return nil, nil, errNeedsPod
 		}
-		served, err := servePlace(ctx, s.Session, c, found, o.place, o.access.Directory, end)
+		served, err := servePlace(ctx, s.Session, c, found, o.place, o.access.Directory, gone)
 		if err != nil {
-			done()
-			return nil, nil, nil, Explain(failure.Interrupted(ctx, err, "", ""))
+			return nil, nil, Explain(failure.Interrupted(ctx, err, "", ""))
 		}
-		done = func() {
-			served.Close(ctx)
-			end(nil)
-		}
+		done = func() { served.Close(ctx) }
 		locate = func(datamove.Access) repository.Location { return repository.Location{Served: served.blobs} }
 	}
 	r, err = repositoryaccess.NewStore(s.Now, locate).Open(ctx, o.access, repository.ConnectOptions{})
 	if err != nil {
 		done()
-		return nil, nil, nil, o.explain(ctx, found, c.Namespace, err)
+		return nil, nil, o.explain(ctx, found, c.Namespace, err)
 	}
-	return within, r, done, nil
+	return r, done, nil
 }
 
 // opening is what it takes to open a repository in a location. passwordSecret is the name of the Secret with its password.

@@ -135,8 +135,8 @@ func (p *podStorage) removeDeadline(ctx context.Context) error {
 	return nil
 }
 
-// keepAlive tells the pod that somebody is there, until it is gone, and drops the connections to it when they are silent: after a change of networks they stay so,
-// and all requests would wait for nothing. A line that is only busy is not silent.
+// keepAlive tells the pod that somebody is there, until it is gone, and drops the connections to it when they are silent: after a change of
+// networks they stay so, and all requests would wait for nothing. A line that is only busy is not silent.
 func (p *podStorage) keepAlive(ctx context.Context, interval, timeout time.Duration) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -224,13 +224,17 @@ func (p *podStorage) awaitPod(ctx context.Context) error {
 	began, told, why := p.session.Now(), "", ""
 	err := wait.PollUntilContextCancel(within, podPoll, true, func(ctx context.Context) (bool, error) {
 		pod, err := p.findPod(ctx)
+		quiet := p.session.Now().Sub(began) < quietTime
 		switch {
 		case err != nil && cluster.Classify(err) == cluster.Unreachable:
 			why = err.Error() // it comes back, or time is up
 		case err != nil:
 			return false, err
 		case pod == nil:
-			why = strings.TrimSuffix("the Job "+p.job.Name+" has no pod yet: "+diagnosis.LastWarning(ctx, p.cluster, p.job), ": ")
+			why = "the Job " + p.job.Name + " has no pod yet"
+			if !quiet {
+				why = strings.TrimSuffix(why+": "+diagnosis.LastWarning(ctx, p.cluster, p.job), ": ")
+			}
 		case pod.Status.Phase == corev1.PodRunning:
 			p.pod = pod.Name
 			return true, nil
@@ -242,7 +246,7 @@ func (p *podStorage) awaitPod(ctx context.Context) error {
 				return false, failure.New(p.hint(), "the pod %s/%s that mounts %s has ended: %s", layout.Namespace, pod.Name, p.place, why)
 			}
 		}
-		if p.session.Now().Sub(began) >= quietTime && why != told {
+		if !quiet && why != told {
 			p.session.Note("waiting for a pod in namespace %s that mounts %s: %s", layout.Namespace, p.place, why)
 			told = why
 		}
@@ -263,16 +267,11 @@ func (p *podStorage) hint() string {
 
 // findPod returns the Job's pod, or nil.
 func (p *podStorage) findPod(ctx context.Context) (*corev1.Pod, error) {
-	pods := &corev1.PodList{}
-	if err := p.cluster.List(ctx, pods, client.InNamespace(p.job.Namespace), client.MatchingLabels{batchv1.JobNameLabel: p.job.Name}); err != nil {
+	pod, err := diagnosis.PodOfJob(ctx, p.cluster, p.job)
+	if err != nil {
 		return nil, fmt.Errorf("list the pods of Job %s/%s: %w", p.job.Namespace, p.job.Name, err)
 	}
-	for i := range pods.Items {
-		if metav1.IsControlledBy(&pods.Items[i], p.job) {
-			return &pods.Items[i], nil
-		}
-	}
-	return nil, nil //nolint:nilnil // documented
+	return pod, nil
 }
 
 // dial connects to the pod. That the pod has gone is final: another one would not have what this command has begun to write.

@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/varvebackup/varve/internal/cli/cluster"
-	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/repository/storage/blobhttp"
@@ -67,20 +66,5 @@ func TestKeepAlive_tellsThatThePodIsGone(t *testing.T) {
 	p.keepAlive(t.Context(), time.Hour, time.Minute)
 	if cause := context.Cause(within); !errors.Is(cause, errclass.Expired) || !strings.Contains(cause.Error(), "run the command again") {
 		t.Error(cause)
-	}
-}
-
-// What a command was cancelled for is its error, and not that the user interrupted it.
-func TestInterrupted_knowsWhoEndedIt(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errclass.Errorf(errclass.Expired, "the pod is gone"))
-	if err := failure.Interrupted(ctx, ctx.Err(), "nothing was made", ""); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	stop()
-	if err := failure.Interrupted(ctx, ctx.Err(), "nothing was made", ""); !strings.Contains(err.Error(), "interrupted: nothing was made") {
-		t.Error(err)
 	}
 }

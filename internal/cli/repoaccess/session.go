@@ -75,7 +75,9 @@ func (s *Session) WithRepository(ctx context.Context, f func(context.Context, *r
 		if s.config != "" || s.passwordFile != "" {
 			return failure.Usage("--location excludes --repo-config and --password-file: the password is in the cluster")
 		}
-		within, r, done, err := s.inCluster.open(ctx, s)
+		within, end := context.WithCancelCause(ctx)
+		defer end(nil)
+		r, done, err := s.inCluster.open(ctx, s, end)
 		if err != nil {
 			return err
 		}

@@ -50,17 +50,12 @@ func LastWords(ctx context.Context, live client.Reader, job *batchv1.Job) (messa
 	}
 	for i := range pods.Items {
 		for _, c := range pods.Items[i].Status.ContainerStatuses {
-			if c.State.Terminated != nil && c.State.Terminated.Message != "" && ownedByJob(&pods.Items[i], job) {
+			if c.State.Terminated != nil && c.State.Terminated.Message != "" && metav1.IsControlledBy(&pods.Items[i], job) {
 				message = c.State.Terminated.Message
 			}
 		}
 	}
 	return message, nil
-}
-
-func ownedByJob(pod *corev1.Pod, job *batchv1.Job) bool {
-	owner := metav1.GetControllerOfNoCopy(pod)
-	return owner != nil && owner.UID == job.UID
 }
 
 // childMeta returns the metadata of what belongs to a BackupRepository.
