@@ -3,7 +3,9 @@
 package domain
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"testing"
@@ -45,5 +47,9 @@ func TestQEMU_isConfined(t *testing.T) {
 	sandbox := "-sandbox\x00on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny\x00"
 	if !strings.Contains(string(arguments), sandbox) {
 		t.Errorf("QEMU has no sandbox: %q", arguments)
+	}
+	// libvirtd starts virtlogd when its driver's configuration was not read.
+	if _, err := os.Stat(layout.LibvirtRunDir + "/libvirt/virtlogd-sock"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("virtlogd runs beside libvirtd: %v", err)
 	}
 }

@@ -38,5 +38,9 @@ func TestLauncherRootHasWhatVarveRuns(t *testing.T) {
 		if string(got) != string(want) {
 			t.Errorf("%s is not Varve's own", name)
 		}
+		// libvirtd takes a file that its user may not read for one that does not exist.
+		if info, err := os.Stat(filepath.Join(root, name)); err != nil || info.Mode().Perm() != 0o644 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // format is part of every image's key. Raise it when a recipe changes in a way that its inputs do not show.
-const format = "2"
+const format = "3"
 
 // Kitchen builds images.
 type Kitchen struct {

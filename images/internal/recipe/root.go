@@ -53,6 +53,10 @@ func unpackRoot(ctx context.Context, dir, tar, config string) error {
 		if err := os.WriteFile(path, content, e.Mode); err != nil {
 			return err
 		}
+		// A file of the tar that was there keeps its mode.
+		if err := os.Chmod(path, e.Mode); err != nil {
+			return err
+		}
 	}
 	return nil
 }

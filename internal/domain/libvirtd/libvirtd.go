@@ -26,7 +26,7 @@ func Environment() []string {
 }
 
 // Prepare makes the directories in which libvirtd keeps its files. An ordinary user's libvirtd looks for its
-// driver's configuration there as well.
+// driver's configuration there as well, and silently does without one that it cannot read: that is an error here.
 func Prepare() error {
 	config := filepath.Join(layout.LibvirtConfigDir, "libvirt")
 	for _, dir := range []string{config, layout.LibvirtCacheDir, layout.LibvirtRunDir} {
@@ -34,8 +34,12 @@ func Prepare() error {
 			return fmt.Errorf("prepare libvirtd: %w", err)
 		}
 	}
-	if err := os.Symlink(driverConfig, filepath.Join(config, filepath.Base(driverConfig))); err != nil && !errors.Is(err, fs.ErrExist) {
+	link := filepath.Join(config, filepath.Base(driverConfig))
+	if err := os.Symlink(driverConfig, link); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("prepare libvirtd: %w", err)
+	}
+	if _, err := os.ReadFile(link); err != nil {
+		return fmt.Errorf("prepare libvirtd: read the driver's configuration: %w", err)
 	}
 	return nil
 }
