@@ -81,7 +81,7 @@ func (l *clusterLocation) open(ctx context.Context, s *Session, gone context.Can
 		}
 		served, err := servePlace(ctx, s.Session, c, found, o.place, o.access.Directory, gone)
 		if err != nil {
-			return nil, nil, Explain(failure.Interrupted(ctx, err, "", ""))
+			return nil, nil, Explain(failure.Interrupted(ctx, whyEnded(ctx, ctx, err), "", ""))
 		}
 		done = func() { served.Close(ctx) }
 		locate = func(datamove.Access) repository.Location { return repository.Location{Served: served.blobs} }
@@ -112,7 +112,7 @@ func (o *opening) explain(ctx context.Context, l *velerov1.BackupStorageLocation
 	if errors.Is(err, errclass.NotFound) && !errors.Is(err, repository.ErrNoBucket) {
 		return notFound("`varve location describe "+l.Name+" -n "+l.Namespace+"` shows the namespaces that have one; -n selects it", "%w", err)
 	}
-	return Explain(failure.Interrupted(ctx, explainOpen(err), "", ""))
+	return Explain(failure.Interrupted(ctx, explainOpen(whyEnded(ctx, ctx, err)), "", ""))
 }
 
 func notFound(hint, format string, args ...any) error {

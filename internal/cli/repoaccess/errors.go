@@ -47,6 +47,7 @@ var repositoryHints = []struct {
 	{errclass.Conflict, ""},
 	{errclass.Invalid, ""},
 	{errclass.NotFound, "`varve disk list` shows the restore points"},
+	{errclass.Expired, ""},
 	{errclass.Exhausted, "make space and run the same command again: it continues where it ended"},
 }
 

@@ -103,7 +103,7 @@ func TestForwarded_leavesASilentWay(t *testing.T) {
 	p := forwarded(t, silent.Addr().String())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); p.keepAlive(ctx, time.Millisecond, 50*time.Millisecond) }()
+	go func() { defer close(ended); p.keepAlive(ctx, time.Millisecond, 50*time.Millisecond, time.Hour) }()
 	if err := p.blobs.PutBlob(t.Context(), "p1", storage.Bytes("content"), blob.PutOptions{}); err != nil {
 		t.Error(err)
 	}
@@ -139,7 +139,7 @@ func TestForwarded_keepsABusyWay(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var group errgroup.Group
-	group.Go(func() error { p.keepAlive(ctx, time.Millisecond, 200*time.Millisecond); return nil })
+	group.Go(func() error { p.keepAlive(ctx, time.Millisecond, 200*time.Millisecond, time.Hour); return nil })
 	answered := make(chan error, 1)
 	group.Go(func() error { answered <- p.blobs.Ping(ctx); return nil })
 	for range 4 {

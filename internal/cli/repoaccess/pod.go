@@ -41,6 +41,8 @@ const (
 	// request is lost with the way to the pod, the next one must come before the pod ends.
 	pingInterval = datamove.ServeIdle / 6
 	pingTimeout  = 30 * time.Second
+	// pingPatience is after how much silence the pod has ended, whatever is said about it.
+	pingPatience = datamove.ServeIdle + pingTimeout
 	// jobLifetime is how long a Job stays that has ended, and jobPatience how long one that has no command any more may wait for its pod.
 	jobLifetime = time.Minute
 	jobPatience = podTimeout + time.Minute
@@ -91,6 +93,14 @@ func explainRights(err error) error {
 	}
 }
 
+// explainDenial says what a user can do whom the cluster does not let reach the pod.
+func explainDenial(err error) error {
+	if cluster.Classify(err) == cluster.Forbidden {
+		return explainRights(err)
+	}
+	return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: failure.Hint(err)}
+}
+
 func (p *podStorage) start(ctx context.Context, directory string) error {
 	mounted, err := p.find(ctx)
 	if err != nil {
@@ -120,7 +130,7 @@ func (p *podStorage) start(ctx context.Context, directory string) error {
 	}
 	alive, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.alive = cancel
-	go p.keepAlive(alive, pingInterval, pingTimeout)
+	go p.keepAlive(alive, pingInterval, pingTimeout, pingPatience)
 	return nil
 }
 
@@ -136,18 +146,30 @@ func (p *podStorage) removeDeadline(ctx context.Context) error {
 }
 
 // keepAlive tells the pod that somebody is there, until it is gone, and drops the connections to it when they are silent: after a change of
-// networks they stay so, and all requests would wait for nothing. A line that is only busy is not silent.
-func (p *podStorage) keepAlive(ctx context.Context, interval, timeout time.Duration) {
+// networks they stay so, and all requests would wait for nothing. A line that is only busy is not silent. A pod that has not been reached for as
+// long as patience has ended by itself.
+func (p *podStorage) keepAlive(ctx context.Context, interval, timeout, patience time.Duration) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
+	reached := time.Now()
 	for ctx.Err() == nil {
 		moved := p.forward.Moved()
 		within, cancel := context.WithTimeout(ctx, timeout)
 		err := p.blobs.Ping(within)
-		silent := err != nil && errors.Is(within.Err(), context.DeadlineExceeded) && p.forward.Moved() == moved
+		idle := p.forward.Moved() == moved
+		silent := err != nil && errors.Is(within.Err(), context.DeadlineExceeded) && idle
 		cancel()
-		if errors.Is(err, errclass.Expired) {
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errclass.Expired):
 			p.gone(err)
+			return
+		case err == nil || !idle:
+			reached = time.Now()
+		case time.Since(reached) > patience:
+			p.gone(errclass.Errorf(errclass.Expired, "the pod %s/%s, which mounts %s for this command, could not be reached for %s and has ended by itself: run the command again (%v)",
+				layout.Namespace, p.pod, p.place, patience, err))
 			return
 		}
 		if silent {
@@ -288,6 +310,8 @@ func (p *podStorage) dial(ctx context.Context) (net.Conn, error) {
 	case found == nil && (pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded):
 		return nil, errclass.Errorf(errclass.Expired, "the pod %s/%s, which mounts %s for this command, has ended (%s): run the command again",
 			layout.Namespace, p.pod, p.place, diagnosis.WhyNotRunning(ctx, p.cluster, pod))
+	case errors.Is(err, errclass.Denied): // by the cluster: the storage itself asks nobody for keys
+		return nil, explainDenial(err)
 	}
 	return nil, err
 }

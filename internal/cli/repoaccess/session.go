@@ -82,10 +82,7 @@ func (s *Session) WithRepository(ctx context.Context, f func(context.Context, *r
 			return err
 		}
 		defer done()
-		err = s.use(within, r, f)
-		if ctx.Err() == nil && errors.Is(err, context.Canceled) {
-			err = context.Cause(within)
-		}
+		err = whyEnded(ctx, within, s.use(within, r, f))
 		return Explain(failure.Interrupted(ctx, err, "", ""))
 	}
 	return s.WithPassword(ctx, func(config, password string) error {
@@ -96,6 +93,29 @@ func (s *Session) WithRepository(ctx context.Context, f func(context.Context, *r
 		return s.use(ctx, r, f)
 	})
 }
+
+// whyEnded returns err, unless it says that something was cancelled although the user has not interrupted the command. Then within has ended,
+// whose cause is told first, or err has the reason beside that; for nobody it is an interrupt.
+func whyEnded(ctx, within context.Context, err error) error {
+	if ctx.Err() != nil || !errors.Is(err, context.Canceled) {
+		return err
+	}
+	if cause := context.Cause(within); cause != nil {
+		err = fmt.Errorf("%w (%w)", cause, err)
+	}
+	return notInterrupted{err}
+}
+
+// notInterrupted is an error without the context.Canceled that is in it.
+type notInterrupted struct{ error }
+
+// Is is for errors.Is.
+func (n notInterrupted) Is(target error) bool {
+	return target != context.Canceled && errors.Is(n.error, target) //nolint:errorlint // exactly this value
+}
+
+// As is for errors.As.
+func (n notInterrupted) As(target any) bool { return errors.As(n.error, target) }
 
 // Hurry has no pod made for a repository that only pods reach: it is not opened.
 func (s *Session) Hurry() { s.inCluster.noPod = true }
@@ -138,7 +158,8 @@ func (s *Session) WithPassword(ctx context.Context, f func(config, password stri
 	if err != nil {
 		return err
 	}
-	return Explain(failure.Interrupted(ctx, f(config, password), "", ""))
+	err = whyEnded(ctx, ctx, f(config, password))
+	return Explain(failure.Interrupted(ctx, err, "", ""))
 }
 
 // WithWritable is WithRepository for commands that write to the repository.
