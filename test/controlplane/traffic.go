@@ -3,6 +3,7 @@ package controlplane
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -26,15 +27,25 @@ type Traffic struct {
 
 // Cost is the requests since the last Reset.
 type Cost struct {
-	// Requests is the number of requests, and Bytes is the size of their answers.
-	Requests, Bytes int
+	// Requests are the methods and paths of the requests.
+	Requests []string
+	// Bytes is the size of the answers.
+	Bytes int
 	// Lists are the paths of the requests that list objects.
 	Lists []string
 }
 
-// String implements fmt.Stringer.
+// String implements fmt.Stringer. It has a line for each request that differs.
 func (c Cost) String() string {
-	return fmt.Sprintf("%d requests, %d bytes, %d lists: %v", c.Requests, c.Bytes, len(c.Lists), c.Lists)
+	times := map[string]int{}
+	for _, r := range c.Requests {
+		times[r]++
+	}
+	text := fmt.Sprintf("%d requests, %d bytes, %d lists: %v", len(c.Requests), c.Bytes, len(c.Lists), c.Lists)
+	for _, r := range slices.Sorted(maps.Keys(times)) {
+		text += fmt.Sprintf("\n%4d %s", times[r], r)
+	}
+	return text
 }
 
 // Wrap makes c count the requests of clients that are created with cfg.
@@ -54,7 +65,7 @@ func (c *Traffic) Cost() Cost {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cost := c.cost
-	cost.Lists = slices.Clone(cost.Lists)
+	cost.Requests, cost.Lists = slices.Clone(cost.Requests), slices.Clone(cost.Lists)
 	return cost
 }
 
@@ -70,7 +81,7 @@ func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
 		return response, err
 	}
 	c.mu.Lock()
-	c.cost.Requests++
+	c.cost.Requests = append(c.cost.Requests, r.Method+" "+r.URL.RequestURI())
 	// The paths of core kinds have one part less.
 	core, parts := strings.HasPrefix(r.URL.Path, "/api/"), strings.Count(r.URL.Path, "/")
 	if r.Method == http.MethodGet && (parts%2 == 0) != core {

@@ -47,7 +47,7 @@ func TestScale_progressCostsNothing(t *testing.T) {
 	w.secretBecomes(o, pod, "first", "authority 2")
 	cost := traffic.Cost()
 	t.Logf("40 writes of progress, and another certificate: %s", cost)
-	if cost.Requests > requestsOfAChange {
+	if len(cost.Requests) > requestsOfAChange {
 		t.Errorf("more than %d requests", requestsOfAChange)
 	}
 }

@@ -39,7 +39,7 @@ func TestScale_costOfABackupDoesNotDependOnHistory(t *testing.T) {
 			})
 			cost := l.traffic.Cost()
 			t.Logf("%d ended: %s", n, cost)
-			if cost.Requests > requestsPerBackup || cost.Bytes > bytesPerBackup || len(cost.Lists) > listsPerBackup {
+			if len(cost.Requests) > requestsPerBackup || cost.Bytes > bytesPerBackup || len(cost.Lists) > listsPerBackup {
 				t.Errorf("more than %d requests, %d bytes or %d lists", requestsPerBackup, bytesPerBackup, listsPerBackup)
 			}
 		})

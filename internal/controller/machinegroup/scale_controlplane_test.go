@@ -37,7 +37,7 @@ func TestScale_progressCostsNothing(t *testing.T) {
 	}
 	cost := traffic.Cost()
 	t.Logf("40 writes of progress, and the end: %s", cost)
-	if cost.Requests > requestsOfAnEnd {
+	if len(cost.Requests) > requestsOfAnEnd {
 		t.Errorf("more than %d requests", requestsOfAnEnd)
 	}
 }
