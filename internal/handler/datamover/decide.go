@@ -22,6 +22,9 @@ const (
 	// firstLook and lookAgain bound when a wait is looked at again that no watch may tell the end of: after a quarter of the time that it
 	// has lasted. Volumes are bound and points in time taken within a second or two, as a rule, and snapshots may take minutes.
 	firstLook, lookAgain, lookShare = 250 * time.Millisecond, 5 * time.Second, 4
+	// correctInterval is how long a handler leaves what an object says it waits for, after it has corrected that. Handlers that do not agree,
+	// because they have other settings or are of another version, would write over each other's words without end.
+	correctInterval = time.Minute
 	// quietQueue is how long an object may wait for a free place until it says so.
 	quietQueue = 10 * time.Second
 )
@@ -60,6 +63,8 @@ type Input struct {
 	// Turn is how long this handler leaves the object to others if nobody drives it, and DriverNode the node of who does.
 	Turn       time.Duration
 	DriverNode NodeState
+	// Corrected is when this handler last corrected what the object says it waits for.
+	Corrected time.Time
 	// Takers is how many nodes take objects at all, by the settings and by what is known of the nodes.
 	Takers int
 	// Location and Repository are what the object needs, Pod is its mover pod, or nil, and PodNode the node of that; if the pod that the
@@ -173,14 +178,14 @@ func decideNew(in Input) Decision {
 	o := &in.Object
 	change := o.unchanged()
 	switch {
+	case in.Unserved != "":
+		change.Phase, change.Message, change.Completed, change.Finalizer = velerov2.PhaseFailed, in.Unserved, in.Now, false
 	case o.Cancel || o.Deleted:
 		// What it names is disposed of, too: whoever made the snapshot waits for nobody.
 		change.Phase, change.Driver = velerov2.PhaseCanceling, in.Self
 		change.Finalizer = o.Finalizer || !o.Deleted
 		change.Memory, change.Begins = memory{Ending: &ending{Phase: velerov2.PhaseCanceled, Message: cancelReason(o), Since: metav1.NewTime(in.Now).Rfc3339Copy()}}, true
 		change.Message = "canceling: " + cancelReason(o)
-	case in.Unserved != "":
-		change.Phase, change.Message, change.Completed, change.Finalizer = velerov2.PhaseFailed, in.Unserved, in.Now, false
 	case !o.Finalizer:
 		change.Finalizer = true
 	default:
@@ -188,12 +193,23 @@ func decideNew(in Input) Decision {
 		if in.Now.Before(says) {
 			return Decision{Again: says.Sub(in.Now)}
 		}
-		change.Message = waitInQueue(in)
-		d := inTurn(in, says, change)
-		d.Again = cmp.Or(d.Again, takeInterval) // the reason may be another one then
-		return d
+		return sayWhyItWaits(in, says)
 	}
 	return inTurn(in, o.Created, change)
+}
+
+// sayWhyItWaits is for an object that nobody has taken, from a time on.
+func sayWhyItWaits(in Input, from time.Time) Decision {
+	change := in.Object.unchanged()
+	change.Message = waitInQueue(in)
+	if corrects(in.Object.Message, change.Message) {
+		if wait := in.Corrected.Add(correctInterval).Sub(in.Now); wait > 0 {
+			return Decision{Again: min(wait, takeInterval)}
+		}
+	}
+	d := inTurn(in, from, change)
+	d.Again = cmp.Or(d.Again, takeInterval) // the reason may be another one then
+	return d
 }
 
 // waitInQueue says what an object waits for that nobody has taken. That has no deadline: how long all before it take is not the object's fault,
@@ -206,7 +222,7 @@ func waitInQueue(in Input) string {
 	case in.Takers == 0:
 		return fmt.Sprintf("waiting for a node that takes data movements: none is ready and schedulable that may take any"+by, "concurrency")
 	default:
-		return fmt.Sprintf("waiting for its turn on a node that reaches its volume"+by, "concurrency")
+		return "waiting for a place on a node that reaches its volume (concurrency in the ConfigMap " + settings.ConfigMap + " says how many a node has, which may be none)"
 	}
 }
 

@@ -93,7 +93,14 @@ func TestDecide(t *testing.T) {
 		{"another handler's, cancelled", inProgress, func(in *Input) { in.Object.Driver, in.Object.Cancel = "node-b", true }, Wait, "", "", "", nil},
 		// New.
 		{"new", phaseNew, func(in *Input) { in.Object.Created = now.Add(-9 * time.Second) }, Wait, "", "", "", nil},
-		{"new, for long", phaseNew, func(in *Input) { in.Takers = 1 }, Write, "", "", "waiting for its turn", nil},
+		{"new, for long", phaseNew, func(in *Input) { in.Takers = 1 }, Write, "", "", "waiting for a place", nil},
+		{"new, another reason", phaseNew, func(in *Input) { in.Object.Message, in.Takers = "waiting for rain", 1 }, Write, "", "", "waiting for a place", nil},
+		{"new, another reason, just corrected", phaseNew, func(in *Input) {
+			in.Object.Message, in.Takers, in.Corrected = "waiting for rain", 1, now.Add(-59*time.Second)
+		}, Wait, "", "", "", nil},
+		{"new, another reason, corrected before", phaseNew, func(in *Input) {
+			in.Object.Message, in.Takers, in.Corrected = "waiting for rain", 1, now.Add(-time.Minute)
+		}, Write, "", "", "waiting for a place", nil},
 		{"new, for long, and no node takes any", phaseNew, nil, Write, "", "", "none is ready and schedulable that may take any (concurrency in the ConfigMap varve)", nil},
 		{"new, for long, and no longer served", phaseNew, func(in *Input) { in.Served, in.Takers = false, 1 }, Write, "", "", "served again, as it was (namespaces and builtIn in", nil},
 		{"new, for long, another's turn", phaseNew, func(in *Input) { in.Turn, in.Object.Created = 4*time.Second, now.Add(-13*time.Second) }, Wait, "", "", "", nil},

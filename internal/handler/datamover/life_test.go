@@ -3,6 +3,7 @@
 package datamover
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -270,6 +272,8 @@ func TestHandler_killedAtEveryStep(t *testing.T) {
 	}
 }
 
+func always() bool { return true }
+
 // Of many that take an object at once, one wins.
 func TestTake_hasOneWinner(t *testing.T) {
 	t.Parallel()
@@ -282,7 +286,7 @@ func TestTake_hasOneWinner(t *testing.T) {
 		for i := range 20 {
 			m := w.mover(mgr, fmt.Sprintf("node-%d", i))
 			group.Go(func() {
-				took, err := m.take(t.Context(), o.DeepCopy())
+				took, err := m.take(t.Context(), o.DeepCopy(), always)
 				if err != nil {
 					t.Error(err)
 				}
@@ -304,30 +308,33 @@ func TestTake_looksAgainAtWhatWasWrittenMeanwhile(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	m := w.mover(cluster.Manager(t, controlplane.Controller), "node-1")
+	noted := func(o *velerov2.DataUpload) {
+		controlplane.Update(t, w.admin, o, false, func(o *velerov2.DataUpload) { o.Status.Message = "waiting for a place" })
+	}
 	for name, c := range map[string]struct {
 		meanwhile func(o *velerov2.DataUpload)
+		may       func() bool
 		took      bool
 	}{
-		"noted": {func(o *velerov2.DataUpload) {
-			controlplane.Update(t, w.admin, o, false, func(o *velerov2.DataUpload) { o.Status.Message = "waiting for its turn" })
-		}, true},
+		"noted":                         {noted, always, true},
+		"noted, another's turn by then": {noted, func() bool { return false }, false},
 		"taken": {func(o *velerov2.DataUpload) {
 			controlplane.Update(t, w.admin, o, false, func(o *velerov2.DataUpload) {
 				o.Status.Phase, o.Status.AcceptedByNode = velerov2.PhaseAccepted, "node-2"
 			})
-		}, false},
+		}, always, false},
 		"canceled": {func(o *velerov2.DataUpload) {
 			controlplane.Update(t, w.admin, o, false, func(o *velerov2.DataUpload) { o.Spec.Cancel = true })
-		}, false},
+		}, always, false},
 		"another one": {func(o *velerov2.DataUpload) {
 			w.delete(o)
 			w.upload(o.Name)
-		}, false},
+		}, always, false},
 	} {
-		o := w.upload("b-" + strings.ReplaceAll(name, " ", "-"))
+		o := w.upload("b-" + strings.NewReplacer(" ", "-", ",", "", "'", "").Replace(name))
 		read := o.DeepCopy()
 		c.meanwhile(o)
-		if took, err := m.take(t.Context(), read); took != c.took || err != nil {
+		if took, err := m.take(t.Context(), read, c.may); took != c.took || err != nil {
 			t.Errorf("%s: %v, %v", name, took, err)
 		}
 		if c.took {
@@ -476,6 +483,82 @@ func TestUnknownSnapshotType_failsWithWhatIsServed(t *testing.T) {
 	if v := w.untilPhase(d, velerov2.PhaseFailed); !strings.Contains(v.Message, "5f1d7c6a") {
 		t.Error(v.Message)
 	}
+}
+
+// What names nothing that can be is refused with the field, and whether it was canceled or not, all others go on.
+func TestMisnamedObjects_failAndHoldUpNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "concurrency: {perNode: 2}")
+	w.target()
+	uploads := map[string]func(o *velerov2.DataUpload){
+		`spec.sourcePVC "" is no`:          func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "" },
+		`spec.sourcePVC "a/b" is no`:       func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "a/b" },
+		`spec.sourceNamespace "" is no`:    func(o *velerov2.DataUpload) { o.Spec.SourceNamespace, o.Spec.Cancel = "", true },
+		`spec.sourceNamespace "A b" is no`: func(o *velerov2.DataUpload) { o.Spec.SourceNamespace = "A b" },
+	}
+	made := map[string]*velerov2.DataUpload{}
+	for want, edit := range uploads {
+		made[want] = w.upload(fmt.Sprintf("bad-%d", len(made)), edit)
+	}
+	d := w.download("bad", func(o *velerov2.DataDownload) { o.Spec.TargetVolume.PVC = "" })
+	good := w.upload("good")
+	w.handler(w.node())
+	w.untilPhase(good, velerov2.PhaseCompleted)
+	for want, o := range made {
+		if v := w.untilPhase(o, velerov2.PhaseFailed); !strings.Contains(v.Message, want) || v.Finalizer {
+			t.Errorf("%s: %+v", want, o.Status)
+		}
+	}
+	if v := w.untilPhase(d, velerov2.PhaseFailed); !strings.Contains(v.Message, `spec.targetVolume.pvc "" is no`) {
+		t.Error(v.Message)
+	}
+}
+
+// forbidding is a cluster with a webhook that lets nobody write the object of a name, because it is down.
+type forbidding struct {
+	client.Client
+	name *atomic.Pointer[string]
+}
+
+// Patch implements client.Writer.
+func (f forbidding) Patch(ctx context.Context, o client.Object, patch client.Patch, options ...client.PatchOption) error {
+	if name := f.name.Load(); name != nil && *name == o.GetName() {
+		return apierrors.NewInternalError(errors.New("failed calling webhook: no endpoints available"))
+	}
+	return f.Client.Patch(ctx, o, patch, options...)
+}
+
+// The oldest one waits for a webhook. The others do not wait with it.
+func TestTake_leavesWhatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "concurrency: {perNode: 1, cluster: 2}")
+	var name atomic.Pointer[string]
+	w.wrap = func(c client.Client) client.Client { return forbidding{c, &name} }
+	o := w.upload("oldest")
+	name.Store(&o.Name)
+	w.handler(w.node())
+	w.untilPhase(w.upload("b1"), velerov2.PhaseCompleted)
+	w.untilPhase(w.upload("b2"), velerov2.PhaseCompleted)
+	name.Store(nil)
+	w.untilPhase(o, velerov2.PhaseCompleted)
+	w.nothingLeft()
+}
+
+// Another handler, of another version, says something else, and would say it again whenever it is corrected.
+func TestQueueMessage_isNotFoughtFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "concurrency: {nodes: [{nodeSelector: {}, perNode: 0}]}")
+	o := w.upload("b1")
+	w.handler(w.node())
+	w.untilSays(o, "none is ready and schedulable")
+	rewrite := func() {
+		controlplane.Update(t, w.admin, o, false, func(o *velerov2.DataUpload) { o.Status.Message = "waiting for rain" })
+	}
+	rewrite()
+	w.untilSays(o, "none is ready and schedulable")
+	rewrite()
+	time.Sleep(3 * time.Second)
+	w.untilSays(o, "waiting for rain")
 }
 
 // A driver whose node is lost is replaced; the pod on a node that lives goes on.

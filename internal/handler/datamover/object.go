@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,6 +33,8 @@ type Object struct {
 	Location string
 	// Tenant is the namespace of the volume that is read or made: objects of each take turns.
 	Tenant string
+	// Misnamed says which field of the spec names a claim or a namespace that there can never be; or "".
+	Misnamed string
 	// SnapshotID is a download's.
 	SnapshotID       string
 	Cancel           bool
@@ -71,11 +74,13 @@ func viewOf(o client.Object) (Object, error) {
 		s := &o.Status
 		v.Kind, v.Mover, v.SnapshotType, v.Location = datamove.Upload, o.Spec.DataMover, o.Spec.SnapshotType, o.Spec.BackupStorageLocation
 		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.SourceNamespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
+		v.Misnamed = checkNames("spec.sourceNamespace", o.Spec.SourceNamespace, "spec.sourcePVC", o.Spec.SourcePVC)
 		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
 	case *velerov2.DataDownload:
 		s := &o.Status
 		v.Kind, v.Mover, v.Location, v.SnapshotID = datamove.Download, o.Spec.DataMover, o.Spec.BackupStorageLocation, o.Spec.SnapshotID
 		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.TargetVolume.Namespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
+		v.Misnamed = checkNames("spec.targetVolume.namespace", o.Spec.TargetVolume.Namespace, "spec.targetVolume.pvc", o.Spec.TargetVolume.PVC)
 		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
 	default:
 		return Object{}, fmt.Errorf("%T moves no data", o)
@@ -92,6 +97,17 @@ func viewOf(o client.Object) (Object, error) {
 	var err error
 	v.Memory, err = decodeMemory(o.GetAnnotations()[datamove.AnnotationDriver])
 	return v, err
+}
+
+// checkNames says what is wrong with the names of a namespace and of a claim in it, or "".
+func checkNames(namespaceField, namespace, claimField, claim string) string {
+	if wrong := validation.ValidateNamespaceName(namespace, false); len(wrong) > 0 {
+		return fmt.Sprintf("%s %q is no name of a namespace: %s", namespaceField, namespace, wrong[0])
+	}
+	if wrong := validation.NameIsDNSSubdomain(claim, false); len(wrong) > 0 {
+		return fmt.Sprintf("%s %q is no name of a PersistentVolumeClaim: %s", claimField, claim, wrong[0])
+	}
+	return ""
 }
 
 func timeOf(t *metav1.Time) time.Time {

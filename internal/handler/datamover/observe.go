@@ -51,7 +51,7 @@ func (p *pass) observe(ctx context.Context) error {
 	}
 	in.Turn = turnOf(v.UID, p.NodeName, nodes)
 	if v.Phase == velerov2.PhaseNew && v.Driver == "" {
-		in.Takers = len(nodesThatMayTake(nodes, &p.settings))
+		in.Takers, in.Corrected = len(nodesThatMayTake(nodes, &p.settings)), p.corrections.last(v.UID)
 		return nil
 	}
 	if in.DriverNode, err = p.findNodeState(ctx, nodes, v.Driver); err != nil {
@@ -127,6 +127,9 @@ func (p *pass) lastWarning(ctx context.Context, pod *corev1.Pod, known string) s
 
 // unserved says why no handler of this version can ever serve an object, or "".
 func (m *Mover) unserved(v *Object) string {
+	if v.Misnamed != "" {
+		return v.Misnamed
+	}
 	if v.Kind == datamove.Upload {
 		if _, ok := m.Uploads[v.SnapshotType]; !ok {
 			types := make([]string, 0, len(m.Uploads))

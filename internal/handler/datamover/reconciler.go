@@ -51,7 +51,8 @@ type Mover struct {
 	Clock    clock.PassiveClock
 	Log      logr.Logger
 
-	handlers handlerWatch
+	handlers    handlerWatch
+	corrections corrections
 }
 
 // Reconciler takes the objects of one kind from phase to phase.
@@ -113,6 +114,9 @@ func (r *Reconciler) advance(ctx context.Context, req ctrl.Request) (ctrl.Result
 func (p *pass) writeDecision(ctx context.Context, d *Decision) (ctrl.Result, error) {
 	if back, err := p.driverIsBack(ctx, &d.Change); err != nil || back {
 		return ctrl.Result{}, err
+	}
+	if d.Change.Phase == velerov2.PhaseNew && corrects(p.in.Object.Message, d.Change.Message) {
+		p.corrections.note(p.in.Object.UID, p.in.Now)
 	}
 	if err := p.write(ctx, p.object, d.Change); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)

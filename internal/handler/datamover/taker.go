@@ -2,6 +2,7 @@ package datamover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -44,6 +45,8 @@ type waitingObject struct {
 func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, passTimeout)
+	defer cancel()
 	current := t.Settings.Current(ctx)
 	self, err := t.findNode(ctx, t.NodeName)
 	if err != nil {
@@ -64,12 +67,17 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 	}
 	places := current.PerNode(self.Labels) - mine
 	again := takeInterval
+	var refused []error
 	for places > 0 && len(waiting) > 0 {
 		next := choose(candidates(waiting), running)
 		o := waiting[next]
 		waiting = append(waiting[:next:next], waiting[next+1:]...)
 		reachable, wait, err := t.isReachable(ctx, o.object, &o.view, self, &current)
-		if err != nil {
+		switch {
+		case isAnswer(err):
+			refused = append(refused, err)
+			continue
+		case err != nil:
 			return ctrl.Result{}, err
 		}
 		if !reachable {
@@ -79,6 +87,15 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 			continue
 		}
 		took, wait, err := t.takeWithin(ctx, &current, o)
+		if took {
+			t.remember(o.view.UID)
+			running[o.view.Tenant]++
+			places--
+		}
+		if refusal := new(refusedError); errors.As(err, &refusal) {
+			refused = append(refused, refusal)
+			continue
+		}
 		if err != nil {
 			return reconcile.RetryConflict(ctrl.Result{}, err)
 		}
@@ -86,19 +103,30 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 			again = min(again, wait)
 			break
 		}
-		if took {
-			t.remember(o.view.UID)
-			running[o.view.Tenant]++
-			places--
-		}
+	}
+	if len(refused) > 0 {
+		t.Log.Error(refused[0], "some objects cannot be taken, and others are taken before them", "objects", len(refused))
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// refusedError is what the API server answers to the write of one object, such as for a policy. The others do not wait for that.
+type refusedError struct{ err error }
+
+func (e *refusedError) Error() string { return e.err.Error() }
+func (e *refusedError) Unwrap() error { return e.err }
+
+// isAnswer says that an error is the API server's answer to a request, and not that it is busy or does not answer.
+func isAnswer(err error) bool {
+	var status apierrors.APIStatus
+	busy := apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err)
+	return errors.As(err, &status) && !busy
 }
 
 // takeWithin takes an object if the cluster's limit has a place. Otherwise it says when to look again.
 func (t *Taker) takeWithin(ctx context.Context, current *settings.Settings, o waitingObject) (took bool, wait time.Duration, err error) {
 	if current.Concurrency.Cluster == 0 {
-		took, err = t.take(ctx, o.object)
+		took, err = t.take(ctx, o.object, func() bool { return true })
 		return took, 0, err
 	}
 	held, wait, err := t.limit.acquire(ctx, t.Mover)
@@ -126,13 +154,13 @@ func (t *Taker) takeWithin(ctx context.Context, current *settings.Settings, o wa
 	if !t.limit.isHeld(t.Clock.Now()) {
 		return false, time.Second, nil // the count took so long that it may be another's turn
 	}
-	took, err = t.take(ctx, o.object)
+	took, err = t.take(ctx, o.object, func() bool { return t.limit.isHeld(t.Clock.Now()) })
 	return took, 0, err
 }
 
 // take makes this handler the driver of an object. It reports false if the object is not there to be taken any more. If it was only written to,
-// such as with what it waits for, it is still its turn: the next one is younger.
-func (m *Mover) take(ctx context.Context, o client.Object) (bool, error) {
+// such as with what it waits for, it is still its turn, if it may be taken at all by then: the next one is younger.
+func (m *Mover) take(ctx context.Context, o client.Object, may func() bool) (bool, error) {
 	took, err := m.takeAsRead(ctx, o)
 	if !apierrors.IsConflict(err) {
 		return took, err
@@ -145,7 +173,7 @@ func (m *Mover) take(ctx context.Context, o client.Object) (bool, error) {
 	if err != nil || written == nil {
 		return false, err
 	}
-	if v, err := viewOf(written); err != nil || v.UID != before.UID || !isWaiting(&v) {
+	if v, err := viewOf(written); err != nil || v.UID != before.UID || !isWaiting(&v) || !may() {
 		return false, err
 	}
 	if took, err = m.takeAsRead(ctx, written); apierrors.IsConflict(err) {
@@ -170,7 +198,11 @@ func (m *Mover) takeAsRead(ctx context.Context, o client.Object) (bool, error) {
 	case apierrors.IsConflict(err):
 		return false, err
 	case err != nil:
-		return false, fmt.Errorf("take %s %s: %w", v.Kind, v.NamespacedName, err)
+		err = fmt.Errorf("take %s %s: %w", v.Kind, v.NamespacedName, err)
+		if isAnswer(err) {
+			err = &refusedError{err}
+		}
+		return false, err
 	}
 	m.Measures.DataMovementStage(string(v.Kind), metric.StageWait, change.Accepted.Sub(v.Created))
 	return true, nil
