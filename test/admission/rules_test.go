@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -57,6 +58,23 @@ func exportOf(source *corev1.TypedLocalObjectReference) func(string) client.Obje
 	return exportWith(func(s *exportv1.VirtualMachineExportSpec) { s.Source = *source })
 }
 
+// machineSet returns what makes a machine with a value that Go's type does not have: one that is stored would keep all machines from being read.
+func machineSet(value any, path ...string) func(ns string) client.Object {
+	return func(ns string) client.Object {
+		m := newMachine(ns)
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(m)
+		if err != nil {
+			panic(err)
+		}
+		if err := unstructured.SetNestedField(content, value, path...); err != nil {
+			panic(err)
+		}
+		u := &unstructured.Unstructured{Object: content}
+		u.SetGroupVersionKind(kubevirtv1.GroupVersion.WithKind("VirtualMachine"))
+		return u
+	}
+}
+
 var rules = []rule{
 	{
 		"export's source changed", "source is immutable: create another export", func(ns string) client.Object { return newExport(ns) },
@@ -87,6 +105,11 @@ var rules = []rule{
 			}}
 		}, nil,
 	},
+
+	{"template's label that is a number", "spec.template.metadata.labels.tier", machineSet(int64(1), "spec", "template", "metadata", "labels", "tier"), nil},
+	{"template's annotation that is a bool", "spec.template.metadata.annotations.a", machineSet(true, "spec", "template", "metadata", "annotations", "a"), nil},
+	{"guest with a fractional exponent", "must be a quantity, such as 2Gi", machineSet("1e1.5", "spec", "template", "spec", "domain", "memory", "guest"), nil},
+	{"guest with a long exponent", "must be a quantity, such as 2Gi", machineSet("1e99999", "spec", "template", "spec", "domain", "memory", "guest"), nil},
 
 	{
 		"backup changed", "spec is immutable, except for ttl: create another backup", func(ns string) client.Object { return newBackup(ns) },

@@ -20,7 +20,7 @@ func TestKubeVirtTypesAreUpstreams(t *testing.T) {
 	vmi := full[kubevirtv1.VirtualMachineInstance](t)
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: "name", Labels: map[string]string{"a": "b"}}
 	kv.ObjectMeta, vm.ObjectMeta, vmi.ObjectMeta = meta, meta, meta
-	vm.Spec.Template.ObjectMeta = meta
+	vm.Spec.Template.ObjectMeta = kubevirtv1.TemplateMetadata{Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}}
 
 	t.Run("KubeVirt", func(t *testing.T) { t.Parallel(); roundTrip(t, kv, &upstream.KubeVirt{}) })
 	t.Run("VirtualMachine", func(t *testing.T) { t.Parallel(); roundTrip(t, vm, &upstream.VirtualMachine{}) })

@@ -10,6 +10,7 @@ import (
 type Memory struct {
 	// guest is the amount that the guest sees.
 	// +kubebuilder:validation:Required
+	// +kubebuilder:validation:XValidation:rule="type(self) == int || !self.matches('[eE][+-]?[0-9]*([.]|[0-9]{3})')",message="must be a quantity, such as 2Gi: the exponent is a number of two digits at most"
 	Guest *resource.Quantity `json:"guest"`
 }
 

@@ -100,9 +100,21 @@ type VirtualMachineInstanceTemplateSpec struct {
 	// +kubebuilder:pruning:PreserveUnknownFields
 	// +nullable
 	// +optional
-	ObjectMeta metav1.ObjectMeta `json:"metadata,omitempty"`
+	ObjectMeta TemplateMetadata `json:"metadata,omitempty"`
 	// spec is the instance's spec.
 	Spec VirtualMachineInstanceSpec `json:"spec,omitempty"`
+}
+
+// TemplateMetadata is what Varve reads of a template's metadata. Other fields stay as they are written.
+type TemplateMetadata struct {
+	// labels are those of the instance.
+	// +nullable
+	// +optional
+	Labels map[string]string `json:"labels,omitempty"`
+	// annotations are those of the instance.
+	// +nullable
+	// +optional
+	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
 // PrintableStatus is a VirtualMachine's state in one word.

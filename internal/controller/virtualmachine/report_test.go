@@ -92,7 +92,7 @@ func TestForeignInstance_isNotTouched(t *testing.T) {
 func TestInstance_followsTheTemplate(t *testing.T) {
 	t.Parallel()
 	vm := machine(kubevirtv1.RunStrategyAlways, "")
-	vm.Spec.Template = &kubevirtv1.VirtualMachineInstanceTemplateSpec{ObjectMeta: metav1.ObjectMeta{
+	vm.Spec.Template = &kubevirtv1.VirtualMachineInstanceTemplateSpec{ObjectMeta: kubevirtv1.TemplateMetadata{
 		Labels:      map[string]string{"a": "b", layout.LabelNodeName: "forged"},
 		Annotations: map[string]string{"c": "d", layout.AnnotationTracking: "true", layout.AnnotationForceStop: "true"},
 	}}
