@@ -49,8 +49,10 @@ import (
 	"github.com/varvebackup/varve/internal/controller/virtualmachineexport"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/metricsaccess"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Options are what Run needs. Config, Namespace, LauncherImage and VarveImage have no default.
@@ -79,7 +81,8 @@ type Options struct {
 	ExportProxyHost string
 	// Webhook is where the admission webhook listens. Setup sets its Namespace. If nil, the webhook is not served.
 	Webhook *admission.Options
-	// LocationNamespaces returns the namespaces whose BackupStorageLocations are served. Default: Namespace and Velero's.
+	// LocationNamespaces returns the namespaces whose BackupStorageLocations are served. Default: Namespace, Velero's, and those
+	// of the settings.
 	LocationNamespaces func(context.Context) ([]string, error)
 	// PasswordPerNamespace says whether the repositories of a location have passwords of their own. Default: they share one.
 	PasswordPerNamespace func(context.Context) (bool, error)
@@ -179,13 +182,26 @@ func addressOrOff(address string) string {
 	return address
 }
 
+// locationNamespaces returns what reads the namespaces of the settings in namespace. That one and Velero's are always among them.
+func locationNamespaces(live client.Reader, namespace string) func(context.Context) ([]string, error) {
+	var good settings.LastGood
+	return func(ctx context.Context) ([]string, error) {
+		m, err := reconcile.Find(ctx, live, types.NamespacedName{Namespace: namespace, Name: settings.ConfigMap}, &corev1.ConfigMap{})
+		if err != nil {
+			return nil, err
+		}
+		current := good.Of(m)
+		return append([]string{namespace, datamove.VeleroNamespace}, current.Namespaces...), nil
+	}
+}
+
 // Setup adds every controller, the webhook and the checks to mgr.
 func Setup(mgr ctrl.Manager, o Options) error {
 	configuration := types.NamespacedName{Namespace: o.Namespace, Name: layout.Configuration}
 	image := utilityvolume.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	images := virtualmachineinstance.Images{Launcher: o.LauncherImage, Varve: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	if o.LocationNamespaces == nil {
-		o.LocationNamespaces = func(context.Context) ([]string, error) { return []string{o.Namespace, datamove.VeleroNamespace}, nil }
+		o.LocationNamespaces = locationNamespaces(mgr.GetAPIReader(), o.Namespace)
 	}
 	o.Backup.Configuration = configuration
 	if o.Backup.Clock == nil {

@@ -13,6 +13,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/moversecret"
+	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -39,7 +40,7 @@ type reconciler struct {
 func Setup(mgr ctrl.Manager, o Options) error {
 	r := &reconciler{
 		Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(),
-		secrets: moversecret.Keeper{Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Namespace: o.Namespace}, events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-endpoint-access")),
+		secrets: moversecret.Keeper{Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Namespace: o.Namespace, Good: &settings.LastGood{}}, events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-endpoint-access")),
 	}
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &velerov2.DataUpload{}, backupIndex, func(o client.Object) []string {
 		if upload, ok := o.(*velerov2.DataUpload); ok {

@@ -17,6 +17,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/moversecret"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/export/authority"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
@@ -53,7 +54,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	live := mgr.GetAPIReader()
 	r := &reconciler{
 		Options: o, cached: mgr.GetClient(), live: live, events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-machine-group")),
-		secrets:     moversecret.Keeper{Live: live, Writer: mgr.GetClient(), Namespace: o.Namespace},
+		secrets:     moversecret.Keeper{Live: live, Writer: mgr.GetClient(), Namespace: o.Namespace, Good: &settings.LastGood{}},
 		authorities: authority.NewKeeper(authority.LiveStore{Reader: live, Writer: mgr.GetClient()}, types.NamespacedName{Namespace: o.Namespace, Name: o.AuthoritySecret}, o.Clock),
 	}
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &velerov2.DataUpload{}, groupIndex, func(o client.Object) []string {

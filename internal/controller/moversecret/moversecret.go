@@ -31,6 +31,8 @@ type Keeper struct {
 	Writer client.Writer
 	// Namespace is Varve's own. Mover pods and the settings are there.
 	Namespace string
+	// Good keeps the settings while those in the cluster are bad.
+	Good *settings.LastGood
 }
 
 // FindPod returns the mover pod of a DataUpload, or nil.
@@ -96,14 +98,14 @@ func (k Keeper) TellEnd(ctx context.Context, upload *velerov2.DataUpload, why st
 	return nil
 }
 
-// Settings returns the settings that hold now.
+// Settings returns the settings that hold now: bad ones change nothing.
 func (k Keeper) Settings(ctx context.Context) (*settings.Settings, error) {
 	m, err := reconcile.Find(ctx, k.Live, types.NamespacedName{Namespace: k.Namespace, Name: settings.ConfigMap}, &corev1.ConfigMap{})
 	if err != nil {
 		return nil, err
 	}
-	current, err := settings.OfConfigMap(m)
-	return &current, err
+	current := k.Good.Of(m)
+	return &current, nil
 }
 
 // Serves says whether Varve serves a DataUpload by these settings.

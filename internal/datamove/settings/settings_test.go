@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -121,4 +122,21 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("%+v", s)
 		}
 	})
+}
+
+// Bad settings change nothing; after a start they are the defaults.
+func TestLastGood_keepsWhatWasGood(t *testing.T) {
+	t.Parallel()
+	var l LastGood
+	bad := &corev1.ConfigMap{Data: map[string]string{Key: "concurency: {}"}}
+	if got := l.Of(bad); !slices.Equal(got.Namespaces, Default().Namespaces) {
+		t.Error(got.Namespaces)
+	}
+	l.Of(&corev1.ConfigMap{Data: map[string]string{Key: "namespaces: [shop]"}})
+	if got := l.Of(bad); !slices.Equal(got.Namespaces, []string{"shop"}) {
+		t.Error(got.Namespaces)
+	}
+	if got := l.Of(nil); !slices.Equal(got.Namespaces, Default().Namespaces) {
+		t.Error(got.Namespaces)
+	}
 }
