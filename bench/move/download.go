@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 )
@@ -27,7 +28,7 @@ func (b *bench) download(ctx context.Context, u *velerov2.DataUpload, claim stri
 		ObjectMeta: metav1.ObjectMeta{Namespace: u.Namespace, Name: namespace + "-" + claim},
 		Spec: velerov2.DataDownloadSpec{
 			TargetVolume: velerov2.TargetVolumeSpec{Namespace: namespace, PVC: claim}, BackupStorageLocation: u.Spec.BackupStorageLocation, DataMover: datamove.Mover,
-			SnapshotID: u.Status.SnapshotID, SourceNamespace: namespace, OperationTimeout: metav1.Duration{Duration: 5 * time.Minute},
+			SnapshotID: u.Status.SnapshotID, SourceNamespace: namespace, OperationTimeout: velerov1.Duration{Duration: 5 * time.Minute},
 		},
 	}
 	if err := client.IgnoreNotFound(b.Delete(ctx, d)); err != nil { // of a run that was killed

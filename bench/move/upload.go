@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/lab"
@@ -61,7 +62,7 @@ func (b *bench) upload(ctx context.Context, what string, p *place, tracker bool,
 			ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: group + "-" + d.Name},
 			Spec: velerov2.DataUploadSpec{
 				SnapshotType: velerov2.SnapshotMachineBackup, SourceNamespace: namespace, SourcePVC: lab.ClaimName(vmName, d.Name), DataMover: datamove.Mover,
-				BackupStorageLocation: p.Name, OperationTimeout: metav1.Duration{Duration: 5 * time.Minute}, DataMoverConfig: disk.Config(),
+				BackupStorageLocation: p.Name, OperationTimeout: velerov1.Duration{Duration: 5 * time.Minute}, DataMoverConfig: disk.Config(),
 			},
 		}
 		u.objects, objects = append(u.objects, o), append(objects, o)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Form is how a restore point holds a volume.
@@ -53,16 +54,16 @@ func (s SnapshotID) String() string {
 func ParseSnapshotID(text string) (SnapshotID, error) {
 	parts := strings.SplitN(text, ".", 4)
 	if len(parts) != 4 || parts[0] != snapshotIDVersion {
-		return SnapshotID{}, fmt.Errorf("snapshotID %q was not written by this version of the data mover %s", text, Mover)
+		return SnapshotID{}, fmt.Errorf("snapshotID %.80q was not written by this version of the data mover %s", text, Mover)
 	}
 	id := SnapshotID{Form: Form(parts[1]), Point: parts[2], Namespace: parts[3]}
 	switch {
 	case id.Form != Disk && id.Form != Files:
-		return SnapshotID{}, fmt.Errorf("snapshotID %q: unknown form %q", text, id.Form)
+		return SnapshotID{}, fmt.Errorf("snapshotID %.80q: unknown form %.80q", text, id.Form)
 	case !pointPattern.MatchString(id.Point):
-		return SnapshotID{}, fmt.Errorf("snapshotID %q: restore point %q is not 32 hexadecimal digits", text, id.Point)
-	case id.Namespace == "" || strings.ContainsAny(id.Namespace, "./"):
-		return SnapshotID{}, fmt.Errorf("snapshotID %q: %q is not a namespace", text, id.Namespace)
+		return SnapshotID{}, fmt.Errorf("snapshotID %.80q: restore point %.80q is not 32 hexadecimal digits", text, id.Point)
+	case len(validation.IsDNS1123Label(id.Namespace)) > 0:
+		return SnapshotID{}, fmt.Errorf("snapshotID %.80q: %.80q is not a namespace", text, id.Namespace)
 	}
 	return id, nil
 }

@@ -34,6 +34,7 @@ func TestParseSnapshotID_refuses(t *testing.T) {
 		"varve1.disk." + point[1:] + ".app": "32 hexadecimal digits",
 		"varve1.disk." + strings.ToUpper(point) + ".app": "32 hexadecimal digits",
 		"varve1.disk." + point + ".":                     "not a namespace",
+		"varve1.disk." + point + ".My_NS":                "not a namespace",
 		"varve1.disk." + point + ".a/b":                  "not a namespace",
 		"varve1.disk." + point + ".a.b":                  "not a namespace",
 	} {

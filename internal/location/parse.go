@@ -71,6 +71,12 @@ func Parse(l *velerov1.BackupStorageLocation, secrets Secrets) (Place, error) {
 	if l.Spec.ObjectStorage == nil {
 		return Place{}, refuse("spec.objectStorage", "it is missing")
 	}
+	if f := l.Spec.ValidationFrequency; f != nil && f.Invalid != "" {
+		return Place{}, refuse("spec.validationFrequency", "%.80q is not a duration, such as 1m or 24h", f.Invalid)
+	}
+	if f := l.Spec.BackupSyncPeriod; f != nil && f.Invalid != "" {
+		return Place{}, refuse("spec.backupSyncPeriod", "%.80q is not a duration, such as 1m or 24h", f.Invalid)
+	}
 	p := Place{Prefix: strings.Trim(l.Spec.ObjectStorage.Prefix, "/")}
 	switch l.Spec.AccessMode {
 	case "", velerov1.AccessReadWrite:

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/repository/storage"
@@ -66,7 +67,7 @@ func (s *site) newRealPod(t *testing.T, job datamove.Job, volume string, verbs .
 // newObject returns the object of a job as Velero makes it: without a phase.
 func newObject(job datamove.Job) client.Object {
 	metadata := metav1.ObjectMeta{Namespace: job.Namespace, Name: job.Name, Finalizers: []string{datamove.Finalizer}}
-	timeout := metav1.Duration{Duration: time.Minute}
+	timeout := velerov1.Duration{Duration: time.Minute}
 	if job.Kind == datamove.Upload {
 		return &velerov2.DataUpload{ObjectMeta: metadata, Spec: velerov2.DataUploadSpec{
 			SnapshotType: velerov2.SnapshotCSI, SourcePVC: job.SourceClaim, SourceNamespace: job.SourceNamespace, BackupStorageLocation: "default", OperationTimeout: timeout,

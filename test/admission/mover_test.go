@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -33,7 +34,7 @@ func newUpload(t *testing.T) *velerov2.DataUpload {
 		},
 		Spec: velerov2.DataUploadSpec{
 			SnapshotType: "CSI", SourcePVC: "data", DataMover: "varve", BackupStorageLocation: "default", SourceNamespace: "app",
-			OperationTimeout: metav1.Duration{Duration: time.Minute},
+			OperationTimeout: velerov1.Duration{Duration: time.Minute},
 		},
 		Status: velerov2.DataUploadStatus{Phase: velerov2.PhaseInProgress, AcceptedByNode: "node-b"},
 	}

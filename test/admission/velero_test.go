@@ -24,7 +24,7 @@ func newSpecifiedUpload(ns string) *velerov2.DataUpload {
 		Spec: velerov2.DataUploadSpec{
 			SnapshotType: velerov2.SnapshotCSI, CSISnapshot: &velerov2.CSISnapshotSpec{VolumeSnapshot: "snapshot", StorageClass: "class", SnapshotClass: "snapshots", Driver: "driver"},
 			SourcePVC: "data", DataMover: "varve", BackupStorageLocation: "default", SourceNamespace: "app",
-			DataMoverConfig: map[string]string{"a": "b"}, OperationTimeout: metav1.Duration{Duration: 10 * time.Minute},
+			DataMoverConfig: map[string]string{"a": "b"}, OperationTimeout: velerov1.Duration{Duration: 10 * time.Minute},
 		},
 	}
 }
@@ -34,7 +34,7 @@ func newDownload(ns string) *velerov2.DataDownload {
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "download"},
 		Spec: velerov2.DataDownloadSpec{
 			TargetVolume: velerov2.TargetVolumeSpec{Namespace: "app", PVC: "data"}, BackupStorageLocation: "default", DataMover: "varve", SnapshotID: "id",
-			SourceNamespace: "app", DataMoverConfig: map[string]string{"a": "b"}, OperationTimeout: metav1.Duration{Duration: 10 * time.Minute},
+			SourceNamespace: "app", DataMoverConfig: map[string]string{"a": "b"}, OperationTimeout: velerov1.Duration{Duration: 10 * time.Minute},
 			NodeOS: velerov2.NodeLinux, SnapshotSize: 1,
 		},
 	}

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 )
 
 // filler sets every field that reflection reaches to a different nonzero value.
@@ -63,6 +65,8 @@ func (f *filler) leaf(v reflect.Value) bool {
 	switch value := v.Addr().Interface().(type) {
 	case *metav1.Time:
 		*value = metav1.NewTime(time.Unix(1_700_000_000+int64(f.next()), 0))
+	case *velerov1.Duration:
+		value.Duration = time.Duration(f.next()) * time.Second
 	case *resource.Quantity:
 		*value = resource.MustParse(fmt.Sprintf("%dMi", f.next()))
 	case *intstr.IntOrString:
@@ -84,7 +88,7 @@ func full[T any](t *testing.T) *T {
 
 // zeroFields returns the paths that are zero in a filled value. With any, the comparison would prove nothing.
 func zeroFields(v reflect.Value, path string) []string {
-	if v.Type() == reflect.TypeFor[metav1.Time]() || v.Type() == reflect.TypeFor[resource.Quantity]() {
+	if v.Type() == reflect.TypeFor[metav1.Time]() || v.Type() == reflect.TypeFor[velerov1.Duration]() || v.Type() == reflect.TypeFor[resource.Quantity]() {
 		return nil
 	}
 	switch v.Kind() {

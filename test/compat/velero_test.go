@@ -51,7 +51,7 @@ func TestVeleroObjects_decodeWithNullAndEmptyFields(t *testing.T) {
 	theirs, ours := &upstreamv2.DataUpload{}, &velerov2.DataUpload{}
 	decodeStrictly(t, []byte(upload), theirs)
 	decodeStrictly(t, []byte(upload), ours)
-	if ours.Spec.CSISnapshot != nil || ours.Status.Phase != "" || ours.Status.Phase.Ended() || ours.Spec.OperationTimeout != theirs.Spec.OperationTimeout {
+	if ours.Spec.CSISnapshot != nil || ours.Status.Phase != "" || ours.Status.Phase.Ended() || ours.Spec.OperationTimeout.Duration != theirs.Spec.OperationTimeout.Duration {
 		t.Errorf("decoded as %+v", ours)
 	}
 }

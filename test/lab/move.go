@@ -91,7 +91,7 @@ func (l *Lab) UploadDisks(ctx context.Context, name, vm, tracker, scratch string
 			ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: m.Group + "-" + d.Name},
 			Spec: velerov2.DataUploadSpec{
 				SnapshotType: velerov2.SnapshotMachineBackup, SourceNamespace: l.Namespace, SourcePVC: ClaimName(vm, d.Name), DataMover: datamove.Mover,
-				BackupStorageLocation: at.Name, OperationTimeout: metav1.Duration{Duration: 5 * time.Minute}, DataMoverConfig: disk.Config(),
+				BackupStorageLocation: at.Name, OperationTimeout: velerov1.Duration{Duration: 5 * time.Minute}, DataMoverConfig: disk.Config(),
 			},
 		}
 		if err := l.Create(ctx, u); err != nil {

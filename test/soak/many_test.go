@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
@@ -162,7 +163,7 @@ func (s *soak) uploadSnapshots(run string, at *lab.Location) []*velerov2.DataUpl
 			Spec: velerov2.DataUploadSpec{
 				SnapshotType: velerov2.SnapshotCSI, SourceNamespace: s.Namespace, SourcePVC: name, DataMover: datamove.Mover, BackupStorageLocation: at.Name,
 				CSISnapshot:      &velerov2.CSISnapshotSpec{VolumeSnapshot: name, StorageClass: "box", SnapshotClass: "box"},
-				OperationTimeout: metav1.Duration{Duration: 10 * time.Minute},
+				OperationTimeout: velerov1.Duration{Duration: 10 * time.Minute},
 			},
 		}
 		s.must(s.Create(s.t.Context(), u))

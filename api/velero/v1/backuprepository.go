@@ -52,7 +52,7 @@ type BackupRepositorySpec struct {
 	// +optional
 	ResticIdentifier string `json:"resticIdentifier,omitempty"`
 	// maintenanceFrequency is how often maintenance is to run; 0: as often as the repository's format needs it.
-	MaintenanceFrequency metav1.Duration `json:"maintenanceFrequency"`
+	MaintenanceFrequency Duration `json:"maintenanceFrequency"`
 	// repositoryConfig is for the repository alone.
 	// +optional
 	// +nullable

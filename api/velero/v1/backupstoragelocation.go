@@ -84,11 +84,11 @@ type BackupStorageLocationSpec struct {
 	// backupSyncPeriod is how often backups in it are looked for that are not in the cluster; 0: never.
 	// +optional
 	// +nullable
-	BackupSyncPeriod *metav1.Duration `json:"backupSyncPeriod,omitempty"`
+	BackupSyncPeriod *Duration `json:"backupSyncPeriod,omitempty"`
 	// validationFrequency is how often it is tried; 0: never.
 	// +optional
 	// +nullable
-	ValidationFrequency *metav1.Duration `json:"validationFrequency,omitempty"`
+	ValidationFrequency *Duration `json:"validationFrequency,omitempty"`
 }
 
 // StorageType has one field for each type of storage.

@@ -2,6 +2,8 @@ package v2alpha1
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 )
 
 // DataDownload asks a data mover to make a volume from the repository of a backup storage location, and to give it to a claim.
@@ -67,7 +69,7 @@ type DataDownloadSpec struct {
 	// operationTimeout bounds each wait of the data mover, such as that for a volume to be made.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
-	OperationTimeout metav1.Duration `json:"operationTimeout"`
+	OperationTimeout velerov1.Duration `json:"operationTimeout"`
 	// nodeOS is the operating system of the node that the volume was read on.
 	// +optional
 	NodeOS NodeOS `json:"nodeOS,omitempty"`

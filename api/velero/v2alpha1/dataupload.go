@@ -2,6 +2,8 @@ package v2alpha1
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 )
 
 // Types of snapshots, for DataUploadSpec.SnapshotType.
@@ -82,7 +84,7 @@ type DataUploadSpec struct {
 	// operationTimeout bounds each wait of the data mover, such as that for the snapshot to be ready.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
-	OperationTimeout metav1.Duration `json:"operationTimeout"`
+	OperationTimeout velerov1.Duration `json:"operationTimeout"`
 }
 
 // CSISnapshotSpec is a snapshot by a CSI driver.

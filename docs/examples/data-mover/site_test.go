@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -119,7 +120,7 @@ func (s *site) upload(snapshot, datamover string) *velerov2.DataUpload {
 		},
 		Spec: velerov2.DataUploadSpec{
 			SnapshotType: velerov2.SnapshotCSI, CSISnapshot: &velerov2.CSISnapshotSpec{VolumeSnapshot: snapshot, StorageClass: "plain", SnapshotClass: "plain", Driver: "plain.example.com"},
-			SourcePVC: "data", SourceNamespace: s.app, DataMover: datamover, BackupStorageLocation: "default", OperationTimeout: metav1.Duration{Duration: 10 * time.Minute},
+			SourcePVC: "data", SourceNamespace: s.app, DataMover: datamover, BackupStorageLocation: "default", OperationTimeout: velerov1.Duration{Duration: 10 * time.Minute},
 		},
 	}
 }
@@ -133,7 +134,7 @@ func (s *site) download(claim *corev1.PersistentVolumeClaim, snapshotID, datamov
 		},
 		Spec: velerov2.DataDownloadSpec{
 			TargetVolume: velerov2.TargetVolumeSpec{Namespace: claim.Namespace, PVC: claim.Name}, SnapshotID: snapshotID, SnapshotSize: 10,
-			SourceNamespace: s.app, DataMover: datamover, BackupStorageLocation: "default", OperationTimeout: metav1.Duration{Duration: 10 * time.Minute},
+			SourceNamespace: s.app, DataMover: datamover, BackupStorageLocation: "default", OperationTimeout: velerov1.Duration{Duration: 10 * time.Minute},
 			DataMoverConfig: map[string]string{"WriteSparseFiles": "false"},
 		},
 	}
@@ -141,7 +142,7 @@ func (s *site) download(claim *corev1.PersistentVolumeClaim, snapshotID, datamov
 
 // impatient gives an upload a second for each wait.
 func (s *site) impatient(du *velerov2.DataUpload) *velerov2.DataUpload {
-	du.Spec.OperationTimeout = metav1.Duration{Duration: time.Second}
+	du.Spec.OperationTimeout = velerov1.Duration{Duration: time.Second}
 	return du
 }
 

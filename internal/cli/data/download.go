@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilrand "k8s.io/apimachinery/pkg/util/rand"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
@@ -144,7 +145,7 @@ func (r *downloadRequest) newObject(ctx context.Context, c *cluster.Client, args
 		Spec: velerov2.DataDownloadSpec{
 			TargetVolume:          velerov2.TargetVolumeSpec{Namespace: r.namespace, PVC: r.claim},
 			BackupStorageLocation: r.location, DataMover: datamove.Mover, SnapshotID: r.snapshotID, SourceNamespace: id.Namespace,
-			OperationTimeout: metav1.Duration{Duration: r.timeout}, SnapshotSize: r.bytes,
+			OperationTimeout: velerov1.Duration{Duration: r.timeout}, SnapshotSize: r.bytes,
 		},
 	}
 	setName(d, args, r.claim)

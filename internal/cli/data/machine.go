@@ -15,6 +15,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/failure"
@@ -70,7 +71,7 @@ func (r *uploadRequest) newMachineUploads(ctx context.Context, c *cluster.Client
 			Spec: velerov2.DataUploadSpec{
 				SnapshotType: velerov2.SnapshotMachineBackup, DataMoverConfig: disk.Config(),
 				SourceNamespace: r.namespace, SourcePVC: v.PersistentVolumeClaim.ClaimName, DataMover: datamove.Mover, BackupStorageLocation: r.location,
-				OperationTimeout: metav1.Duration{Duration: r.timeout},
+				OperationTimeout: velerov1.Duration{Duration: r.timeout},
 			},
 		})
 	}

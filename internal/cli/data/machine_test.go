@@ -17,6 +17,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/resource"
@@ -82,7 +83,7 @@ func TestMachineUploads(t *testing.T) {
 				ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "monday-" + v, Labels: map[string]string{"tier": "1", datamove.LabelGroup: "monday"}},
 				Spec: velerov2.DataUploadSpec{
 					SnapshotType: velerov2.SnapshotMachineBackup, SourceNamespace: "app", SourcePVC: v + "-claim", DataMover: datamove.Mover, BackupStorageLocation: "default",
-					OperationTimeout: metav1.Duration{Duration: time.Minute}, DataMoverConfig: disk.Config(),
+					OperationTimeout: velerov1.Duration{Duration: time.Minute}, DataMoverConfig: disk.Config(),
 				},
 			})
 		}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
@@ -182,7 +183,7 @@ func (r *uploadRequest) newObject(ctx context.Context, c *cluster.Client, args [
 			SnapshotType:    velerov2.SnapshotCSI,
 			CSISnapshot:     &velerov2.CSISnapshotSpec{VolumeSnapshot: r.snapshot, StorageClass: storageClass, SnapshotClass: class},
 			SourceNamespace: r.namespace, SourcePVC: name, DataMover: datamove.Mover, BackupStorageLocation: r.location,
-			OperationTimeout: metav1.Duration{Duration: r.timeout},
+			OperationTimeout: velerov1.Duration{Duration: r.timeout},
 		},
 	}
 	setName(u, args, r.snapshot)

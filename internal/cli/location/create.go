@@ -114,7 +114,7 @@ func (r *locationRequest) newObjects(s *resource.Session, name, place string) (*
 		return nil, "", failure.Usage("--validate-every %s: it must not be negative", r.frequency)
 	}
 	if r.frequency > 0 {
-		l.Spec.ValidationFrequency = &metav1.Duration{Duration: r.frequency}
+		l.Spec.ValidationFrequency = &velerov1.Duration{Duration: r.frequency}
 	}
 	if strings.HasPrefix(place, "s3://") {
 		keys, err := r.setBucket(s, l, place)

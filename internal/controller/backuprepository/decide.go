@@ -53,6 +53,8 @@ func refuseSpec(repo *velerov1.BackupRepository) string {
 		return fmt.Sprintf("spec.repositoryType: %q is not served: use %s", repo.Spec.RepositoryType, velerov1.RepositoryKopia)
 	case repo.Spec.VolumeNamespace == "" || strings.ContainsAny(repo.Spec.VolumeNamespace, "./"):
 		return fmt.Sprintf("spec.volumeNamespace: %q is not a namespace", repo.Spec.VolumeNamespace)
+	case repo.Spec.MaintenanceFrequency.Invalid != "":
+		return fmt.Sprintf("spec.maintenanceFrequency: %.80q is not a duration, such as 24h", repo.Spec.MaintenanceFrequency.Invalid)
 	case where.Namespace == "" || where.Name == "":
 		return "spec.backupStorageLocation and spec.repositoryConfig." + datamove.ConfigLocationNamespace + " must name the location"
 	}

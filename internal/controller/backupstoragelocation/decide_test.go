@@ -16,7 +16,7 @@ func TestDecide(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	bucket := location.Place{S3: &datamove.S3Access{}}
-	every := func(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
+	every := func(d time.Duration) *velerov1.Duration { return &velerov1.Duration{Duration: d} }
 	tried := func(ago, wrote time.Duration, failure string) *attempt {
 		return &attempt{At: now.Add(-ago), WroteAt: now.Add(-wrote), Failure: failure}
 	}
@@ -25,7 +25,7 @@ func TestDecide(t *testing.T) {
 	shelf := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "shelf"}}
 	for name, c := range map[string]struct {
 		in         input
-		every      *metav1.Duration
+		every      *velerov1.Duration
 		status     velerov1.BackupStorageLocationStatus
 		phase      velerov1.BackupStorageLocationPhase
 		says       string

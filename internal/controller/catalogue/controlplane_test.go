@@ -181,7 +181,7 @@ func TestControlPlane(t *testing.T) {
 	w.shows(other, map[string]string{"shop": elsewhere})
 
 	// A period of 0 turns it off.
-	controlplane.Update(t, w.admin, other, false, func(l *velerov1.BackupStorageLocation) { l.Spec.BackupSyncPeriod = &metav1.Duration{} })
+	controlplane.Update(t, w.admin, other, false, func(l *velerov1.BackupStorageLocation) { l.Spec.BackupSyncPeriod = &velerov1.Duration{} })
 	w.stored("b2", "never")
 	looks = w.store.looks.Load()
 	w.later(2*defaultPeriod, other)

@@ -25,7 +25,7 @@ func TestDecide(t *testing.T) {
 		return func(in *input) { in.Location.Status.Phase = p }
 	}
 	period := func(d time.Duration) func(*input) {
-		return func(in *input) { in.Location.Spec.BackupSyncPeriod = &metav1.Duration{Duration: d} }
+		return func(in *input) { in.Location.Spec.BackupSyncPeriod = &velerov1.Duration{Duration: d} }
 	}
 	looked := func(ago time.Duration, more bool) func(*input) {
 		return func(in *input) {

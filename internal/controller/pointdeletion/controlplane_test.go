@@ -169,7 +169,7 @@ func (w *world) upload(name, backup string, edit ...func(*velerov2.DataUpload)) 
 		},
 		Spec: velerov2.DataUploadSpec{
 			SnapshotType: velerov2.SnapshotCSI, SourcePVC: "data", DataMover: w.mover, BackupStorageLocation: "default", SourceNamespace: "shop",
-			CSISnapshot: &velerov2.CSISnapshotSpec{VolumeSnapshot: "s", StorageClass: "c"}, OperationTimeout: metav1.Duration{Duration: time.Minute},
+			CSISnapshot: &velerov2.CSISnapshotSpec{VolumeSnapshot: "s", StorageClass: "c"}, OperationTimeout: velerov1.Duration{Duration: time.Minute},
 		},
 	}
 	w.create(o)

@@ -102,6 +102,8 @@ type RepositoryState struct {
 	Name         string
 	Found, Ready bool
 	Message      string
+	// Err is why it could not be made.
+	Err error
 }
 
 // PodState is what is known of a mover pod.

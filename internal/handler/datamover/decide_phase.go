@@ -40,6 +40,9 @@ func decideAccepted(in Input) Decision {
 		}
 		return waitOrFail(in, "its volume to be accessible: "+in.Exposed.Err.Error(), deadline)
 	}
+	if in.Repository.Err != nil {
+		return waitOrFail(in, "its repository: "+in.Repository.Err.Error(), deadline)
+	}
 	if !in.Repository.Found {
 		return Decision{Do: MakeRepository}
 	}

@@ -220,6 +220,13 @@ func TestDecide(t *testing.T) {
 		{"the mover dies again and again", accepted, func(in *Input) {
 			in.Pod = &PodState{UID: "p1", Deaths: 5, LastWords: "OOMKilled"}
 		}, Write, "", failed, "died 5 times without a result: OOMKilled", nil},
+		{"accepted, the repository cannot be made", accepted, func(in *Input) {
+			in.Exposed, in.Repository = &ExposeAnswer{}, RepositoryState{Name: "r1", Err: errors.New("a quota")}
+		}, Write, "", "", "its repository: a quota, until ", nil},
+		{"accepted, the repository could not be made", accepted, func(in *Input) {
+			in.Exposed, in.Repository = &ExposeAnswer{}, RepositoryState{Name: "r1", Err: errors.New("a quota")}
+			in.Object.Accepted = now.Add(-2 * in.PrepareTimeout)
+		}, Write, "", failed, "its repository: a quota", nil},
 		{"accepted, cancelled", accepted, func(in *Input) { in.Object.Cancel = true }, Write, canceling, canceled, "spec.cancel", nil},
 		{"accepted, deleted", accepted, func(in *Input) { in.Object.Deleted = true }, Write, canceling, canceled, "deleted", nil},
 		// Prepared.

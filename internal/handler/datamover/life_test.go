@@ -493,6 +493,7 @@ func TestMisnamedObjects_failAndHoldUpNothing(t *testing.T) {
 	uploads := map[string]func(o *velerov2.DataUpload){
 		`spec.sourcePVC "" is no`:          func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "" },
 		`spec.sourcePVC "a/b" is no`:       func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "a/b" },
+		`spec.operationTimeout "1d" is no`: func(o *velerov2.DataUpload) { o.Spec.OperationTimeout = velerov1.Duration{Invalid: "1d"} },
 		`spec.sourceNamespace "" is no`:    func(o *velerov2.DataUpload) { o.Spec.SourceNamespace, o.Spec.Cancel = "", true },
 		`spec.sourceNamespace "A b" is no`: func(o *velerov2.DataUpload) { o.Spec.SourceNamespace = "A b" },
 	}

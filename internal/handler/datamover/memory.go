@@ -59,17 +59,32 @@ func (m memory) encode() string {
 	return string(text)
 }
 
-// decodeMemory reads what encode wrote. A later version's memory is an error, which passes when a handler of that version drives.
+// badMemoryError says that a memory was not written by a driver.
+type badMemoryError struct{ why string }
+
+func (e *badMemoryError) Error() string {
+	return fmt.Sprintf("the annotation %s is not what the object's driver wrote: %s", datamove.AnnotationDriver, e.why)
+}
+
+// decodeMemory reads what encode wrote; anything else is a *badMemoryError. A later version's memory is another error, which passes when a handler
+// of that version drives.
 func decodeMemory(text string) (memory, error) {
 	var m memory
 	if text == "" {
 		return m, nil
 	}
 	if err := json.Unmarshal([]byte(text), &m); err != nil {
-		return memory{}, fmt.Errorf("decode %s: %w", datamove.AnnotationDriver, err)
+		return memory{}, &badMemoryError{err.Error()}
 	}
-	if m.Version != memoryVersion {
+	switch {
+	case m.Version > memoryVersion:
 		return memory{}, fmt.Errorf("decode %s: version %d, want %d", datamove.AnnotationDriver, m.Version, memoryVersion)
+	case m.Version != memoryVersion:
+		return memory{}, &badMemoryError{fmt.Sprintf("it has version %d", m.Version)}
+	case m.Deaths < 0:
+		return memory{}, &badMemoryError{fmt.Sprintf("it counts %d deaths", m.Deaths)}
+	case m.Ending != nil && !m.Ending.Phase.Ended():
+		return memory{}, &badMemoryError{fmt.Sprintf("it ends as %.80q", m.Ending.Phase)}
 	}
 	return m, nil
 }

@@ -1,6 +1,7 @@
 package datamover
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 )
@@ -33,8 +35,8 @@ type Object struct {
 	Location string
 	// Tenant is the namespace of the volume that is read or made: objects of each take turns.
 	Tenant string
-	// Misnamed says which field of the spec names a claim or a namespace that there can never be; or "".
-	Misnamed string
+	// BadSpec says which field of the spec nothing can be done with, such as the name of a claim that there can never be; or "".
+	BadSpec string
 	// SnapshotID is a download's.
 	SnapshotID       string
 	Cancel           bool
@@ -74,13 +76,13 @@ func viewOf(o client.Object) (Object, error) {
 		s := &o.Status
 		v.Kind, v.Mover, v.SnapshotType, v.Location = datamove.Upload, o.Spec.DataMover, o.Spec.SnapshotType, o.Spec.BackupStorageLocation
 		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.SourceNamespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
-		v.Misnamed = checkNames("spec.sourceNamespace", o.Spec.SourceNamespace, "spec.sourcePVC", o.Spec.SourcePVC)
+		v.BadSpec = checkSpec(o.Spec.OperationTimeout, "spec.sourceNamespace", o.Spec.SourceNamespace, "spec.sourcePVC", o.Spec.SourcePVC)
 		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
 	case *velerov2.DataDownload:
 		s := &o.Status
 		v.Kind, v.Mover, v.Location, v.SnapshotID = datamove.Download, o.Spec.DataMover, o.Spec.BackupStorageLocation, o.Spec.SnapshotID
 		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.TargetVolume.Namespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
-		v.Misnamed = checkNames("spec.targetVolume.namespace", o.Spec.TargetVolume.Namespace, "spec.targetVolume.pvc", o.Spec.TargetVolume.PVC)
+		v.BadSpec = checkSpec(o.Spec.OperationTimeout, "spec.targetVolume.namespace", o.Spec.TargetVolume.Namespace, "spec.targetVolume.pvc", o.Spec.TargetVolume.PVC)
 		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
 	default:
 		return Object{}, fmt.Errorf("%T moves no data", o)
@@ -94,18 +96,32 @@ func viewOf(o client.Object) (Object, error) {
 	if r, err := datamove.DecodeReport(o.GetAnnotations()[datamove.AnnotationReport]); err == nil {
 		v.Report = &r // what no pod of ours wrote is no report
 	}
+	text := o.GetAnnotations()[datamove.AnnotationDriver]
+	if v.Phase == velerov2.PhaseNew && v.Driver == "" {
+		text = "" // of another object, from which this one was copied
+	}
 	var err error
-	v.Memory, err = decodeMemory(o.GetAnnotations()[datamove.AnnotationDriver])
+	v.Memory, err = decodeMemory(text)
+	if bad := new(badMemoryError); errors.As(err, &bad) {
+		// Nobody can say how far its driver was.
+		v.Memory, err = memory{}, nil
+		if !v.Phase.Ended() {
+			v.Memory.Ending = &ending{Phase: velerov2.PhaseFailed, Message: bad.Error(), Reason: ReasonUnexpectedPhase}
+		}
+	}
 	return v, err
 }
 
-// checkNames says what is wrong with the names of a namespace and of a claim in it, or "".
-func checkNames(namespaceField, namespace, claimField, claim string) string {
+// checkSpec says what is wrong with a timeout and with the names of a namespace and of a claim in it, or "".
+func checkSpec(timeout velerov1.Duration, namespaceField, namespace, claimField, claim string) string {
 	if wrong := validation.ValidateNamespaceName(namespace, false); len(wrong) > 0 {
-		return fmt.Sprintf("%s %q is no name of a namespace: %s", namespaceField, namespace, wrong[0])
+		return fmt.Sprintf("%s %.80q is no name of a namespace: %s", namespaceField, namespace, wrong[0])
 	}
 	if wrong := validation.NameIsDNSSubdomain(claim, false); len(wrong) > 0 {
-		return fmt.Sprintf("%s %q is no name of a PersistentVolumeClaim: %s", claimField, claim, wrong[0])
+		return fmt.Sprintf("%s %.80q is no name of a PersistentVolumeClaim: %s", claimField, claim, wrong[0])
+	}
+	if timeout.Invalid != "" {
+		return fmt.Sprintf("spec.operationTimeout %.80q is no duration, such as 10m", timeout.Invalid)
 	}
 	return ""
 }

@@ -127,8 +127,8 @@ func (p *pass) lastWarning(ctx context.Context, pod *corev1.Pod, known string) s
 
 // unserved says why no handler of this version can ever serve an object, or "".
 func (m *Mover) unserved(v *Object) string {
-	if v.Misnamed != "" {
-		return v.Misnamed
+	if v.BadSpec != "" {
+		return v.BadSpec
 	}
 	if v.Kind == datamove.Upload {
 		if _, ok := m.Uploads[v.SnapshotType]; !ok {
@@ -137,7 +137,7 @@ func (m *Mover) unserved(v *Object) string {
 				types = append(types, t)
 			}
 			slices.Sort(types)
-			return fmt.Sprintf("snapshotType %q is not served by the data mover %s: it serves %s", v.SnapshotType, datamove.Mover, strings.Join(types, ", "))
+			return fmt.Sprintf("snapshotType %.80q is not served by the data mover %s: it serves %s", v.SnapshotType, datamove.Mover, strings.Join(types, ", "))
 		}
 		return ""
 	}
@@ -206,7 +206,8 @@ func (p *pass) makeRepository(ctx context.Context) error {
 		},
 	}
 	if err := p.Writer.Create(ctx, repository); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create BackupRepository %s: %w", repository.Name, err)
+		p.in.Repository.Err = fmt.Errorf("create BackupRepository %s: %w", repository.Name, err)
+		return nil
 	}
 	p.in.Repository.Found = true // the cache will know
 	return nil

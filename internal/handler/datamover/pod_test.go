@@ -585,9 +585,35 @@ func TestMemory_survivesItsEncoding(t *testing.T) {
 	if (memory{}).encode() != "" {
 		t.Error("nothing is remembered, and written")
 	}
-	for _, text := range []string{"x", `{"version":2}`, `{}`} {
-		if _, err := decodeMemory(text); err == nil {
-			t.Errorf("%s was read", text)
+	for text, foreign := range map[string]bool{
+		"x": true, `{}`: true, `{"version":1,"deaths":-1}`: true, `{"version":1,"ending":{"phase":"Bogus","since":null}}`: true, `{"version":2}`: false,
+	} {
+		_, err := decodeMemory(text)
+		if bad := new(badMemoryError); err == nil || errors.As(err, &bad) != foreign {
+			t.Errorf("%s: %v", text, err)
 		}
+	}
+}
+
+// What somebody else has written to the annotation ends an object that a driver has taken, and is nothing to one that nobody has.
+func TestViewOf_badMemory(t *testing.T) {
+	t.Parallel()
+	o := upload()
+	o.Annotations = map[string]string{datamove.AnnotationDriver: "x"}
+	if v, err := viewOf(o); err != nil || v.Memory != (memory{}) {
+		t.Errorf("new: %+v, %v", v.Memory, err)
+	}
+	o.Status.Phase, o.Status.AcceptedByNode = velerov2.PhaseInProgress, "node-a"
+	v, err := viewOf(o)
+	if err != nil || v.Memory.Ending == nil || v.Memory.Ending.Phase != velerov2.PhaseFailed || !strings.Contains(v.Memory.Ending.Message, datamove.AnnotationDriver) {
+		t.Errorf("in progress: %+v, %v", v.Memory, err)
+	}
+	o.Status.Phase = velerov2.PhaseCompleted
+	if v, err := viewOf(o); err != nil || v.Memory != (memory{}) {
+		t.Errorf("completed: %+v, %v", v.Memory, err)
+	}
+	o.Annotations[datamove.AnnotationDriver] = `{"version":2}`
+	if _, err := viewOf(o); err == nil {
+		t.Error("a later version's was read")
 	}
 }

@@ -376,7 +376,7 @@ func (w *world) upload(name string, edit ...func(*velerov2.DataUpload)) *velerov
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
 		Spec: velerov2.DataUploadSpec{
 			SnapshotType: velerov2.SnapshotCSI, CSISnapshot: &velerov2.CSISnapshotSpec{VolumeSnapshot: "s", StorageClass: "c"}, SourcePVC: "data", DataMover: "varve",
-			BackupStorageLocation: "default", SourceNamespace: "app", OperationTimeout: metav1.Duration{Duration: time.Minute},
+			BackupStorageLocation: "default", SourceNamespace: "app", OperationTimeout: velerov1.Duration{Duration: time.Minute},
 		},
 	}
 	for _, e := range edit {
@@ -392,7 +392,7 @@ func (w *world) download(name string, edit ...func(*velerov2.DataDownload)) *vel
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
 		Spec: velerov2.DataDownloadSpec{
 			TargetVolume: velerov2.TargetVolumeSpec{PVC: "data", Namespace: w.ns}, DataMover: "varve", BackupStorageLocation: "default", SourceNamespace: "app",
-			SnapshotID: datamove.SnapshotID{Form: datamove.Disk, Point: strings.Repeat("0a", 16), Namespace: "app"}.String(), OperationTimeout: metav1.Duration{Duration: time.Minute},
+			SnapshotID: datamove.SnapshotID{Form: datamove.Disk, Point: strings.Repeat("0a", 16), Namespace: "app"}.String(), OperationTimeout: velerov1.Duration{Duration: time.Minute},
 		},
 	}
 	for _, e := range edit {
