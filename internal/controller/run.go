@@ -52,7 +52,6 @@ import (
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/metricsaccess"
-	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Options are what Run needs. Config, Namespace, LauncherImage and VarveImage have no default.
@@ -186,11 +185,10 @@ func addressOrOff(address string) string {
 func locationNamespaces(live client.Reader, namespace string) func(context.Context) ([]string, error) {
 	var good settings.LastGood
 	return func(ctx context.Context) ([]string, error) {
-		m, err := reconcile.Find(ctx, live, types.NamespacedName{Namespace: namespace, Name: settings.ConfigMap}, &corev1.ConfigMap{})
+		current, err := good.Read(ctx, live, namespace)
 		if err != nil {
 			return nil, err
 		}
-		current := good.Of(m)
 		return append([]string{namespace, datamove.VeleroNamespace}, current.Namespaces...), nil
 	}
 }

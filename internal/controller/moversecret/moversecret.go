@@ -100,11 +100,10 @@ func (k Keeper) TellEnd(ctx context.Context, upload *velerov2.DataUpload, why st
 
 // Settings returns the settings that hold now: bad ones change nothing.
 func (k Keeper) Settings(ctx context.Context) (*settings.Settings, error) {
-	m, err := reconcile.Find(ctx, k.Live, types.NamespacedName{Namespace: k.Namespace, Name: settings.ConfigMap}, &corev1.ConfigMap{})
+	current, err := k.Good.Read(ctx, k.Live, k.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	current := k.Good.Of(m)
 	return &current, nil
 }
 

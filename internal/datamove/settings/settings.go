@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -123,26 +122,6 @@ func OfConfigMap(m *corev1.ConfigMap) (Settings, error) {
 		return Default(), nil
 	}
 	return Decode(m.Data[Key])
-}
-
-// LastGood is the settings of a ConfigMap, as far as they are good: bad ones change nothing, and are the defaults after a start. Handlers tell
-// of bad ones. It is safe for concurrent use.
-type LastGood struct {
-	mu   sync.Mutex
-	good *Settings
-}
-
-// Of returns the settings of m, or the last good ones if those of m are bad.
-func (l *LastGood) Of(m *corev1.ConfigMap) Settings {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s, err := OfConfigMap(m); err == nil {
-		l.good = &s
-	}
-	if l.good == nil {
-		return Default()
-	}
-	return *l.good
 }
 
 func (s *Settings) validate() error {

@@ -129,14 +129,16 @@ func TestLastGood_keepsWhatWasGood(t *testing.T) {
 	t.Parallel()
 	var l LastGood
 	bad := &corev1.ConfigMap{Data: map[string]string{Key: "concurency: {}"}}
-	if got := l.Of(bad); !slices.Equal(got.Namespaces, Default().Namespaces) {
-		t.Error(got.Namespaces)
+	if got, err := l.Update(bad); err == nil || !slices.Equal(got.Namespaces, Default().Namespaces) {
+		t.Error(got.Namespaces, err)
 	}
-	l.Of(&corev1.ConfigMap{Data: map[string]string{Key: "namespaces: [shop]"}})
-	if got := l.Of(bad); !slices.Equal(got.Namespaces, []string{"shop"}) {
-		t.Error(got.Namespaces)
+	if _, err := l.Update(&corev1.ConfigMap{Data: map[string]string{Key: "namespaces: [shop]"}}); err != nil {
+		t.Error(err)
 	}
-	if got := l.Of(nil); !slices.Equal(got.Namespaces, Default().Namespaces) {
-		t.Error(got.Namespaces)
+	if got, err := l.Update(bad); err == nil || !slices.Equal(got.Namespaces, []string{"shop"}) {
+		t.Error(got.Namespaces, err)
+	}
+	if got, err := l.Update(nil); err != nil || !slices.Equal(got.Namespaces, Default().Namespaces) {
+		t.Error(got.Namespaces, err)
 	}
 }

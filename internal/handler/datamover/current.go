@@ -23,37 +23,32 @@ type CurrentSettings struct {
 	Events    events.EventRecorder
 	Log       logr.Logger
 
+	good settings.LastGood
+
 	mu   sync.Mutex
-	read string // the version that good was read from, or that was bad
-	good *settings.Settings
+	read string // the version that good was last updated by
 }
 
 // Current returns the settings that hold now.
 func (c *CurrentSettings) Current(ctx context.Context) settings.Settings {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.good == nil {
-		initial := settings.Default()
-		c.good = &initial
-	}
 	m, err := reconcile.Find(ctx, c.Cached, types.NamespacedName{Namespace: c.Namespace, Name: settings.ConfigMap}, &corev1.ConfigMap{})
 	if err != nil {
-		return *c.good // the cache fails only when the process ends
+		return c.good.Current() // the cache fails only when the process ends
 	}
 	version := "none"
 	if m != nil {
 		version = string(m.UID) + "/" + m.ResourceVersion
 	}
 	if version == c.read {
-		return *c.good
+		return c.good.Current()
 	}
 	c.read = version
-	read, err := settings.OfConfigMap(m)
+	current, err := c.good.Update(m)
 	if err != nil {
 		c.Log.Error(err, "the settings stay as they were", "configMap", c.Namespace+"/"+settings.ConfigMap)
 		c.Events.Eventf(m, nil, corev1.EventTypeWarning, "BadSettings", "Read", "The settings stay as they were: %v", err)
-		return *c.good
 	}
-	c.good = &read
-	return read
+	return current
 }
