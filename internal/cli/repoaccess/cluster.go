@@ -81,7 +81,7 @@ func (l *clusterLocation) open(ctx context.Context, s *Session, gone context.Can
 		}
 		served, err := servePlace(ctx, s.Session, c, found, o.place, o.access.Directory, gone)
 		if err != nil {
-			return nil, nil, Explain(failure.Interrupted(ctx, whyEnded(ctx, ctx, err), "", ""))
+			return nil, nil, explainEnd(ctx, ctx, err)
 		}
 		done = func() { served.Close(ctx) }
 		locate = func(datamove.Access) repository.Location { return repository.Location{Served: served.blobs} }

@@ -82,8 +82,7 @@ func (s *Session) WithRepository(ctx context.Context, f func(context.Context, *r
 			return err
 		}
 		defer done()
-		err = whyEnded(ctx, within, s.use(within, r, f))
-		return Explain(failure.Interrupted(ctx, err, "", ""))
+		return explainEnd(ctx, within, s.use(within, r, f))
 	}
 	return s.WithPassword(ctx, func(config, password string) error {
 		r, err := repository.Open(ctx, config, password)
@@ -92,6 +91,11 @@ func (s *Session) WithRepository(ctx context.Context, f func(context.Context, *r
 		}
 		return s.use(ctx, r, f)
 	})
+}
+
+// explainEnd is Explain for the error of a command that worked within a context of ctx, which the user ends.
+func explainEnd(ctx, within context.Context, err error) error {
+	return Explain(failure.Interrupted(ctx, whyEnded(ctx, within, err), "", ""))
 }
 
 // whyEnded returns err, unless it says that something was cancelled although the user has not interrupted the command. Then within has ended,
@@ -158,8 +162,7 @@ func (s *Session) WithPassword(ctx context.Context, f func(config, password stri
 	if err != nil {
 		return err
 	}
-	err = whyEnded(ctx, ctx, f(config, password))
-	return Explain(failure.Interrupted(ctx, err, "", ""))
+	return explainEnd(ctx, ctx, f(config, password))
 }
 
 // WithWritable is WithRepository for commands that write to the repository.
