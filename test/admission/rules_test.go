@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -61,16 +60,13 @@ func exportOf(source *corev1.TypedLocalObjectReference) func(string) client.Obje
 // machineSet returns what makes a machine with a value that Go's type does not have: one that is stored would keep all machines from being read.
 func machineSet(value any, path ...string) func(ns string) client.Object {
 	return func(ns string) client.Object {
-		m := newMachine(ns)
-		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(m)
+		u, err := toUnstructured(newMachine(ns))
+		if err == nil {
+			err = unstructured.SetNestedField(u.Object, value, path...)
+		}
 		if err != nil {
 			panic(err)
 		}
-		if err := unstructured.SetNestedField(content, value, path...); err != nil {
-			panic(err)
-		}
-		u := &unstructured.Unstructured{Object: content}
-		u.SetGroupVersionKind(kubevirtv1.GroupVersion.WithKind("VirtualMachine"))
 		return u
 	}
 }

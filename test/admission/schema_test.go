@@ -197,11 +197,18 @@ func tableAt(t *testing.T, path string) *metav1.Table {
 
 func unstructuredOf(t *testing.T, o client.Object) *unstructured.Unstructured {
 	t.Helper()
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	u, err := toUnstructured(o)
 	admitted(t, err)
+	return u
+}
+
+func toUnstructured(o client.Object) (*unstructured.Unstructured, error) {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		return nil, err
+	}
 	u := &unstructured.Unstructured{Object: content}
 	gvk, err := apiutil.GVKForObject(o, cluster.Scheme)
-	admitted(t, err)
 	u.SetGroupVersionKind(gvk)
-	return u
+	return u, err
 }

@@ -13,14 +13,14 @@ type corrections struct {
 	when map[types.UID]time.Time
 }
 
-// last returns when an object was corrected last, or the zero time. What is longer ago than correctInterval may be forgotten.
-func (c *corrections) last(uid types.UID) time.Time {
+// lastTime returns when an object was corrected last, or the zero time. What is longer ago than correctInterval may be forgotten.
+func (c *corrections) lastTime(uid types.UID) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.when[uid]
 }
 
-func (c *corrections) note(uid types.UID, now time.Time) {
+func (c *corrections) noteTime(uid types.UID, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.when == nil {
@@ -34,5 +34,5 @@ func (c *corrections) note(uid types.UID, now time.Time) {
 	c.when[uid] = now
 }
 
-// corrects says that one message replaces another one.
-func corrects(before, after string) bool { return before != "" && before != after }
+// isCorrection says that one message replaces another one.
+func isCorrection(before, after string) bool { return before != "" && before != after }

@@ -204,7 +204,7 @@ func decideNew(in Input) Decision {
 func sayWhyItWaits(in Input, from time.Time) Decision {
 	change := in.Object.unchanged()
 	change.Message = waitInQueue(in)
-	if corrects(in.Object.Message, change.Message) {
+	if isCorrection(in.Object.Message, change.Message) {
 		if wait := in.Corrected.Add(correctInterval).Sub(in.Now); wait > 0 {
 			return Decision{Again: min(wait, takeInterval)}
 		}

@@ -51,7 +51,7 @@ func (p *pass) observe(ctx context.Context) error {
 	}
 	in.Turn = turnOf(v.UID, p.NodeName, nodes)
 	if v.Phase == velerov2.PhaseNew && v.Driver == "" {
-		in.Takers, in.Corrected = len(nodesThatMayTake(nodes, &p.settings)), p.corrections.last(v.UID)
+		in.Takers, in.Corrected = len(nodesThatMayTake(nodes, &p.settings)), p.corrections.lastTime(v.UID)
 		return nil
 	}
 	if in.DriverNode, err = p.findNodeState(ctx, nodes, v.Driver); err != nil {

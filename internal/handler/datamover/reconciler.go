@@ -115,8 +115,8 @@ func (p *pass) writeDecision(ctx context.Context, d *Decision) (ctrl.Result, err
 	if back, err := p.driverIsBack(ctx, &d.Change); err != nil || back {
 		return ctrl.Result{}, err
 	}
-	if d.Change.Phase == velerov2.PhaseNew && corrects(p.in.Object.Message, d.Change.Message) {
-		p.corrections.note(p.in.Object.UID, p.in.Now)
+	if d.Change.Phase == velerov2.PhaseNew && isCorrection(p.in.Object.Message, d.Change.Message) {
+		p.corrections.noteTime(p.in.Object.UID, p.in.Now)
 	}
 	if err := p.write(ctx, p.object, d.Change); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
