@@ -24,7 +24,7 @@ func holdCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "hold", Short: "Keep a pod running until it is told to stop", Args: cobra.NoArgs,
 		Example: `  varve internal hold`,
-		RunE:    func(c *cobra.Command, _ []string) error { return podtool.Hold(c.Context()) },
+		RunE:    func(c *cobra.Command, _ []string) error { return podtool.Hold(c.Context(), c.OutOrStdout()) },
 	}
 }
 

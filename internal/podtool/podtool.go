@@ -15,8 +15,12 @@ import (
 	"github.com/varvebackup/varve/internal/durable"
 )
 
-// Hold returns when ctx ends. It is the main container of a pod that only keeps volumes on a node.
-func Hold(ctx context.Context) error {
+// Hold tells out that it holds, and returns when ctx ends. It is the main container of a pod that only keeps volumes on a
+// node.
+func Hold(ctx context.Context, out io.Writer) error {
+	if _, err := fmt.Fprintln(out, "Holding this pod's volumes until told to stop."); err != nil {
+		return fmt.Errorf("tell that this pod is held: %w", err)
+	}
 	<-ctx.Done()
 	return nil
 }

@@ -1,8 +1,10 @@
 package podtool_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,8 +16,12 @@ import (
 func TestHoldEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
+	says, out := io.Pipe()
 	held := make(chan error)
-	go func() { held <- podtool.Hold(ctx) }()
+	go func() { held <- podtool.Hold(ctx, out) }()
+	if line, err := bufio.NewReader(says).ReadString('\n'); err != nil {
+		t.Fatalf("Hold says %q: %v", line, err)
+	}
 	select {
 	case <-held:
 		t.Fatal("Hold ended by itself")

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -14,7 +14,7 @@ import (
 // server is not asked.
 func Find[T client.Object](ctx context.Context, from client.Reader, key types.NamespacedName, o T) (T, error) {
 	var none T
-	if key.Name == "" || len(path.IsValidPathSegmentName(key.Name)) > 0 {
+	if key.Name == "" || len(content.IsPathSegmentName(key.Name)) > 0 {
 		return none, nil
 	}
 	err := from.Get(ctx, key, o)

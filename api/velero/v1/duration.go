@@ -31,7 +31,7 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 		if *text == "" {
 			d.Invalid = `""`
 		}
-		return nil //nolint:nilerr // documented
+		return nil
 	}
 	d.Duration = parsed
 	return nil

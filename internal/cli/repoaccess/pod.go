@@ -151,7 +151,8 @@ func (p *podStorage) removeDeadline(ctx context.Context) error {
 func (p *podStorage) keepAlive(ctx context.Context, interval, timeout, patience time.Duration) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	reached := time.Now()
+	unreached := time.NewTimer(patience)
+	defer unreached.Stop()
 	for ctx.Err() == nil {
 		moved := p.forward.Moved()
 		within, cancel := context.WithTimeout(ctx, timeout)
@@ -166,8 +167,8 @@ func (p *podStorage) keepAlive(ctx context.Context, interval, timeout, patience 
 			p.gone(err)
 			return
 		case err == nil || !idle:
-			reached = time.Now()
-		case time.Since(reached) > patience:
+			unreached.Reset(patience)
+		case hasFired(unreached):
 			p.gone(errclass.Errorf(errclass.Expired, "the pod %s/%s, which mounts %s for this command, could not be reached for %s and has ended by itself: run the command again (%v)",
 				layout.Namespace, p.pod, p.place, patience, err))
 			return
@@ -180,6 +181,15 @@ func (p *podStorage) keepAlive(ctx context.Context, interval, timeout, patience 
 		case <-ticker.C:
 		case <-ctx.Done():
 		}
+	}
+}
+
+func hasFired(t *time.Timer) bool {
+	select {
+	case <-t.C:
+		return true
+	default:
+		return false
 	}
 }
 

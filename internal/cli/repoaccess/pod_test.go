@@ -116,7 +116,7 @@ func TestWhyEnded_keepsTheError(t *testing.T) {
 	gone, end := context.WithCancelCause(t.Context())
 	end(errclass.Errorf(errclass.Expired, "the pod is gone"))
 	for name, c := range map[string]struct {
-		ctx, within context.Context //nolint:containedctx // the cases
+		ctx, within context.Context
 		err         error
 		code        int
 		says        []string

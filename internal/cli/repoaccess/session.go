@@ -107,19 +107,19 @@ func whyEnded(ctx, within context.Context, err error) error {
 	if cause := context.Cause(within); cause != nil {
 		err = fmt.Errorf("%w (%w)", cause, err)
 	}
-	return notInterrupted{err}
+	return notInterruptedError{err}
 }
 
-// notInterrupted is an error without the context.Canceled that is in it.
-type notInterrupted struct{ error }
+// notInterruptedError is an error without the context.Canceled that is in it.
+type notInterruptedError struct{ error }
 
 // Is is for errors.Is.
-func (n notInterrupted) Is(target error) bool {
-	return target != context.Canceled && errors.Is(n.error, target) //nolint:errorlint // exactly this value
+func (n notInterruptedError) Is(target error) bool {
+	return target != context.Canceled && errors.Is(n.error, target)
 }
 
 // As is for errors.As.
-func (n notInterrupted) As(target any) bool { return errors.As(n.error, target) }
+func (n notInterruptedError) As(target any) bool { return errors.As(n.error, target) }
 
 // Hurry has no pod made for a repository that only pods reach: it is not opened.
 func (s *Session) Hurry() { s.inCluster.noPod = true }

@@ -46,6 +46,6 @@ func (l *LastGood) Read(ctx context.Context, from client.Reader, namespace strin
 	if err != nil {
 		return Settings{}, err
 	}
-	current, _ := l.Update(m) //nolint:errcheck // documented
+	current, _ := l.Update(m) // handlers tell of what is bad
 	return current, nil
 }
