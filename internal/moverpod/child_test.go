@@ -23,6 +23,9 @@ import (
 // childVariable makes the test program a mover. It has a childRun.
 const childVariable = "VARVE_TEST_MOVER"
 
+// patience is for what ends by itself, on the slowest machine too.
+const patience = 5 * time.Minute
+
 // childRun is what a mover that is a process of its own is given.
 type childRun struct {
 	Job     datamove.Job

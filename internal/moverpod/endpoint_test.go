@@ -330,7 +330,7 @@ func TestEndpointUpload_survivesKills(t *testing.T) {
 		<-c.ended
 	}
 	c := p.startChild(t)
-	if code := c.wait(t, time.Minute); code != 0 {
+	if code := c.wait(t, patience); code != 0 {
 		t.Fatalf("exit code %d\n%s", code, p.output)
 	}
 	report, ok := p.api.report(t)

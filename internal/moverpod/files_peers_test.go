@@ -43,7 +43,7 @@ func TestKilledMover_ofFilesGoesOn(t *testing.T) {
 	first.kill()
 	before := b.sent.Load()
 	b.set()
-	if code := up.startChild(t).wait(t, time.Minute); code != 0 {
+	if code := up.startChild(t).wait(t, patience); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
 	report := up.wantReport(t, datamove.Succeeded)
@@ -63,7 +63,7 @@ func TestKilledMover_ofFilesGoesOn(t *testing.T) {
 	first.kill()
 	b.fetched.Store(0)
 	b.set()
-	if code := down.startChild(t).wait(t, time.Minute); code != 0 {
+	if code := down.startChild(t).wait(t, patience); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
 	down.wantReport(t, datamove.Succeeded)
@@ -100,7 +100,7 @@ func TestCancel_endsAMoverOfFilesWhoseStorageHangs(t *testing.T) {
 			time.Sleep(200 * time.Millisecond)
 			p.api.cancel()
 			began := time.Now()
-			if code := mover.wait(t, time.Minute); code != 0 {
+			if code := mover.wait(t, patience); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
 			if took := time.Since(began); took > 10*time.Second {

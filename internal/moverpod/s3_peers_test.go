@@ -77,7 +77,7 @@ func hang(_ http.ResponseWriter, r *http.Request, _ http.Handler) {
 // waitFor waits until something holds.
 func waitFor(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !holds(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited for %s", what)
 		}
@@ -114,7 +114,7 @@ func TestKilledMover_goesOn(t *testing.T) {
 	}
 	before := b.sent.Load()
 	b.set()
-	if code := up.startChild(t).wait(t, time.Minute); code != 0 {
+	if code := up.startChild(t).wait(t, patience); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
 	report := up.wantReport(t, datamove.Succeeded)
@@ -145,7 +145,7 @@ func (b *bucket) restoreKilled(t *testing.T, snapshotID string, content []byte) 
 	}
 	b.fetched.Store(0)
 	b.set()
-	if code := down.startChild(t).wait(t, time.Minute); code != 0 {
+	if code := down.startChild(t).wait(t, patience); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
 	down.wantReport(t, datamove.Succeeded)
@@ -191,7 +191,7 @@ func TestCancel_endsAMoverWhoseStorageHangs(t *testing.T) {
 			time.Sleep(200 * time.Millisecond)
 			p.api.cancel()
 			began := time.Now()
-			if code := mover.wait(t, time.Minute); code != 0 {
+			if code := mover.wait(t, patience); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
 			if took := time.Since(began); took > 10*time.Second {
@@ -218,7 +218,7 @@ func TestStorage_downAndUp(t *testing.T) {
 		t.Error("no last words")
 	}
 	b.server.Restart(t)
-	if code := p.startChild(t).wait(t, time.Minute); code != 0 {
+	if code := p.startChild(t).wait(t, patience); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	p.wantReport(t, datamove.Succeeded)
@@ -295,7 +295,7 @@ func TestInterruption_keepsWhatWasStored(t *testing.T) {
 	}
 	before := b.sent.Load()
 	b.set()
-	if code := p.startChild(t).wait(t, time.Minute); code != 0 {
+	if code := p.startChild(t).wait(t, patience); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	p.wantReport(t, datamove.Succeeded)

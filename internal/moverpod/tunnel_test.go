@@ -445,7 +445,7 @@ func TestMachineUpload_survivesKills(t *testing.T) {
 		<-c.ended
 	}
 	c := p.startChild(t)
-	if code := c.wait(t, time.Minute); code != 0 {
+	if code := c.wait(t, patience); code != 0 {
 		t.Fatalf("exit code %d\n%s", code, p.output)
 	}
 	report, ok := p.api.report(t)
@@ -458,7 +458,7 @@ func TestMachineUpload_survivesKills(t *testing.T) {
 	}
 	// Once more, after the restore point was published and before the report: nothing is read, and no launcher is there any more.
 	p.api.change(func(o map[string]any) { delete(o["metadata"].(map[string]any), "annotations") })
-	if c := p.startChild(t); c.wait(t, time.Minute) != 0 {
+	if c := p.startChild(t); c.wait(t, patience) != 0 {
 		t.Error(p.output)
 	}
 	if again, _ := p.api.report(t); again.SnapshotID != report.SnapshotID {

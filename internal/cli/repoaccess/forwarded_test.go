@@ -139,10 +139,10 @@ func TestForwarded_keepsABusyWay(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var group errgroup.Group
-	group.Go(func() error { p.keepAlive(ctx, time.Millisecond, 200*time.Millisecond, time.Hour); return nil })
+	group.Go(func() error { p.keepAlive(ctx, time.Millisecond, 3*time.Second, time.Hour); return nil })
 	answered := make(chan error, 1)
 	group.Go(func() error { answered <- p.blobs.Ping(ctx); return nil })
-	for range 4 {
+	for range 3 { // the request, and two of keepAlive, the second one after the first one's timeout
 		select {
 		case <-connected:
 		case err := <-answered:
