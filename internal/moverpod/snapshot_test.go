@@ -116,7 +116,7 @@ func (s *csiStorage) snapshotPod(t *testing.T, handle string, edit ...func(*data
 	}
 	p := s.newPod(t, job, device)
 	p.Files.SnapshotToken = filepath.Join(dir, "token")
-	p.limits.metadata = csichanges.Limits{Idle: time.Second, Attempts: 2, Pause: time.Millisecond}
+	p.limits.metadata = csichanges.Limits{Idle: time.Minute, Attempts: 2, Pause: time.Millisecond}
 	t.Cleanup(func() {
 		object, _ := p.api.text()
 		if text := p.output.String() + string(object); strings.Contains(text, metadataToken) {
