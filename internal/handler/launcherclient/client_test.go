@@ -64,7 +64,7 @@ func (f *fakeLauncher) Shutdown(ctx context.Context, _ *pb.ShutdownRequest) (*pb
 	return &pb.ShutdownResponse{}, nil
 }
 
-var fast = Timing{First: 200 * time.Millisecond, Idle: 50 * time.Millisecond, Retry: 10 * time.Millisecond}
+var fast = Timing{First: 2 * time.Second, Idle: 50 * time.Millisecond, Retry: 10 * time.Millisecond}
 
 func TestClient_reopensASilentStreamAndNoticesAHang(t *testing.T) {
 	f := serve(t)
