@@ -11,6 +11,7 @@ import (
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -186,10 +187,13 @@ func (w *world) announce() {
 func (w *world) settings(text string) {
 	w.Helper()
 	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: settings.ConfigMap}, Data: map[string]string{settings.Key: text}}
-	if err := client.IgnoreNotFound(w.admin.Delete(w.Context(), m.DeepCopy())); err != nil {
+	err := w.admin.Update(w.Context(), m.DeepCopy()) // Between a deletion and a creation the defaults would hold, which keep nothing.
+	if apierrors.IsNotFound(err) {
+		err = w.admin.Create(w.Context(), m)
+	}
+	if err != nil {
 		w.Fatal(err)
 	}
-	w.create(m)
 }
 
 // upload makes a DataUpload of the claim in a phase. Each completes a second later than the one before.
