@@ -142,7 +142,7 @@ func TestForwarded_keepsABusyWay(t *testing.T) {
 	group.Go(func() error { p.keepAlive(ctx, time.Millisecond, 3*time.Second, time.Hour); return nil })
 	answered := make(chan error, 1)
 	group.Go(func() error { answered <- p.blobs.Ping(ctx); return nil })
-	for range 3 { // the request, and two of keepAlive, the second one after the first one's timeout
+	for range 4 { // the request, and three of keepAlive, each after the timeout of the one before
 		select {
 		case <-connected:
 		case err := <-answered:
