@@ -11,13 +11,13 @@ import (
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/pointdeletion"
@@ -186,12 +186,12 @@ func (w *world) announce() {
 
 func (w *world) settings(text string) {
 	w.Helper()
-	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: settings.ConfigMap}, Data: map[string]string{settings.Key: text}}
-	err := w.admin.Update(w.Context(), m.DeepCopy()) // Between a deletion and a creation the defaults would hold, which keep nothing.
-	if apierrors.IsNotFound(err) {
-		err = w.admin.Create(w.Context(), m)
-	}
-	if err != nil {
+	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: settings.ConfigMap}}
+	// Between a deletion and a creation the defaults would hold, which keep nothing.
+	if _, err := controllerutil.CreateOrUpdate(w.Context(), w.admin, m, func() error {
+		m.Data = map[string]string{settings.Key: text}
+		return nil
+	}); err != nil {
 		w.Fatal(err)
 	}
 }
