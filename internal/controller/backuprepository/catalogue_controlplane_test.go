@@ -32,7 +32,7 @@ func fromACatalogue(w *world) {
 	gone := w.theirs("gone")
 	lost := w.catalogued("gone", gone.UniqueID)
 	w.becomes(lost, isNotReady, "its password is not here")
-	if err := os.RemoveAll(filepath.Join(w.dir, "b", "plugins", "varve", "gone")); err != nil {
+	if err := w.store.removeAll(filepath.Join(w.dir, "b", "plugins", "varve", "gone")); err != nil {
 		w.Fatal(err)
 	}
 	w.later(checkEvery, lost)

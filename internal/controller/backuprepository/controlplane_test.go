@@ -117,6 +117,8 @@ type directories struct {
 	mu      sync.Mutex
 	failure error
 	keys    string
+
+	checks sync.RWMutex // held by each Check
 }
 
 // fail makes every access fail with err; nil: no longer.
@@ -146,7 +148,16 @@ func (d *directories) Check(ctx context.Context, a datamove.Access) error {
 	if failure != nil {
 		return failure
 	}
+	d.checks.RLock()
+	defer d.checks.RUnlock()
 	return d.Store.Check(ctx, a)
+}
+
+// removeAll removes a directory while no Check is in it, which would make a file there again (kopia's .shards).
+func (d *directories) removeAll(path string) error {
+	d.checks.Lock()
+	defer d.checks.Unlock()
+	return os.RemoveAll(path)
 }
 
 func (w *world) start(user controlplane.User) {
