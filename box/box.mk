@@ -34,4 +34,4 @@ test-box: kube box peers csi-sanity ## test the box itself, unless it passed her
 
 test-box-always: test-times ## test the box itself, in a box of its own beside any that runs (root, minutes)
 	cd box && CGO_ENABLED=0 $(GO_TEST) $(BOX_FLAGS) ./cmd/box ./internal/...
-	cd box && CGO_ENABLED=0 $(GO_TEST) $(BOX_FLAGS) -tags=box -count=1 -timeout=15m ./e2e
+	cd box && CGO_ENABLED=0 $(GO_TEST) $(BOX_FLAGS) -tags=box -count=1 -timeout=30m ./e2e

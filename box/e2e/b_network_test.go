@@ -48,10 +48,13 @@ func TestNetwork(t *testing.T) {
 	}
 	for name, get := range sources {
 		for node, pod := range pods {
-			got, err := get("http://" + pod.Status.PodIP + ":8080/")
-			if err != nil || got != "on-"+node {
-				t.Errorf("%s to the pod on %s: %q, %v", name, node, got, err)
-			}
+			eventually(t, name+" to reach the pod on "+node, func() error { // a pod may be ready before it listens
+				got, err := get("http://" + pod.Status.PodIP + ":8080/")
+				if err == nil && got != "on-"+node {
+					err = fmt.Errorf("%q answers", got)
+				}
+				return err
+			})
 		}
 		// Both endpoints must answer, wherever the connection starts.
 		seen := map[string]bool{}

@@ -113,9 +113,12 @@ func TestKillNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := run("status"); err == nil {
-		t.Error("status calls a dead box healthy")
-	}
+	eventually(t, "status to notice", func() error {
+		if _, err := run("status"); err == nil {
+			return errors.New("it calls a dead box healthy")
+		}
+		return nil
+	})
 	mustUp(t)
 	w.check(t)
 	if _, err := client.CoreV1().ConfigMaps(namespace).Get(t.Context(), "remembered", metav1.GetOptions{}); err != nil {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // recordBytes is the size of a record. Record i begins with i+1, so that none is zero.
@@ -29,7 +30,7 @@ func openLog(place string, flags int) (*os.File, int64, error) {
 }
 
 // appendRecords writes records until it is killed, or until it has written 2000: each to the first log, and, when that
-// is on stable storage, to the second.
+// is on stable storage, to the second. It takes its time: a snapshot is to come meanwhile.
 func appendRecords(first, second string) error {
 	a, aOffset, err := openLog(first, os.O_CREATE|os.O_WRONLY|syscall.O_DSYNC)
 	if err != nil {
@@ -48,6 +49,7 @@ func appendRecords(first, second string) error {
 		if _, err := b.WriteAt(record, bOffset+i*recordBytes); err != nil {
 			return err
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	return errors.Join(a.Close(), b.Close())
 }
