@@ -151,6 +151,12 @@ func everyRunIsOnTheClaim(w *world) {
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingPendingRestart))
 	untracked, pod := w.reboot(fourth, pod)
 	w.follows("root", untracked, fourth)
+	wait(w, w.stateClaim(), func(c *corev1.PersistentVolumeClaim) error {
+		if c.DeletionTimestamp == nil {
+			return fmt.Errorf("not deleted yet")
+		}
+		return nil
+	})
 	w.stop()
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = selected })
 	w.start()
@@ -167,14 +173,15 @@ func everyRunIsOnTheClaim(w *world) {
 	w.gone(tracked)
 	rescue := w.rescue(false, nil)
 	rescuer := w.rescueInstance(exists)
-	w.run(w.launcher(rescuer))
+	rescuerPod := w.launcher(rescuer)
+	w.run(rescuerPod)
 	w.rescueInstance(inPhase(kubevirtv1.PhaseScheduled))
 	w.follows("root", rescuer, tracked)
 	if err := w.user.Delete(w.Context(), rescue); err != nil {
 		w.Fatal(err)
 	}
-	w.end(w.launcher(rescuer), corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN","message":"stopped"}`)
-	w.sweep(w.launcher(rescuer))
+	w.end(rescuerPod, corev1.PodSucceeded, `{"end":"REQUESTED_SHUTDOWN","message":"stopped"}`)
+	w.sweep(rescuerPod)
 	w.gone(rescuer)
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyAlways) })
 	last := w.vmi(other(tracked.UID))

@@ -254,7 +254,7 @@ func (w *world) serving(changes ...func(*backupv1.VirtualMachineBackup)) *backup
 func TestPull_stopWaitsAndThenEndsIt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
-	w.waits = 3 * time.Second
+	w.waits = 15 * time.Second
 	b := w.serving()
 	w.offer(b, "10.96.0.9:9090", metav1.ConditionTrue)
 	w.delete(w.vmi)

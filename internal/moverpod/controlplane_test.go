@@ -209,18 +209,17 @@ func TestMover_isCanceled(t *testing.T) { //nolint:tparallel // its subtests are
 				makeFIFO(t, r.Files.Access)
 				r.setPhase(t, phase)
 				ended := r.start(t.Context())
-				if phase == velerov2.PhaseInProgress {
-					letGo := r.Files.Access
-					t.Cleanup(func() { letGoOf(t, letGo) })
-				}
 				waitForText(t, r.output, "mover started")
-				time.Sleep(time.Second)
+				if phase == velerov2.PhaseInProgress {
+					held := awaitReader(t, r.Files.Access)
+					t.Cleanup(func() { _ = held.Close() })
+				}
 				began := time.Now()
 				stop(r)
 				if err := <-ended; err != nil {
 					t.Fatal(err)
 				}
-				if took := time.Since(began); took > 10*time.Second {
+				if took := time.Since(began); took > 20*time.Second { // 10 s where the machine has time
 					t.Errorf("it took %s", took)
 				}
 				r.wantReport(t, datamove.Canceled)
@@ -292,7 +291,7 @@ func TestMover_saysWhatItMayNot(t *testing.T) {
 	for _, verbs := range [][]string{{}, {"get", "patch"}, {"watch", "patch"}} {
 		r := s.newRealPod(t, newUpload(block), newDevice(t, mib), verbs...)
 		r.setPhase(t, velerov2.PhaseInProgress)
-		r.limits.start = 3 * time.Second
+		r.limits.start = 5 * time.Second
 		err := Run(t.Context(), r.Options)
 		if err == nil || !strings.Contains(err.Error(), "forbidden") {
 			t.Errorf("%v: %v", verbs, err)
@@ -300,7 +299,7 @@ func TestMover_saysWhatItMayNot(t *testing.T) {
 	}
 	r := s.newRealPod(t, newUpload(block), newDevice(t, mib), "get", "watch")
 	r.setPhase(t, velerov2.PhaseInProgress)
-	r.limits.report = 300 * time.Millisecond
+	r.limits.report = 5 * time.Second
 	if err := Run(t.Context(), r.Options); err == nil || !strings.Contains(err.Error(), "forbidden") {
 		t.Error(err)
 	}

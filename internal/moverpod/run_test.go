@@ -118,7 +118,8 @@ func (s *site) leavesAlone(t *testing.T, metadata func(map[string]any) map[strin
 					time.Sleep(50 * time.Millisecond)
 					apply()
 				case "while it works":
-					time.Sleep(100 * time.Millisecond)
+					held := awaitReader(t, p.Files.Access)
+					defer held.Close()
 					apply()
 				}
 				if err := <-ended; err != nil {
@@ -126,9 +127,6 @@ func (s *site) leavesAlone(t *testing.T, metadata func(map[string]any) map[strin
 				}
 				if after, _ := p.api.text(); !bytes.Equal(before, after) || p.api.patchCount() > 0 {
 					t.Errorf("it changed %s\nto %s", before, after)
-				}
-				if when == "while it works" {
-					letGoOf(t, p.Files.Access)
 				}
 			})
 		}
@@ -173,12 +171,16 @@ func (s *site) reportsCancel(t *testing.T) {
 			p.Files.Access += ".fifo"
 			makeFIFO(t, p.Files.Access)
 			p.limits.grace = 100 * time.Millisecond
-			time.AfterFunc(200*time.Millisecond, func() { cancel(p.api) })
+			held := make(chan *os.File, 1)
+			go func() {
+				held <- awaitReader(t, p.Files.Access)
+				cancel(p.api)
+			}()
 			p.run(t, datamove.Canceled)
 			if !strings.Contains(p.output.String(), "dies with this process") {
 				t.Error("the work did not hang")
 			}
-			letGoOf(t, p.Files.Access)
+			_ = (<-held).Close()
 		})
 	}
 }

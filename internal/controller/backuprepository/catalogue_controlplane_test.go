@@ -32,29 +32,26 @@ func fromACatalogue(w *world) {
 	gone := w.theirs("gone")
 	lost := w.catalogued("gone", gone.UniqueID)
 	w.becomes(lost, isNotReady, "its password is not here")
-	if err := w.store.removeAll(filepath.Join(w.dir, "b", "plugins", "varve", "gone")); err != nil {
+	place := filepath.Join(w.dir, "b", "plugins", "varve", "gone")
+	if err := w.store.alone(func() error { return os.RemoveAll(place) }); err != nil {
 		w.Fatal(err)
 	}
-	w.later(checkEvery, lost)
-	w.becomes(lost, isNotReady, "any more")
+	w.becomesLater(checkEvery, lost, isNotReady, "any more")
 
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, StringData: map[string]string{datamove.PasswordKey: "theirs"}})
-	w.later(lookEvery, shop)
-	w.becomes(shop, isReady, "")
+	w.becomesLater(lookEvery, shop, isReady, "")
 	if a := w.access(shop, nil); a.UniqueID != theirs.UniqueID || a.Password != "theirs" {
 		w.Error("the access is another one")
 	}
-	w.later(lastRetry, lost)
-	w.becomes(lost, isNotReady, "the repository is not in")
-	if _, err := os.Stat(filepath.Join(w.dir, "b", "plugins", "varve", "gone")); !os.IsNotExist(err) {
+	w.becomesLater(lastRetry, lost, isNotReady, "the repository is not in")
+	if _, err := os.Stat(place); !os.IsNotExist(err) {
 		w.Errorf("a repository was made on a catalogue's account: %v", err)
 	}
 	// Another one in its place is not taken for it.
 	if other := w.theirs("gone"); other.UniqueID == gone.UniqueID {
 		w.Fatal("two repositories have one ID")
 	}
-	w.later(lastRetry, lost)
-	w.becomes(lost, isNotReady, "another repository has taken the place of this one")
+	w.becomesLater(lastRetry, lost, isNotReady, "another repository has taken the place of this one")
 	var s corev1.Secret
 	if err := w.admin.Get(w.Context(), types.NamespacedName{Namespace: w.ns, Name: lost.Name}, &s); !apierrors.IsNotFound(err) {
 		w.Errorf("movers have access to what is not there: %v", err)

@@ -118,7 +118,7 @@ type directories struct {
 	failure error
 	keys    string
 
-	checks sync.RWMutex // held by each Check
+	looks sync.RWMutex // held by who is in a repository
 }
 
 // fail makes every access fail with err; nil: no longer.
@@ -148,16 +148,22 @@ func (d *directories) Check(ctx context.Context, a datamove.Access) error {
 	if failure != nil {
 		return failure
 	}
-	d.checks.RLock()
-	defer d.checks.RUnlock()
+	d.looks.RLock()
+	defer d.looks.RUnlock()
 	return d.Store.Check(ctx, a)
 }
 
-// removeAll removes a directory while no Check is in it, which would make a file there again (kopia's .shards).
-func (d *directories) removeAll(path string) error {
-	d.checks.Lock()
-	defer d.checks.Unlock()
-	return os.RemoveAll(path)
+func (d *directories) Prepare(ctx context.Context, a datamove.Access, lock location.Lock) (uniqueID string, err error) {
+	d.looks.RLock()
+	defer d.looks.RUnlock()
+	return d.Store.Prepare(ctx, a, lock)
+}
+
+// alone calls change while nobody is in a repository. Who looks at one that goes makes a file there again (kopia's .shards).
+func (d *directories) alone(change func() error) error {
+	d.looks.Lock()
+	defer d.looks.Unlock()
+	return change()
 }
 
 func (w *world) start(user controlplane.User) {
@@ -200,15 +206,17 @@ func (w *world) repository(namespace string) *velerov1.BackupRepository {
 // becomes waits for a phase and a message, and nudges the controller: its clock stands still.
 func (w *world) becomes(repo *velerov1.BackupRepository, phase velerov1.BackupRepositoryPhase, says string) {
 	w.Helper()
-	controlplane.Eventually(w.T, func() error {
-		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(repo), repo); err != nil {
-			return err
-		}
-		if repo.Status.Phase != phase || !strings.Contains(repo.Status.Message, says) {
-			return fmt.Errorf("%s %q, want %s %q", repo.Status.Phase, repo.Status.Message, phase, says)
-		}
-		return nil
-	})
+	controlplane.Eventually(w.T, func() error { return w.is(repo, phase, says) })
+}
+
+func (w *world) is(repo *velerov1.BackupRepository, phase velerov1.BackupRepositoryPhase, says string) error {
+	if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(repo), repo); err != nil {
+		return err
+	}
+	if repo.Status.Phase != phase || !strings.Contains(repo.Status.Message, says) {
+		return fmt.Errorf("%s %q, want %s %q", repo.Status.Phase, repo.Status.Message, phase, says)
+	}
+	return nil
 }
 
 // later moves the clock, and has the controller look at a repository.
@@ -217,6 +225,15 @@ func (w *world) later(d time.Duration, repo *velerov1.BackupRepository) {
 	w.clock.SetTime(w.clock.Now().Add(d))
 	controlplane.Update(w.T, w.admin, repo, false, func(r *velerov1.BackupRepository) {
 		metav1.SetMetaDataAnnotation(&r.ObjectMeta, "test", w.clock.Now().String())
+	})
+}
+
+// becomesLater moves the clock until a repository has a phase and a message: the answer of a look that was under way may be an old one.
+func (w *world) becomesLater(d time.Duration, repo *velerov1.BackupRepository, phase velerov1.BackupRepositoryPhase, says string) {
+	w.Helper()
+	controlplane.Eventually(w.T, func() error {
+		w.later(d, repo)
+		return w.is(repo, phase, says)
 	})
 }
 
@@ -398,30 +415,25 @@ func replaced(w *world) {
 	repo := w.repository("shop")
 	w.becomes(repo, isReady, "")
 	place, kept := filepath.Join(w.dir, "b", datamove.RepositoryPrefix("", "shop")), filepath.Join(w.dir, "kept")
-	if err := os.Rename(place, kept); err != nil {
+	if err := w.store.alone(func() error { return os.Rename(place, kept) }); err != nil {
 		w.Fatal(err)
 	}
-	w.later(checkEvery, repo)
-	w.becomes(repo, isNotReady, "")
-	w.later(lastRetry, repo)
-	w.becomes(repo, isNotReady, "any more")
+	w.becomesLater(checkEvery, repo, isNotReady, "")
+	w.becomesLater(lastRetry, repo, isNotReady, "any more")
 	if _, err := os.Stat(filepath.Join(place, "kopia.repository.f")); err == nil {
 		w.Error("an empty repository was made in its place")
 	}
 	password := string(w.secret(datamove.LocationPasswordSecret(w.at())).Data[datamove.PasswordKey])
-	if err := os.RemoveAll(place); err != nil {
+	if err := w.store.alone(func() error {
+		return errors.Join(os.RemoveAll(place), repository.Create(w.Context(), repository.Location{Directory: place}, password, repository.CreateOptions{}))
+	}); err != nil {
 		w.Fatal(err)
 	}
-	if err := repository.Create(w.Context(), repository.Location{Directory: place}, password, repository.CreateOptions{}); err != nil {
+	w.becomesLater(lastRetry, repo, isNotReady, "another repository has taken the place")
+	if err := w.store.alone(func() error { return errors.Join(os.RemoveAll(place), os.Rename(kept, place)) }); err != nil {
 		w.Fatal(err)
 	}
-	w.later(lastRetry, repo)
-	w.becomes(repo, isNotReady, "another repository has taken the place")
-	if err := errors.Join(os.RemoveAll(place), os.Rename(kept, place)); err != nil {
-		w.Fatal(err)
-	}
-	w.later(lastRetry, repo)
-	w.becomes(repo, isReady, "")
+	w.becomesLater(lastRetry, repo, isReady, "")
 }
 
 func rotatedKeys(w *world) {

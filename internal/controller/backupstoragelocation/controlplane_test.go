@@ -159,8 +159,7 @@ func TestControlPlane(t *testing.T) {
 }
 
 // A claim is tried by a pod, with the controller's own rights.
-func TestControlPlane_claim(t *testing.T) {
-	t.Parallel()
+func TestControlPlane_claim(t *testing.T) { //nolint:paralleltest // TestControlPlane's controller would try the claim, too
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -60,6 +60,8 @@ func TestControlPlane(t *testing.T) {
 	// The next one is published, and the one before goes when no upload runs any more.
 	running := w.upload("running", velerov2.PhaseInProgress)
 	ofMachine := w.upload("of-machine", velerov2.PhaseInProgress, func(u *velerov2.DataUpload) { u.Spec.SnapshotType = velerov2.SnapshotMachineBackup }) // It counts from no snapshot.
+	// The controller has seen by then what runs.
+	w.stays(monday)
 	tuesday := w.keep("tuesday", nil)
 	w.stays(monday, tuesday)
 	w.setPhase(running, velerov2.PhaseFailed)

@@ -3,6 +3,7 @@
 package kubevirtbackup
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -28,22 +30,39 @@ func (l *lab) breakWebhook() (mend func()) {
 func (l *lab) refuse(resource, when string) (stop func()) {
 	l.Helper()
 	nobody := "https://127.0.0.1:1/"
+	in := &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: l.ns}}
+	rule := func(group, version, resource string) []admissionv1.RuleWithOperations {
+		return []admissionv1.RuleWithOperations{{
+			Operations: []admissionv1.OperationType{admissionv1.Update},
+			Rule:       admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{version}, Resources: []string{resource}},
+		}}
+	}
 	configuration := &admissionv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: "test-" + l.ns},
 		Webhooks: []admissionv1.ValidatingWebhook{{
 			Name: "utility-volumes.varvebackup.io", AdmissionReviewVersions: []string{"v1"},
 			SideEffects: ptr.To(admissionv1.SideEffectClassNone), FailurePolicy: ptr.To(admissionv1.Fail),
 			ClientConfig:      admissionv1.WebhookClientConfig{URL: &nobody},
-			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: l.ns}},
+			NamespaceSelector: in,
 			MatchConditions:   []admissionv1.MatchCondition{{Name: "refused", Expression: when}},
-			Rules: []admissionv1.RuleWithOperations{{
-				Operations: []admissionv1.OperationType{admissionv1.Update},
-				Rule:       admissionv1.Rule{APIGroups: []string{"kubevirt.io"}, APIVersions: []string{"v1"}, Resources: []string{resource}},
-			}},
+			Rules:             rule("kubevirt.io", "v1", resource),
+		}, {
+			Name: "probe.varvebackup.io", AdmissionReviewVersions: []string{"v1"},
+			SideEffects: ptr.To(admissionv1.SideEffectClassNone), FailurePolicy: ptr.To(admissionv1.Fail),
+			ClientConfig:      admissionv1.WebhookClientConfig{URL: &nobody},
+			NamespaceSelector: in,
+			Rules:             rule("", "v1", "configmaps"),
 		}},
 	}
 	admin := cluster.Client(l.T, controlplane.Admin)
-	l.must(admin.Create(l.Context(), configuration))
+	probe := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: l.ns, GenerateName: "probe-"}}
+	l.must(errors.Join(admin.Create(l.Context(), probe), admin.Create(l.Context(), configuration)))
+	controlplane.Eventually(l.T, func() error { // the API server takes its time to notice
+		if err := admin.Update(l.Context(), probe, client.DryRunAll); err == nil {
+			return errors.New("nothing is refused yet")
+		}
+		return nil
+	})
 	return func() { l.Helper(); l.must(admin.Delete(l.Context(), configuration)) }
 }
 

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -121,7 +120,7 @@ func TestLook_saysWhyItsPodDoesNotStart(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.kubelet.Freeze(true)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	answer := make(chan repositoryaccess.Seen)
 	go func() { answer <- s.look(ctx) }()
@@ -133,6 +132,7 @@ func TestLook_saysWhyItsPodDoesNotStart(t *testing.T) {
 	if err := s.admin.Create(t.Context(), event); err != nil {
 		t.Fatal(err)
 	}
+	cancel()
 	if seen := <-answer; !strings.Contains(seen.Failure, "claim shelf: the pod that looks there does not start: FailedMount: mount.nfs: access denied by server") {
 		t.Errorf("%+v", seen)
 	}

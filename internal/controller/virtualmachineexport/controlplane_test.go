@@ -389,7 +389,6 @@ func moreTime(w *world) {
 }
 
 func featureGate(w *world) {
-	w.boundClaim("disk")
 	kv := &kubevirtv1.KubeVirt{ObjectMeta: gen.Meta(w.ns, layout.Configuration)}
 	gates := func(gates ...string) {
 		controlplane.Update(w.T, w.admin, kv, false, func(kv *kubevirtv1.KubeVirt) { kv.Spec.Configuration.DeveloperConfiguration.FeatureGates = gates })
@@ -397,6 +396,8 @@ func featureGate(w *world) {
 	gates(kubevirtv1.IncrementalBackup)
 	w.export(gen.ClaimSource("disk"))
 	w.reaches("Pending", exportv1.ReasonGateDisabled, "Feature gate VMExport is off: add it to spec.configuration.developerConfiguration.featureGates of KubeVirt "+w.ns+"/kubevirt")
+	w.boundClaim("disk") // only now: the controller may have seen the export before the gate
+	w.later(time.Second)
 	if made := w.children(); len(made) > 0 {
 		w.Errorf("%+v", made)
 	}

@@ -77,7 +77,7 @@ func (f *fleet) podGone(node string) {
 // pass lets time pass for all handlers and has the one of a node look again.
 func (f *fleet) pass(d time.Duration, node string) {
 	f.t.Helper()
-	time.Sleep(time.Second) // what has happened until now is seen
+	time.Sleep(3 * time.Second) // what has happened until now is seen
 	f.clock.ahead.Add(int64(d))
 	f.pokes++
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: f.varve, Name: handlerPodName(node)}}

@@ -777,7 +777,7 @@ func TestSlowVolumes_stopNothingElse(t *testing.T) {
 // Upstream's defect 7: an object that timed out had no completion and said nothing but that.
 func TestPrepareTimeout_saysWhatWasMissing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "prepareTimeout: 4s")
+	w := newWorld(t, "prepareTimeout: 20s")
 	w.frozen = true
 	w.handler(w.node())
 	o := w.upload("b1")
@@ -821,7 +821,7 @@ func TestDisposal_thatHangsKeepsTheFinalizer(t *testing.T) {
 	w.exposer.change(func() {
 		w.exposer.stuck["b1"], w.exposer.refuses["b1"] = true, errclass.Errorf(errclass.Invalid, "no snapshot")
 	})
-	o := w.upload("b1", func(o *velerov2.DataUpload) { o.Spec.OperationTimeout.Duration = 2 * time.Second })
+	o := w.upload("b1", func(o *velerov2.DataUpload) { o.Spec.OperationTimeout.Duration = 15 * time.Second })
 	w.untilSays(o, "failed: no snapshot; waiting for the claim to be gone, until ")
 	v := w.untilPhase(o, velerov2.PhaseFailed)
 	if !v.Finalizer || !strings.Contains(v.Message, "no snapshot; not disposed of, and tried again: the claim to be gone") {

@@ -97,7 +97,7 @@ func (w *world) untilCrash(calls ...func() (done bool, err error)) (crashed bool
 			if done {
 				break
 			}
-			if i == steps {
+			if i == w.steps() {
 				w.Fatal("not done")
 			}
 			w.settle()

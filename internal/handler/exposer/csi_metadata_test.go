@@ -127,7 +127,7 @@ func (w *world) failLookups() {
 // failsToExpose fails the test unless Expose fails because of the driver's service.
 func (w *world) failsToExpose(u *upload) {
 	w.Helper()
-	for range steps {
+	for range w.steps() {
 		exposure, err := w.csi().Expose(w.Context(), u.DataUpload)
 		if err != nil {
 			if errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "SnapshotMetadataService") {
@@ -214,7 +214,7 @@ func metadataUnansweredAtTheEnd(w *world) {
 	w.exposed(u)
 	w.report(u, datamove.Succeeded, datamove.Disk)
 	w.failLookups()
-	for range steps {
+	for range w.steps() {
 		if _, err := w.csi().Dispose(w.Context(), u.DataUpload); err != nil {
 			break
 		}

@@ -47,7 +47,7 @@ var restoreTests = map[string]func(*world){
 func (w *world) filled(d *download) Exposure {
 	w.Helper()
 	var last Exposure
-	for range steps {
+	for range w.steps() {
 		exposure, err := w.restore().Expose(w.Context(), d.DataDownload)
 		if err != nil {
 			w.Fatalf("expose: %v", err)
@@ -277,7 +277,7 @@ func targetBoundToAnother(w *world) {
 func (w *world) given(d *download) {
 	w.Helper()
 	w.filled(d)
-	for range steps {
+	for range w.steps() {
 		for _, volume := range w.volumes() {
 			if volume.Spec.ClaimRef.UID == d.target.UID {
 				return

@@ -300,14 +300,19 @@ func (w *world) refused(err error, what string) {
 	}
 }
 
-// steps is how many calls anything takes at most.
-const steps = 40
+// steps is how many calls anything takes at most: 40 without pauses, and two minutes with them.
+func (w *world) steps() int {
+	if w.pause > 0 {
+		return int(2 * time.Minute / w.pause)
+	}
+	return 40
+}
 
 // exposed calls Expose until there is a volume that a pod could mount.
 func (w *world) exposed(u *upload) Exposure {
 	w.Helper()
 	var last Exposure
-	for range steps {
+	for range w.steps() {
 		exposure, err := w.csi().Expose(w.Context(), u.DataUpload)
 		if err != nil {
 			w.Fatalf("expose: %v", err)
@@ -326,7 +331,7 @@ func (w *world) exposed(u *upload) Exposure {
 func (w *world) finished(step func(context.Context) (Progress, error)) Progress {
 	w.Helper()
 	var last Progress
-	for range steps {
+	for range w.steps() {
 		progress, err := step(w.Context())
 		if err != nil {
 			w.Fatal(err)

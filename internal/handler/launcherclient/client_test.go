@@ -87,7 +87,7 @@ func TestClient_reopensASilentStreamAndNoticesAHang(t *testing.T) {
 		t.Error(err)
 	}
 	f.mute.Store(true)
-	wait.Until(t, 10*time.Second, "the hang is seen", func() bool { return errors.Is(c.Snapshot().Err, errSilent) })
+	wait.Until(t, 30*time.Second, "the hang is seen and told", func() bool { return errors.Is(c.Snapshot().Err, errSilent) && changes.Load() > 1 })
 	if c.Snapshot().State == nil || changes.Load() != 2 {
 		t.Errorf("the last state is kept, and the failure told once: %+v, %d", c.Snapshot(), changes.Load())
 	}
