@@ -59,7 +59,7 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	run := func(stdin, name string, args ...string) string {
 		t.Helper()
 		c := exec.CommandContext(t.Context(), name, args...)
-		c.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "KUBECTL="+kubectl, "UNINSTALL_TIMEOUT=5s")
+		c.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "KUBECTL="+kubectl, "UNINSTALL_TIMEOUT=10s")
 		c.Stdin = strings.NewReader(stdin)
 		out, err := c.CombinedOutput()
 		if err != nil {

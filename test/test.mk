@@ -23,24 +23,24 @@ test-unit: test-times ## Unit tests: no root, no cluster
 .PHONY: test-control-plane
 test-control-plane: kube peers virtctl velero test-times ## Reconcilers and admission against a real kube-apiserver and etcd
 	# They wait for each other's controllers most of the time.
-	$(GO_TEST) -tags controlplane -p 2 -parallel 6 -timeout 15m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
+	$(GO_TEST) -tags controlplane -p 2 -parallel 6 -timeout 30m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
 
 .PHONY: test-interop
 test-interop: kube launcher-root guest test-times ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
-	$(GO_TEST) -tags root -timeout 10m -run "$$(hack/tests-with-tag.sh root)" ./internal/handler/ ./internal/handler/mount/ ./internal/disk/ ./internal/moverpod/
-	$(GO_TEST) -tags root -parallel 8 -run "$$(hack/tests-with-tag.sh root)" -timeout 10m ./internal/repository/
-	$(GO_TEST) -tags nbd_interop -timeout 10m -run "$$(hack/tests-with-tag.sh nbd_interop)" $$(hack/packages-with-tag.sh nbd_interop)
+	$(GO_TEST) -tags root -timeout 20m -run "$$(hack/tests-with-tag.sh root)" ./internal/handler/ ./internal/handler/mount/ ./internal/disk/ ./internal/moverpod/
+	$(GO_TEST) -tags root -parallel 8 -run "$$(hack/tests-with-tag.sh root)" -timeout 20m ./internal/repository/
+	$(GO_TEST) -tags nbd_interop -timeout 20m -run "$$(hack/tests-with-tag.sh nbd_interop)" $$(hack/packages-with-tag.sh nbd_interop)
 	$(GO_TEST) -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
 
 .PHONY: test-peers
 test-peers: peers test-times ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
-	$(GO_TEST) -tags peers -parallel 4 -timeout 15m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
+	$(GO_TEST) -tags peers -parallel 4 -timeout 30m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
 
 .PHONY: test-e2e
 test-e2e: NODES = 2
 test-e2e: box-s3 install guest virtctl velero test-times ## Real pods, virtual machines and guests on the box; bytes compared
-	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 40m ./test/e2e/
+	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 60m ./test/e2e/
 
 # Two lanes share the processors: the guests of the end-to-end tests boot and wait while the other tiers compute. What both lanes need is there before.
 LANES := 'test-box test-e2e test-peers test-image' 'test-unit test-control-plane test-interop'

@@ -303,7 +303,7 @@ func (p *pod) up() *pb.State {
 // await watches the state until holds returns true.
 func (p *pod) await(what string, holds func(*pb.State) bool) *pb.State {
 	p.Helper()
-	ctx, cancel := context.WithTimeout(p.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(p.Context(), 4*time.Minute)
 	defer cancel()
 	stream, err := p.client.Watch(ctx, &pb.WatchRequest{}, grpc.WaitForReady(true))
 	if err != nil {
@@ -403,7 +403,7 @@ func (p *pod) fire(script string) {
 }
 
 func (p *pod) tryGuest(script string) (string, error) {
-	return guestagent.Agent(p.agent).Run(p.Context(), time.Minute, script)
+	return guestagent.Agent(p.agent).Run(p.Context(), 4*time.Minute, script)
 }
 
 func (p *pod) agent(_ context.Context, command string) (string, error) {

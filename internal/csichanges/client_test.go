@@ -226,7 +226,7 @@ func TestClient_givesUpWithAReason(t *testing.T) {
 			stub := &snapshotmetadata.StubSnapshotMetadata{Answer: func(r request, _ int, send sender) error { return c.answer(r, send) }}
 			client := newClient(t, stub)
 			if errors.Is(c.class, errclass.Transient) {
-				client.limits.Idle = 200 * time.Millisecond
+				client.limits.Idle = time.Second
 			}
 			_, err := client.Allocated(t.Context(), Snapshot{Bytes: 100 * kib})
 			if !errors.Is(err, c.class) || len(stub.Seen()) != c.times {

@@ -257,7 +257,7 @@ func (m *machine) capture(name, base string, volumes ...string) map[string]strin
 // await returns the next event of a kind, and keeps the events before it in m.events.
 func (m *machine) await(kind EventKind) Event {
 	m.Helper()
-	deadline := time.After(60 * time.Second)
+	deadline := time.After(4 * time.Minute) // a guest may have to boot
 	for {
 		select {
 		case e, open := <-m.Events():

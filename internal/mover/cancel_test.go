@@ -30,8 +30,8 @@ func endsInTime(t *testing.T, s *stall, job func(context.Context) error) {
 	case err := <-ended:
 		t.Fatalf("it ended before it could hang: %v", err)
 	}
-	cancel()
 	began := time.Now()
+	cancel()
 	select {
 	case err := <-ended:
 		if !errors.Is(err, ErrAbandoned) || !errors.Is(err, context.Canceled) || !errors.Is(err, errclass.Unknown) {

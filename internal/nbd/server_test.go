@@ -570,7 +570,7 @@ func TestLimits(t *testing.T) {
 		t.Error("three connections")
 	}
 	s := oneExport(newMemDisk(4096))
-	s.Limits.HandshakeTimeout = 10 * time.Millisecond
+	s.Limits.HandshakeTimeout = 500 * time.Millisecond
 	c := connect(t, s)
 	if err := c.end(); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a silent client: %v", err)

@@ -111,7 +111,7 @@ func TestServer_goesOnAfterStopAndKill(t *testing.T) {
 	for i, end := range []func(testing.TB){v.Stop, v.Kill} {
 		group := v.process.Group()
 		end(t)
-		wait.Until(t, 10*time.Second, "the server and its plugins to be gone", func() bool { return errors.Is(unix.Kill(-group, 0), unix.ESRCH) })
+		wait.Until(t, time.Minute, "the server and its plugins to be gone", func() bool { return errors.Is(unix.Kill(-group, 0), unix.ESRCH) })
 		name := "b" + strconv.Itoa(i)
 		v.Backup(t, name, "--include-namespaces", kept.Namespace)
 		if status, err := v.status(t.Context(), "Backup", name); err != nil || status.Phase != "" {

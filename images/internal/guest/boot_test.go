@@ -88,7 +88,7 @@ func TestTestGuest(t *testing.T) {
 
 	for _, dir := range []string{"/disks/DATA-1", "/disks/vdb", "/disks/SATA1", "/disks/SCSI1"} {
 		// SATA and SCSI disks appear when the kernel has found them.
-		m.must("i=0; until grep -q ' " + dir + " ext4 ' /proc/mounts; do i=$((i+1)); [ $i -lt 100 ] || exit 1; usleep 100000; done")
+		m.must("i=0; until grep -q ' " + dir + " ext4 ' /proc/mounts; do i=$((i+1)); [ $i -lt 600 ] || exit 1; usleep 100000; done")
 	}
 	if out := m.must("grep -c '^/dev/vdc' /proc/mounts || true"); strings.TrimSpace(out) != "0" {
 		t.Errorf("a disk without a file system is mounted")

@@ -103,7 +103,7 @@ func TestForwarded_leavesASilentWay(t *testing.T) {
 	p := forwarded(t, silent.Addr().String())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); p.keepAlive(ctx, time.Millisecond, 50*time.Millisecond, time.Hour) }()
+	go func() { defer close(ended); p.keepAlive(ctx, time.Millisecond, time.Second, time.Hour) }()
 	if err := p.blobs.PutBlob(t.Context(), "p1", storage.Bytes("content"), blob.PutOptions{}); err != nil {
 		t.Error(err)
 	}

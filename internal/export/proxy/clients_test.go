@@ -127,7 +127,7 @@ func TestAnswer_thatBreaksOffIsNotWhole(t *testing.T) {
 // A header that comes slowly, and a connection that says nothing.
 func TestSlowClients_areCut(t *testing.T) {
 	t.Parallel()
-	s := open(t, Limits{HeaderTime: 500 * time.Millisecond, IdleTime: 500 * time.Millisecond})
+	s := open(t, Limits{HeaderTime: 3 * time.Second, IdleTime: 3 * time.Second})
 	s.serve("ns", "web", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })
 	silent, err := net.Dial("tcp", s.address)
 	if err != nil {
@@ -144,7 +144,7 @@ func TestSlowClients_areCut(t *testing.T) {
 		}
 	}()
 	for what, conn := range map[string]net.Conn{"silent": silent, "slow": slow} {
-		conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		conn.SetReadDeadline(time.Now().Add(30 * time.Second))
 		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("the %s connection stays open", what)
 		}

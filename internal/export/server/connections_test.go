@@ -92,7 +92,7 @@ func TestConnections_thatEndLeaveTheirPlace(t *testing.T) {
 	for range 10 {
 		s.dialGuest(t).Close()
 		s.dialPlain(t).Close()
-		time.Sleep(20 * time.Millisecond) // the server has to notice
+		time.Sleep(100 * time.Millisecond) // the server has to notice
 	}
 	if !isOpen(stranger) {
 		t.Error("a connection had to go for those that had ended")

@@ -16,6 +16,8 @@ type told struct {
 	err error
 	// wait is closed when reading may end. Nil does not wait.
 	wait chan struct{}
+	// begun gets a value when reading begins, if it is not nil.
+	begun chan struct{}
 }
 
 func (*told) Info() export.Info {
@@ -32,6 +34,9 @@ func (v *told) Regions(_ context.Context, _ extent.Extent, report func(export.Re
 }
 
 func (v *told) Read(ctx context.Context, _ extent.Extent, _ export.Scope, sink func(export.Chunk) error) error {
+	if v.begun != nil {
+		v.begun <- struct{}{}
+	}
 	for _, c := range v.chunks {
 		if err := sink(c); err != nil {
 			return err

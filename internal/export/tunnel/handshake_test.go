@@ -540,7 +540,8 @@ func TestSession_whichOneWins(t *testing.T) {
 	if _, refused := connect(2, 1); refused != accepted {
 		t.Errorf("another launcher when nobody is connected: %v", refused)
 	}
-	if c := r.server.Counters(); c.Replaced != 1 || c.RefusedConflicts != 5 || c.Sessions != 3 {
+	waitUntil(t, "the third session to count", func() bool { return r.server.Counters().Sessions == 3 })
+	if c := r.server.Counters(); c.Replaced != 1 || c.RefusedConflicts != 5 {
 		t.Errorf("%+v", c)
 	}
 }

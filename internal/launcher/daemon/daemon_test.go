@@ -69,13 +69,13 @@ func TestOutput_longLineIsBrokenNotLost(t *testing.T) {
 func TestProcess_doneDoesNotWaitForAGrandchildThatHoldsThePipe(t *testing.T) {
 	t.Parallel()
 	var out output
-	p, err := Start(Spec{Path: "/bin/sh", Args: []string{"-c", "echo begun; sleep 3 & exit 0"}, Output: &out})
+	p, err := Start(Spec{Path: "/bin/sh", Args: []string{"-c", "echo begun; sleep 60 & exit 0"}, Output: &out})
 	if err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case <-p.Done():
-	case <-time.After(2 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("still waiting for the grandchild")
 	}
 	if out.String() != "begun\n" {
@@ -137,7 +137,7 @@ func TestEndEmulators(t *testing.T) {
 	ignores := emulator(t, dir, "qemu-ignores", `trap "" TERM; echo ready; `+forever)
 	stranger := emulator(t, dir, "stranger", "echo ready; "+forever)
 	// Long enough for a shell to handle SIGTERM on a machine that is busy with other tests.
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if err := EndEmulators(ctx, dir); err != nil {
 		t.Fatal(err)

@@ -42,6 +42,9 @@ func start(t *testing.T, script string) (*exec.Cmd, *bufio.Reader) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := cmd.StdinPipe(); err != nil { // what reads from it lives as long as the test
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -100,9 +103,9 @@ func TestRun_sigtermReachesTheChild(t *testing.T) {
 // Twenty orphans end while the child is alive. None stays a zombie.
 func TestRun_reapsOrphans(t *testing.T) {
 	t.Parallel()
-	cmd, out := start(t, `for i in $(seq 20); do (sleep 0.1 & ) ; done; echo ready; sleep 2`)
+	cmd, out := start(t, `for i in $(seq 20); do (sleep 0.1 & ) ; done; echo ready; read end`)
 	line(t, out)
-	wait.Succeeds(t, 4*time.Second, "the shell to be the only child", func() error {
+	wait.Succeeds(t, time.Minute, "the shell to be the only child", func() error {
 		if living, zombies := childrenOf(t, cmd.Process.Pid); living != 1 || zombies != 0 {
 			return fmt.Errorf("%d living children and %d zombies", living, zombies)
 		}
