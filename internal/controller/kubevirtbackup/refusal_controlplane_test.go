@@ -46,7 +46,7 @@ func (l *lab) refuse(resource, when string) (stop func()) {
 			NamespaceSelector: in,
 			MatchConditions:   []admissionv1.MatchCondition{{Name: "refused", Expression: when}},
 			Rules:             rule("kubevirt.io", "v1", resource),
-		}, {
+		}, { // shows when the API server has it
 			Name: "probe.varvebackup.io", AdmissionReviewVersions: []string{"v1"},
 			SideEffects: ptr.To(admissionv1.SideEffectClassNone), FailurePolicy: ptr.To(admissionv1.Fail),
 			ClientConfig:      admissionv1.WebhookClientConfig{URL: &nobody},
