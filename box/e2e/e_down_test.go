@@ -3,8 +3,6 @@
 package e2e
 
 import (
-	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -104,13 +102,13 @@ func TestKillFirstUp(t *testing.T) {
 // noLoopsAtAll looks for loop devices of volumes, and for that of the volumes' file system.
 func noLoopsAtAll(t *testing.T) {
 	t.Helper()
-	eventually(t, "the end of loop devices", func() error { // the kernel detaches one when nobody has it open, not even to look at it
-		out, err := exec.Command("losetup", "--list").CombinedOutput()
-		if err == nil && strings.Contains(string(out), string(dir)) {
-			err = fmt.Errorf("these stay:\n%s", out)
-		}
-		return err
-	})
+	out, err := exec.Command("losetup", "--list").CombinedOutput()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(out), string(dir)) {
+		t.Errorf("loop devices stay:\n%s", out)
+	}
 }
 
 func noCgroups(t *testing.T) {
@@ -129,14 +127,14 @@ func noCgroups(t *testing.T) {
 // noProcesses looks for processes that run the box's programs, or that were started with its paths.
 func noProcesses(t *testing.T) {
 	t.Helper()
-	eventually(t, "the end of processes", func() error { // of a child of a command that was killed, too
-		files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-		for _, f := range files {
-			data, readErr := os.ReadFile(f)
-			if readErr == nil && strings.Contains(string(data), string(dir)+"/") {
-				err = errors.Join(err, fmt.Errorf("%s runs %q", filepath.Dir(f), data))
-			}
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err == nil && strings.Contains(string(data), string(dir)+"/") {
+			t.Errorf("%s runs %q", filepath.Dir(f), data)
 		}
-		return err
-	})
+	}
 }

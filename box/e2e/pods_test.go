@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -176,4 +177,14 @@ func boundVolume(t *testing.T, name string) string {
 		return nil
 	})
 	return volume
+}
+
+// within fails the test if f takes longer than limit.
+func within(t *testing.T, limit time.Duration, f func()) {
+	t.Helper()
+	begin := time.Now()
+	f()
+	if took := time.Since(begin); took > limit {
+		t.Errorf("it took %s, not at most %s", took, limit)
+	}
 }

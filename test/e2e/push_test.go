@@ -206,7 +206,7 @@ func (s *scene) oneBackupAtATime() {
 	if !waited {
 		t.Error("the second backup never said that it waits for the first")
 	}
-	first, err := s.WaitDone(t.Context(), "first", backupTimeout, nil)
+	first, err := s.WaitDone(t.Context(), "first", time.Second, nil)
 	s.must(err)
 	if a, b := s.checkpoint("a"), s.checkpoint("b"); a == nil || b == nil || a.Name == b.Name || a.Name != first.Status.CheckpointName {
 		t.Errorf("the trackers have %+v and %+v", a, b)

@@ -579,10 +579,9 @@ func TestGuestEnd_whileTheNodeIsSilent(t *testing.T) {
 
 func TestDeadlines_endABackupOnASilentNode(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, Limits{Starting: time.Second, Pruning: time.Second, Detaching: time.Second})
+	l := newLab(t, Limits{Starting: 10 * time.Second, Pruning: time.Second, Detaching: time.Second})
 	b := l.backup("b", "")
-	l.bring(b, backupv1.BackupAttaching)
-	l.mount(1)
+	l.bring(b, backupv1.BackupStarting)
 	l.reaches(b, backupv1.BackupFailed, backupv1.ReasonDeadlineExceeded)
 	for _, part := range []string{"node-1", ".partial", "still attached"} {
 		if !strings.Contains(b.Status.Message, part) {

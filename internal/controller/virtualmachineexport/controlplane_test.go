@@ -398,9 +398,12 @@ func featureGate(w *world) {
 	w.reaches("Pending", exportv1.ReasonGateDisabled, "Feature gate VMExport is off: add it to spec.configuration.developerConfiguration.featureGates of KubeVirt "+w.ns+"/kubevirt")
 	w.boundClaim("disk") // only now: the controller may have seen the export before the gate
 	w.later(time.Second)
-	if made := w.children(); len(made) > 0 {
-		w.Errorf("%+v", made)
-	}
+	controlplane.Consistently(w.T, time.Second, func() error {
+		if made := w.children(); len(made) > 0 {
+			return fmt.Errorf("%+v", made)
+		}
+		return nil
+	})
 	gates(kubevirtv1.VMExport)
 	w.serves(w.pod())
 	w.reaches("Ready", exportv1.ReasonPodReady, "")

@@ -78,7 +78,7 @@ func TestClients_thatTakeNothingAreCut(t *testing.T) {
 	t.Parallel()
 	disk := &endless{Volume: exporttest.NewVolume("root", 32<<20, false, 1)}
 	s := openVolumes(t, server.Config{Limits: server.Limits{Stall: 2 * time.Second, Keepalive: 50 * time.Millisecond}}, disk)
-	for _, request := range []string{goodRequest, strings.Replace(goodRequest, "/root/data", "/stream", 1)} {
+	for _, request := range []string{goodRequest, strings.Replace(goodRequest, "root/data", "stream", 1)} {
 		conn := s.dial(t)
 		if _, err := conn.Write([]byte(request)); err != nil {
 			t.Fatal(err)
@@ -149,7 +149,7 @@ func TestClients_thatSendTheirRequestSlowlyAreCut(t *testing.T) {
 	begin := func() net.Conn {
 		conn := s.dial(t)
 		if err := conn.Handshake(); err != nil {
-			t.Logf("cut in its handshake, on a busy machine: %v", err)
+			t.Fatal(err)
 		}
 		return conn
 	}
@@ -428,7 +428,7 @@ func TestStream_memoryIsBounded(t *testing.T) {
 	before := heap()
 	for range clients {
 		conn := s.dial(t)
-		if _, err := conn.Write([]byte(strings.Replace(goodRequest, "/root/data", "/stream", 1))); err != nil {
+		if _, err := conn.Write([]byte(strings.Replace(goodRequest, "root/data", "stream", 1))); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := io.ReadFull(conn, make([]byte, 1<<20)); err != nil {
