@@ -151,12 +151,7 @@ func everyRunIsOnTheClaim(w *world) {
 	w.vm(showsTracking(kubevirtv1.ChangedBlockTrackingPendingRestart))
 	untracked, pod := w.reboot(fourth, pod)
 	w.follows("root", untracked, fourth)
-	wait(w, w.stateClaim(), func(c *corev1.PersistentVolumeClaim) error {
-		if c.DeletionTimestamp == nil {
-			return fmt.Errorf("not deleted yet")
-		}
-		return nil
-	})
+	wait(w, w.stateClaim(), ends)
 	w.stop()
 	controlplane.Update(w.T, w.user, vm, false, func(vm *kubevirtv1.VirtualMachine) { vm.Labels = selected })
 	w.start()
@@ -204,12 +199,7 @@ func oneClaimOneMachine(w *world) {
 
 	// The instance's end is not enough while its pod may still run.
 	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StopRequest, UID: ptr.To(first.UID)})
-	w.vmi(func(i *kubevirtv1.VirtualMachineInstance) error {
-		if i.DeletionTimestamp == nil {
-			return fmt.Errorf("not deleted yet")
-		}
-		return nil
-	})
+	w.vmi(ends)
 	w.nothingStarts(rescuer)
 	w.halt(first, pod)
 	w.gone(first)

@@ -47,12 +47,7 @@ func (w *world) stateClaim() *corev1.PersistentVolumeClaim {
 // releaseClaim plays the controller of the finalizer that the API server puts on claims.
 func (w *world) releaseClaim(c *corev1.PersistentVolumeClaim) {
 	w.Helper()
-	wait(w, c, func(c *corev1.PersistentVolumeClaim) error {
-		if c.DeletionTimestamp == nil {
-			return fmt.Errorf("claim %s is not deleted", c.Name)
-		}
-		return nil
-	})
+	wait(w, c, ends)
 	controlplane.Update(w.T, w.kubelet, c, false, func(c *corev1.PersistentVolumeClaim) { c.Finalizers = nil })
 }
 

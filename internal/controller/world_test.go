@@ -225,6 +225,14 @@ func wait[T client.Object](w *world, o T, ok func(T) error) T {
 	return o
 }
 
+// ends is for wait: the object's deletion was asked for.
+func ends[T client.Object](o T) error {
+	if o.GetDeletionTimestamp() == nil {
+		return fmt.Errorf("%s is not deleted", o.GetName())
+	}
+	return nil
+}
+
 // gone waits until an object does not exist.
 func (w *world) gone(o client.Object) {
 	w.Helper()

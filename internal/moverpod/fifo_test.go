@@ -1,11 +1,15 @@
 package moverpod
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/test/wait"
 )
 
 // makeFIFO makes a file whose reader hangs until the file that awaitReader returns is closed, and heeds no context.
@@ -19,14 +23,14 @@ func makeFIFO(t *testing.T, path string) {
 // awaitReader waits until somebody reads from a FIFO. Any goroutine may call it.
 func awaitReader(t *testing.T, path string) *os.File {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0)
-		if err == nil {
-			return f
-		}
-		if time.Now().After(deadline) {
-			t.Errorf("nobody reads: %v", err)
-			return nil
-		}
+	var f *os.File
+	err := wait.For(t.Context(), time.Minute, "a reader of "+path, func(context.Context) (bool, string, error) {
+		var err error
+		f, err = os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0)
+		return err == nil, fmt.Sprint(err), nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
+	return f
 }

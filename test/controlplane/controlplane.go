@@ -231,7 +231,7 @@ func StartManager(tb testing.TB, mgr ctrl.Manager) (stop func()) {
 	return stop
 }
 
-// Eventually calls check every 20 ms until it returns nil, and fails the test with its last error after a minute.
+// Eventually calls check every 60 ms until it returns nil, and fails the test with its last error after three minutes.
 func Eventually(tb testing.TB, check func() error) {
 	tb.Helper()
 	wait.Succeeds(tb, 3*time.Minute, "the check to pass", check)

@@ -30,29 +30,25 @@ func (l *lab) breakWebhook() (mend func()) {
 func (l *lab) refuse(resource, when string) (stop func()) {
 	l.Helper()
 	nobody := "https://127.0.0.1:1/"
-	in := &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: l.ns}}
-	rule := func(group, version, resource string) []admissionv1.RuleWithOperations {
-		return []admissionv1.RuleWithOperations{{
-			Operations: []admissionv1.OperationType{admissionv1.Update},
-			Rule:       admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{version}, Resources: []string{resource}},
-		}}
+	webhook := func(name, group, resource string, conditions ...admissionv1.MatchCondition) admissionv1.ValidatingWebhook {
+		return admissionv1.ValidatingWebhook{
+			Name: name + ".varvebackup.io", AdmissionReviewVersions: []string{"v1"},
+			SideEffects: ptr.To(admissionv1.SideEffectClassNone), FailurePolicy: ptr.To(admissionv1.Fail),
+			ClientConfig:      admissionv1.WebhookClientConfig{URL: &nobody},
+			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: l.ns}},
+			MatchConditions:   conditions,
+			Rules: []admissionv1.RuleWithOperations{{
+				Operations: []admissionv1.OperationType{admissionv1.Update},
+				Rule:       admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{"v1"}, Resources: []string{resource}},
+			}},
+		}
 	}
 	configuration := &admissionv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: "test-" + l.ns},
-		Webhooks: []admissionv1.ValidatingWebhook{{
-			Name: "utility-volumes.varvebackup.io", AdmissionReviewVersions: []string{"v1"},
-			SideEffects: ptr.To(admissionv1.SideEffectClassNone), FailurePolicy: ptr.To(admissionv1.Fail),
-			ClientConfig:      admissionv1.WebhookClientConfig{URL: &nobody},
-			NamespaceSelector: in,
-			MatchConditions:   []admissionv1.MatchCondition{{Name: "refused", Expression: when}},
-			Rules:             rule("kubevirt.io", "v1", resource),
-		}, { // shows when the API server has it
-			Name: "probe.varvebackup.io", AdmissionReviewVersions: []string{"v1"},
-			SideEffects: ptr.To(admissionv1.SideEffectClassNone), FailurePolicy: ptr.To(admissionv1.Fail),
-			ClientConfig:      admissionv1.WebhookClientConfig{URL: &nobody},
-			NamespaceSelector: in,
-			Rules:             rule("", "v1", "configmaps"),
-		}},
+		Webhooks: []admissionv1.ValidatingWebhook{
+			webhook("utility-volumes", "kubevirt.io", resource, admissionv1.MatchCondition{Name: "refused", Expression: when}),
+			webhook("probe", "", "configmaps"), // shows when the API server has them
+		},
 	}
 	admin := cluster.Client(l.T, controlplane.Admin)
 	probe := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: l.ns, GenerateName: "probe-"}}
