@@ -121,6 +121,12 @@ soak-sessions:
 .PHONY: soak
 soak: soak-repository soak-box ## The two others, one after the other
 
+# Kubernetes and the peers are built before it, and do not stall.
+.PHONY: soak-stalls
+soak-stalls: kube peers virtctl velero launcher-root guest ## The tests that need no box, in programs that stand still at random as on a busy machine (TIERS="test-unit", STALLS_COUNT=1)
+	GOFLAGS="-count=$(or $(STALLS_COUNT),1) $(GOFLAGS)" $(MAKE) --no-print-directory test GO='$(CURDIR)/hack/stalls.sh go' \
+		TIERS="$(if $(filter file,$(origin TIERS)),test-unit test-control-plane test-peers test-interop,$(TIERS))"
+
 .PHONY: soak-box
 soak-box: NODES = 2
 soak-box: box-s3 install guest ## Kill components at random while backups and movers run (SOAK_BACKUPS=24, SOAK_MOVES=10, SOAK_SEED=n); every point in time compared
