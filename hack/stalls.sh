@@ -1,19 +1,21 @@
 #!/bin/bash
 # Runs a command whose Go programs, built with that command, stand still at random, as on a busy machine: a goroutine before it runs on and after a system
-# call, one time in 128 and 64, for up to 20 ms each. Others run meanwhile, so that they see the state that lasts microseconds elsewhere.
+# call, one time in 128 and 64, for up to 20 ms each. Others run meanwhile, so that they see the state that lasts microseconds elsewhere. With STALLS="4000 2000000"
+# it is one time in 8000 and 4000, for up to 2 s: that shows who gives others too little time.
 # Usage: hack/stalls.sh go test ...
 set -euo pipefail
 
+read -r odds micros <<<"${STALLS:-64 20000}"
 root=$(go env GOROOT)/src/runtime
-dir=${XDG_CACHE_HOME:-$HOME/.cache}/varve/stalls/$(cat "$0" "$root/proc.go" | sha256sum | cut -c1-24)
+dir=${XDG_CACHE_HOME:-$HOME/.cache}/varve/stalls/$(echo "$odds $micros" | cat - "$0" "$root/proc.go" | sha256sum | cut -c1-24)
 if [ ! -e "$dir" ]; then
 	mkdir -p "$dir.$$"
-	awk '
+	awk -v odds="$odds" -v micros="$micros" '
 		{ print }
-		/^func execute\(gp \*g/ { here = "mp := getg"; odds = 128 }
-		/^func exitsyscall\(\)/ { here = "gp.m.locks\\+\\+"; odds = 64 }
+		/^func execute\(gp \*g/ { here = "mp := getg"; one = 2 * odds }
+		/^func exitsyscall\(\)/ { here = "gp.m.locks\\+\\+"; one = odds }
 		here != "" && $0 ~ here {
-			print "\tif cheaprandn(" odds ") == 0 {\n\t\tusleep(cheaprandn(20000))\n\t}"
+			print "\tif cheaprandn(" one ") == 0 {\n\t\tusleep(cheaprandn(" micros "))\n\t}"
 			here = ""
 			n++
 		}

@@ -530,7 +530,7 @@ func TestLauncher_givesUpWhoTakesNothing(t *testing.T) {
 	t.Parallel()
 	endless := newEndlessVolume("endless")
 	l := &launcher{
-		cfg:     Config{Keepalive: 20 * time.Millisecond}.withDefaults(),
+		cfg:     Config{Keepalive: 500 * time.Millisecond}.withDefaults(), // three without a ping would be another end
 		volumes: exporttest.Volumes{"endless": endless}, infos: []export.Info{endless.Info()},
 	}
 	near, far := net.Pipe()
