@@ -87,12 +87,12 @@ func TestConnections_theOldestStrangerGoes(t *testing.T) {
 // Connections that end, of guests and of strangers, leave their place.
 func TestConnections_thatEndLeaveTheirPlace(t *testing.T) {
 	t.Parallel()
-	s := openVolumes(t, server.Config{Limits: server.Limits{Connections: 3, HeaderTime: time.Minute}}, exporttest.NewVolume("root", 1<<20, false, 1))
+	s := openVolumes(t, server.Config{Limits: server.Limits{Connections: 11, HeaderTime: time.Minute}}, exporttest.NewVolume("root", 1<<20, false, 1))
 	stranger := s.dialPlain(t)
-	for range 10 {
+	for range 20 {
 		s.dialGuest(t).Close()
 		s.dialPlain(t).Close()
-		time.Sleep(100 * time.Millisecond) // the server has to notice
+		time.Sleep(100 * time.Millisecond) // the server has to notice, within five rounds
 	}
 	if !isOpen(stranger) {
 		t.Error("a connection had to go for those that had ended")
