@@ -7,21 +7,18 @@ set -euo pipefail
 
 read -r odds micros <<<"${STALLS:-64 20000}"
 root=$(go env GOROOT)/src/runtime
-dir=${XDG_CACHE_HOME:-$HOME/.cache}/varve/stalls/$(echo "$odds $micros" | cat - "$0" "$root/proc.go" | sha256sum | cut -c1-24)
-if [ ! -e "$dir" ]; then
-	mkdir -p "$dir.$$"
-	awk -v odds="$odds" -v micros="$micros" '
-		{ print }
-		/^func execute\(gp \*g/ { here = "mp := getg"; one = 2 * odds }
-		/^func exitsyscall\(\)/ { here = "gp.m.locks\\+\\+"; one = odds }
-		here != "" && $0 ~ here {
-			print "\tif cheaprandn(" one ") == 0 {\n\t\tusleep(cheaprandn(" micros "))\n\t}"
-			here = ""
-			n++
-		}
-		END { if (n != 2) { print "'"$0"': the scheduler of this Go has another shape: say where it may stall" >"/dev/stderr"; exit 1 } }
-	' "$root/proc.go" >"$dir.$$/proc.go"
-	printf '{"Replace": {"%s": "%s"}}\n' "$root/proc.go" "$dir/proc.go" >"$dir.$$/overlay.json"
-	mv -T "$dir.$$" "$dir" 2>/dev/null || rm -r "$dir.$$" # another one was quicker
-fi
-GOFLAGS="${GOFLAGS:-} -overlay=$dir/overlay.json" exec "$@"
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+awk -v odds="$odds" -v micros="$micros" '
+	{ print }
+	/^func execute\(gp \*g/ { here = "mp := getg"; one = 2 * odds }
+	/^func exitsyscall\(\)/ { here = "gp.m.locks\\+\\+"; one = odds }
+	here != "" && $0 ~ here {
+		print "\tif cheaprandn(" one ") == 0 {\n\t\tusleep(cheaprandn(" micros "))\n\t}"
+		here = ""
+		n++
+	}
+	END { if (n != 2) { print "'"$0"': the scheduler of this Go has another shape: say where it may stall" >"/dev/stderr"; exit 1 } }
+' "$root/proc.go" >"$dir/proc.go"
+printf '{"Replace": {"%s": "%s"}}\n' "$root/proc.go" "$dir/proc.go" >"$dir/overlay.json"
+GOFLAGS="${GOFLAGS:-} -overlay=$dir/overlay.json" "$@"

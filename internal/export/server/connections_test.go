@@ -87,12 +87,16 @@ func TestConnections_theOldestStrangerGoes(t *testing.T) {
 // Connections that end, of guests and of strangers, leave their place.
 func TestConnections_thatEndLeaveTheirPlace(t *testing.T) {
 	t.Parallel()
-	s := openVolumes(t, server.Config{Limits: server.Limits{Connections: 11, HeaderTime: time.Minute}}, exporttest.NewVolume("root", 1<<20, false, 1))
+	s := openVolumes(t, server.Config{Limits: server.Limits{Connections: 3, HeaderTime: time.Minute}}, exporttest.NewVolume("root", 1<<20, false, 1))
 	stranger := s.dialPlain(t)
-	for range 20 {
-		s.dialGuest(t).Close()
-		s.dialPlain(t).Close()
-		time.Sleep(100 * time.Millisecond) // the server has to notice, within five rounds
+	for range 10 {
+		guest, other := s.dialGuest(t), s.dialPlain(t)
+		for _, ending := range []net.Conn{guest, other} {
+			if err := ending.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			awaitClosed(t, "a connection that its client has ended", ending) // its place is free before it is closed
+		}
 	}
 	if !isOpen(stranger) {
 		t.Error("a connection had to go for those that had ended")
