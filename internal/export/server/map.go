@@ -26,6 +26,8 @@ type mapRequest struct {
 	// asRegions is the spec's dialect: start, limit, clean; next_offset is null at the end of the disk.
 	// asExtents is that of KubeVirt 1.8: offset, length, page_size; next_offset is null at the end of scan.
 	asRegions, asExtents bool
+	// changes says that the types of extents are those of a dirty bitmap; see describesChanges.
+	changes bool
 }
 
 // page is a part of a map.
@@ -51,12 +53,37 @@ func (s *Server) serveMap(w *response, r *http.Request, v export.Volume) error {
 	if err := checkConditions(r, tag); err != nil {
 		return w.refuseCondition(err)
 	}
+	if request.asExtents {
+		if request.changes, err = s.describesChanges(r.Context(), info); err != nil {
+			return err
+		}
+	}
 	found, err := readPage(r.Context(), v, request)
 	if err != nil {
 		return err
 	}
 	w.writeText(http.StatusOK, "application/json", encodePage(info, request, found))
 	return nil
+}
+
+// describesChanges reports whether the extents of a volume tell what changed since a base, and not what is allocated.
+// In the dialect of KubeVirt 1.8 that is a matter of the backup, not of the volume: its status has one type for all, and
+// KubeVirt 1.8 has no backup in which some volumes are full. A client that reads the map of an incremental backup copies
+// what is dirty and skips the rest, so a volume that is full in such a backup must be dirty as a whole.
+func (s *Server) describesChanges(ctx context.Context, info export.Info) (bool, error) {
+	if info.Incremental {
+		return true, nil
+	}
+	for _, name := range s.Names {
+		v, err := s.openVolume(ctx, name)
+		if err != nil {
+			return false, err
+		}
+		if v.Info().Incremental {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 func parseMapRequest(w http.ResponseWriter, query url.Values, size int64) (m mapRequest, err error) {
@@ -109,10 +136,10 @@ func parsePageSize(query url.Values) (int, error) {
 	return int(min(n, mostRegions)), nil
 }
 
-// kindFor returns the kind under which a page has a region. Upstream knows only that something is dirty, so that its
-// pages have zeroes as data there, and neighbours become one extent.
-func (m mapRequest) kindFor(kind export.Kind, incremental bool) export.Kind {
-	if incremental && kind == export.Zero && !m.asRegions {
+// kindFor returns the kind under which a page has a region. A dirty bitmap knows only that something changed, so extents
+// that tell changes have zeroes as data, and neighbours become one extent.
+func (m mapRequest) kindFor(kind export.Kind) export.Kind {
+	if m.changes && kind == export.Zero && !m.asRegions {
 		return export.Data
 	}
 	return kind
@@ -136,7 +163,7 @@ func readPage(ctx context.Context, v export.Volume, m mapRequest) (page, error) 
 		if r.Kind == export.Clean && !m.clean {
 			return true
 		}
-		r.Kind = m.kindFor(r.Kind, info.Incremental)
+		r.Kind = m.kindFor(r.Kind)
 		if last := len(found.regions) - 1; last >= 0 && found.regions[last].Kind == r.Kind && found.regions[last].End() == r.Offset {
 			found.regions[last].Length += r.Length
 			return true

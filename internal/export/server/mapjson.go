@@ -16,7 +16,7 @@ func encodePage(info export.Info, m mapRequest, p page) []byte {
 		end = info.Bytes
 	}
 	if m.asExtents {
-		text = append(appendExtents(append(text, `"extents":[`...), info, p.regions), `],`...)
+		text = append(appendExtents(append(text, `"extents":[`...), m, p.regions), `],`...)
 	}
 	text = append(text, `"next_offset":`...)
 	if p.covered < end {
@@ -52,10 +52,10 @@ func appendRegions(text []byte, info export.Info, m mapRequest, regions []export
 
 // appendExtents writes regions as KubeVirt 1.8 does: type has the flags of NBD's block status, of base:allocation in a
 // full backup and of the dirty bitmap in an incremental.
-func appendExtents(text []byte, info export.Info, regions []export.Region) []byte {
+func appendExtents(text []byte, m mapRequest, regions []export.Region) []byte {
 	for i := 0; i < len(regions); i++ {
-		e, suffix := regions[i].Extent, extentSuffix(regions[i].Kind, info.Incremental)
-		for i+1 < len(regions) && regions[i+1].Offset == e.End() && extentSuffix(regions[i+1].Kind, info.Incremental) == suffix {
+		e, suffix := regions[i].Extent, extentSuffix(regions[i].Kind, m.changes)
+		for i+1 < len(regions) && regions[i+1].Offset == e.End() && extentSuffix(regions[i+1].Kind, m.changes) == suffix {
 			i++
 			e.Length += regions[i].Length
 		}
@@ -64,11 +64,11 @@ func appendExtents(text []byte, info export.Info, regions []export.Region) []byt
 	return text
 }
 
-func extentSuffix(kind export.Kind, incremental bool) string {
+func extentSuffix(kind export.Kind, changes bool) string {
 	switch {
 	case kind == export.Clean:
 		return `"type":0,"description":"clean"}`
-	case incremental:
+	case changes:
 		return `"type":1,"description":"dirty"}`
 	case kind == export.Zero:
 		return `"type":3,"description":"hole,zero"}`
