@@ -32,6 +32,6 @@ test-box: kube box peers csi-sanity ## test the box itself, unless it passed her
 	hack/deps.sh box
 	hack/once.sh test-box 'box hack/deps.sh test/peers/versitygw test/peers/csi-sanity' $(MAKE) --no-print-directory test-box-always
 
-test-box-always: test-times ## test the box itself, in a box of its own beside any that runs (root, minutes)
+test-box-always: tiers-tool ## test the box itself, in a box of its own beside any that runs (root, minutes)
 	cd box && CGO_ENABLED=0 $(GO_TEST) $(BOX_FLAGS) ./cmd/box ./internal/...
 	cd box && CGO_ENABLED=0 $(GO_TEST) $(BOX_FLAGS) -tags=box -count=1 -timeout=30m ./e2e

@@ -1,7 +1,6 @@
 #!/bin/bash
 # Runs tiers of tests side by side: the tiers of one lane one after the other, the lanes at once. What a tier prints goes to build/test-logs/TIER.log, and to
-# standard output when it ends, so that two tiers do not mix. After a failure the other lane ends the tier that it is at. The last lines say
-# what failed tests logged first.
+# standard output when it ends, so that two tiers do not mix. After a failure that is final the other lane ends the tier that it is at.
 # Usage: hack/lanes.sh 'TIER...' 'TIER...'
 set -uo pipefail
 
@@ -37,8 +36,5 @@ status=0
 for pid in "${pids[@]}"; do
 	wait "$pid" || status=1
 done
-if [ -e "$logs/failed" ]; then
-	cat "$times"/*.failures 2>/dev/null
-	echo "failed: $(paste -sd' ' "$logs/failed")"
-fi
+[ ! -e "$logs/failed" ] || echo "failed: $(paste -sd' ' "$logs/failed")"
 exit $status

@@ -20,7 +20,7 @@ launcher-root: image-tool ## Unpack the launcher's root (libvirt and QEMU) as bu
 	hack/deps.sh image
 	$(IMAGE) $(IMAGE_FLAGS) root
 
-test-image: test-times ## Test image building, and boot the guests under software emulation
+test-image: tiers-tool ## Test image building, and boot the guests under software emulation
 	hack/deps.sh image guest interop
 	go -C images vet ./...
 	cd images && $(GO_TEST) -timeout 10m ./...

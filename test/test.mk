@@ -4,29 +4,51 @@ TIERS := test-unit test-control-plane test-peers test-interop test-image test-bo
 # Their tests sync each blob or file of thousands, which costs nothing in memory, and wait beside that, for processes and deadlines.
 TESTS_IN_MEMORY := ./internal/repository/ ./internal/repository/storage/ ./internal/repository/engine/ ./internal/launcher/push/
 
-# How long tests take goes to a file for each tier, which `make test` begins anew. GO_TEST is for a tier's recipe.
+# What tests take and which of them fail goes to files for each tier, which `make test` begins anew. GO_TEST is for a tier's
+# recipe: a `go test`, with its packages at the end.
 TEST_TIMES := $(CURDIR)/build/test-times
-TIMES := $(CURDIR)/build/bin/times
-GO_TEST = $(TIMES) collect $(TEST_TIMES)/$(@:-always=).tsv $(GO) test -json
+TIERS_TOOL := $(CURDIR)/build/bin/tiers
+GO_TEST = $(TIERS_TOOL) run $(TEST_TIMES)/$(@:-always=).tsv $(GO) test -json
 
-.PHONY: test-times
-test-times:
-	@$(GO) build -o $(TIMES) ./test/times
+.PHONY: tiers-tool
+tiers-tool:
+	@$(GO) build -o $(TIERS_TOOL) ./test/tiers
+
+.PHONY: check
+check: lint verify-generate test-layering ## What is checked before any test: the linters, the generated files, the layers of imports
+
+.PHONY: test-layering
+test-layering:
+	$(GO) test ./internal/layering/
+
+# The packages whose tests are unit tests and nothing else, without those that run in memory. $(1) is grep's -v or nothing: those that
+# hack/race-packages.sh names, or the others.
+UNIT_PACKAGES = $$($(GO) list ./... | grep -vxF "$$($(GO) list $(TESTS_IN_MEMORY))" | grep $(1) -xF "$$(hack/race-packages.sh)")
 
 .PHONY: test-unit
-test-unit: test-times ## Unit tests: no root, no cluster
+test-unit: tiers-tool ## Unit tests: no root, no cluster; with the race detector where it is cheap
 	# The tag is kopia's: a repository's key comes from its password in no time.
 	$(GO) build -tags testing $(TESTS_IN_MEMORY)
-	hack/in-memory.sh $(GO_TEST) -tags testing -parallel 4 -timeout 30m $(TESTS_IN_MEMORY)
-	$(GO_TEST) -tags testing -timeout 30m $$($(GO) list ./... | grep -vxF "$$($(GO) list $(TESTS_IN_MEMORY))")
+	hack/in-memory.sh $(GO_TEST) -tags testing -parallel 4 -timeout 30m $(filter-out $(RACE_IN_MEMORY),$(TESTS_IN_MEMORY))
+	hack/in-memory.sh $(GO_TEST) -race -tags testing -timeout 30m $(RACE_IN_MEMORY)
+	$(GO_TEST) -race -tags testing -timeout 30m $(call UNIT_PACKAGES,)
+	$(GO_TEST) -tags testing -timeout 30m $(call UNIT_PACKAGES,-v)
+
+# Of the packages whose tests run in memory, the one that has the race detector in every run.
+RACE_IN_MEMORY := ./internal/launcher/push/
+
+.PHONY: test-race
+test-race: tiers-tool ## The unit tests of all other packages with the race detector: half an hour
+	hack/in-memory.sh $(GO_TEST) -race -tags testing -parallel 4 -timeout 60m $(filter-out $(RACE_IN_MEMORY),$(TESTS_IN_MEMORY))
+	$(GO_TEST) -race -tags testing -timeout 60m $(call UNIT_PACKAGES,-v)
 
 .PHONY: test-control-plane
-test-control-plane: kube peers virtctl velero test-times ## Reconcilers and admission against a real kube-apiserver and etcd
+test-control-plane: kube peers virtctl velero tiers-tool ## Reconcilers and admission against a real kube-apiserver and etcd
 	# They wait for each other's controllers most of the time.
 	$(GO_TEST) -tags controlplane -p 2 -parallel 6 -timeout 30m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
 
 .PHONY: test-interop
-test-interop: kube launcher-root guest test-times ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
+test-interop: kube launcher-root guest tiers-tool ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
 	$(GO_TEST) -tags root -timeout 20m -run "$$(hack/tests-with-tag.sh root)" ./internal/handler/ ./internal/handler/mount/ ./internal/disk/ ./internal/moverpod/
 	$(GO_TEST) -tags root -parallel 8 -run "$$(hack/tests-with-tag.sh root)" -timeout 20m ./internal/repository/
@@ -34,12 +56,12 @@ test-interop: kube launcher-root guest test-times ## Overlays, checkpoints, back
 	$(GO_TEST) -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
 
 .PHONY: test-peers
-test-peers: peers test-times ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
+test-peers: peers tiers-tool ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
 	$(GO_TEST) -tags peers -parallel 4 -timeout 30m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
 
 .PHONY: test-e2e
 test-e2e: NODES = 2
-test-e2e: box-s3 install guest virtctl velero test-times ## Real pods, virtual machines and guests on the box; bytes compared
+test-e2e: box-s3 install guest virtctl velero tiers-tool ## Real pods, virtual machines and guests on the box; bytes compared
 	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 60m ./test/e2e/
 
 # Two lanes share the processors: the guests of the end-to-end tests boot and wait while the other tiers compute. What both lanes need is there before.
@@ -50,19 +72,15 @@ test: kube peers csi-sanity virtctl velero build image-tool box guest launcher-r
 endif
 
 .PHONY: test
-test: test-times ## Every tier; installs what it needs; then the time of each, and the slowest tests (TIERS="test-unit …": these alone)
-	@rm -rf $(TEST_TIMES); mkdir -p $(TEST_TIMES)
+test: tiers-tool ## Every tier; installs what it needs; then the time of each, and the slowest tests (TIERS="test-unit …": these alone)
+	@rm -rf $(TEST_TIMES) build/test/flaky; mkdir -p $(TEST_TIMES)
 ifeq ($(origin TIERS),file)
+	@$(MAKE) --no-print-directory check
 	hack/deps.sh box build guest image interop
-	@hack/lanes.sh $(LANES)
+	@status=0; VARVE_TEST_AGAIN=1 hack/lanes.sh $(LANES) || status=1; $(TIERS_TOOL) conclude $(TEST_TIMES) $(TIERS) && exit $$status
 else
-	@for tier in $(TIERS); do \
-		start=$$(date +%s); $(MAKE) --no-print-directory $$tier || exit 1; \
-		seconds=$$(( $$(date +%s) - start )); echo "==== $$tier passed in $$seconds s"; \
-		printf 'seconds\t%d\n' $$seconds >>$(TEST_TIMES)/$$tier.tsv; \
-	done
+	@status=0; VARVE_TEST_AGAIN=1 hack/lanes.sh '$(TIERS)' || status=1; $(TIERS_TOOL) conclude $(TEST_TIMES) $(TIERS) && exit $$status
 endif
-	@$(TIMES) report $(TEST_TIMES) $(TIERS)
 
 .PHONY: demo
 demo: box-s3 install guest ## The main job on a box, told step by step; result in build/demo/result.json

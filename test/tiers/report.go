@@ -55,6 +55,26 @@ func report(w io.Writer, dir string, names []string) error {
 	return table.Flush()
 }
 
+// printCount prints how many tests and subtests passed in all tiers, and how many failed for good.
+func printCount(w io.Writer, dir string, names []string, failed, flaky int) error {
+	passed := 0
+	for _, name := range names {
+		t, err := readTier(dir, name)
+		if err != nil {
+			return err
+		}
+		for _, r := range t.packages {
+			for _, one := range r.tests {
+				if one.result == "pass" {
+					passed++
+				}
+			}
+		}
+	}
+	_, err := fmt.Fprintf(w, "%d passed, %d failed\n", passed+flaky, failed)
+	return err
+}
+
 // summary is the rest of a tier's row: how many tests and packages there are, or why it did not run.
 func (t tier) summary() string {
 	if t.relied != "" && len(t.packages) == 0 {

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,9 +57,6 @@ func appendRecords(path string, records []record) error {
 	return appendText(path, text.String())
 }
 
-// failuresOf returns where the failures of the tier are whose times go to file.
-func failuresOf(file string) string { return strings.TrimSuffix(file, ".tsv") + ".failures" }
-
 // appendText adds text to a file, and makes no file for nothing.
 func appendText(path, text string) error {
 	if text == "" {
@@ -74,11 +73,15 @@ func appendText(path, text string) error {
 	return f.Close()
 }
 
-// readTier reads the file of a tier.
+// readTier reads the file of a tier. A tier that was never reached has none.
 func readTier(dir, name string) (tier, error) {
 	t := tier{name: name}
 	path := filepath.Join(dir, name+".tsv")
 	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		t.relied = "another one failed before"
+		return t, nil
+	}
 	if err != nil {
 		return t, err
 	}

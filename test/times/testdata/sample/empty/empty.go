@@ -1,2 +1,0 @@
-// Package empty has no tests.
-package empty

@@ -1,0 +1,98 @@
+// Package verdict marks the failures of tests that mean wrong data: bytes, hashes, restore points or extents that differ
+// from what they must be. A test that fails on a busy machine is run again, and may pass then (test/tiers). A failure
+// with a mark is never run again: it ends the run as failed, and its words are the last that the run prints.
+//
+// Every comparison of contents in tests end to end, with real peers and in the soaks goes through this package.
+package verdict
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	// Mark stands in the text of each failure that means wrong data.
+	Mark = "WRONG DATA: "
+	// GoldenMark stands in the text of each failure of a golden file.
+	GoldenMark = "GOLDEN FILE: "
+)
+
+// Errorf reports wrong data, and lets the test go on.
+func Errorf(tb testing.TB, format string, args ...any) {
+	tb.Helper()
+	tb.Errorf(Mark+format, args...)
+}
+
+// Fatalf reports wrong data, and ends the test.
+func Fatalf(tb testing.TB, format string, args ...any) {
+	tb.Helper()
+	tb.Fatalf(Mark+format, args...)
+}
+
+// Error returns an error that means wrong data, for helpers that return what they find. The test that fails with its text
+// is marked.
+func Error(format string, args ...any) error { return fmt.Errorf(Mark+format, args...) }
+
+// Bytes reports wrong data unless got is want, with the first offset that differs. It returns whether they are equal.
+func Bytes(tb testing.TB, what string, got, want []byte) bool {
+	tb.Helper()
+	if bytes.Equal(got, want) {
+		return true
+	}
+	at, count := 0, 0
+	for i := range min(len(got), len(want)) {
+		if got[i] != want[i] {
+			if count == 0 {
+				at = i
+			}
+			count++
+		}
+	}
+	if count == 0 {
+		at = min(len(got), len(want))
+	}
+	Errorf(tb, "%s: %d bytes, want %d; %d differ, the first at %d", what, len(got), len(want), count, at)
+	return false
+}
+
+// Files reports wrong data unless two files have the same content. It returns whether they have.
+func Files(tb testing.TB, got, want string) bool {
+	tb.Helper()
+	a, err := os.ReadFile(got)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	b, err := os.ReadFile(want)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return Bytes(tb, got+" beside "+want, a, b)
+}
+
+// Equal reports wrong data unless got is want, for hashes and other names of a content. It returns whether it is.
+func Equal[T comparable](tb testing.TB, what string, got, want T) bool {
+	tb.Helper()
+	if got == want {
+		return true
+	}
+	Errorf(tb, "%s is %v, want %v", what, got, want)
+	return false
+}
+
+// Golden reports a difference from a golden file, unless got is its content. It returns whether it is.
+func Golden(tb testing.TB, file string, got []byte) bool {
+	tb.Helper()
+	want, err := os.ReadFile(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	diff := cmp.Diff(string(want), string(got))
+	if diff != "" {
+		tb.Errorf(GoldenMark+"%s (-golden +got):\n%s", file, diff)
+	}
+	return diff == ""
+}
