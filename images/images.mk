@@ -6,7 +6,7 @@ IMAGE := build/bin/image
 FRESH ?=
 IMAGE_FLAGS = -varve build/bin/varve -launcher build/bin/varve-launcher $(if $(FRESH),-fresh $(FRESH))
 
-.PHONY: image-tool images launcher-root test-image
+.PHONY: image-tool images launcher-root test-image test-image-always
 
 # Go decides whether there is anything to compile.
 image-tool:
@@ -20,7 +20,10 @@ launcher-root: image-tool ## Unpack the launcher's root (libvirt and QEMU) as bu
 	hack/deps.sh image
 	$(IMAGE) $(IMAGE_FLAGS) root
 
-test-image: tiers-tool ## Test image building, and boot the guests under software emulation
+test-image: tiers-tool ## Test image building, and boot the guests under software emulation, unless it passed here as it is (FRESH=1: in any case)
 	hack/deps.sh image guest interop
+	hack/once.sh test-image 'images hack/deps.sh' $(MAKE) --no-print-directory test-image-always
+
+test-image-always: tiers-tool
 	go -C images vet ./...
 	cd images && $(GO_TEST) -timeout 10m ./...

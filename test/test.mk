@@ -57,7 +57,12 @@ test-interop: kube launcher-root guest tiers-tool ## Overlays, checkpoints, back
 
 .PHONY: test-peers
 test-peers: peers tiers-tool ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
-	$(GO_TEST) -tags peers -parallel 4 -timeout 30m -run "$$(hack/tests-with-tag.sh peers)" $$(hack/packages-with-tag.sh peers)
+	packages=$$(hack/passed.sh due test-peers peers $(PEERS_INPUTS)); [ -z "$$packages" ] || \
+		$(GO_TEST) -tags peers -parallel 4 -timeout 30m -run "$$(hack/tests-with-tag.sh peers)" $$packages
+	hack/passed.sh note test-peers peers $(PEERS_INPUTS)
+
+# What their tests depend on beside the sources.
+PEERS_INPUTS := 'go.mod go.sum test/peers hack'
 
 .PHONY: test-e2e
 test-e2e: NODES = 2

@@ -41,7 +41,7 @@ type test struct {
 type tier struct {
 	name     string
 	seconds  int
-	relied   string // why it did not run
+	relied   []string // what did not run, and why
 	packages []record
 }
 
@@ -79,7 +79,7 @@ func readTier(dir, name string) (tier, error) {
 	path := filepath.Join(dir, name+".tsv")
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		t.relied = "another one failed before"
+		t.relied = []string{"another one failed before"}
 		return t, nil
 	}
 	if err != nil {
@@ -100,7 +100,7 @@ func (t *tier) add(fields []string) (err error) {
 	case fields[0] == "seconds" && len(fields) == 2:
 		t.seconds, err = strconv.Atoi(fields[1])
 	case fields[0] == "relied" && len(fields) == 2:
-		t.relied = fields[1]
+		t.relied = append(t.relied, fields[1])
 	case fields[0] == "package" && len(fields) == 4:
 		r := record{result: fields[1], pkg: fields[2]}
 		r.seconds, err = strconv.ParseFloat(fields[3], 64)

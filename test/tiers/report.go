@@ -75,10 +75,10 @@ func printCount(w io.Writer, dir string, names []string, failed, flaky int) erro
 	return err
 }
 
-// summary is the rest of a tier's row: how many tests and packages there are, or why it did not run.
+// summary is the rest of a tier's row: how many tests and packages there are, and what did not run and why.
 func (t tier) summary() string {
-	if t.relied != "" && len(t.packages) == 0 {
-		return "\tdid not run: " + t.relied
+	if len(t.relied) > 0 && len(t.packages) == 0 {
+		return "\tdid not run: " + strings.Join(t.relied, "; ")
 	}
 	tests, packages, cached := 0, 0, 0
 	for _, r := range t.packages {
@@ -95,5 +95,9 @@ func (t tier) summary() string {
 			}
 		}
 	}
-	return fmt.Sprintf("%d\t%d, %d of them cached", tests, packages, cached)
+	summary := fmt.Sprintf("%d\t%d, %d of them cached", tests, packages, cached)
+	if len(t.relied) > 0 {
+		summary += "; did not run: " + strings.Join(t.relied, "; ")
+	}
+	return summary
 }

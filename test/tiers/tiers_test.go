@@ -252,7 +252,7 @@ func TestReport(t *testing.T) {
 		"test-unit.tsv": "package\tpass\tgithub.com/varvebackup/varve/internal/a\t3.00\n" +
 			"test\tpass\tTestFast\t0.10\ntest\tpass\tTestSlow/part\t2.80\ntest\tpass\tTestSlow\t2.90\n" +
 			"package\tcached\tgithub.com/varvebackup/varve/internal/b\t90.00\ntest\tpass\tTestCached\t90.00\n" +
-			"package\tskip\tgithub.com/varvebackup/varve/internal/c\t0.00\nseconds\t4\n",
+			"package\tskip\tgithub.com/varvebackup/varve/internal/c\t0.00\nrelied\t./internal/d passed before\nseconds\t4\n",
 		"test-box.tsv": "relied\ttest-box: passed before\nseconds\t1\n",
 	}
 	for name, text := range files {
@@ -266,7 +266,7 @@ func TestReport(t *testing.T) {
 	}
 	const want = `
 TIER       SECONDS  TESTS  PACKAGES
-test-unit  4        3      2, 1 of them cached
+test-unit  4        3      2, 1 of them cached; did not run: ./internal/d passed before
 test-box   1               did not run: test-box: passed before
 sum        5
 
