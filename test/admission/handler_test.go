@@ -8,6 +8,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -232,6 +233,40 @@ func TestHandler_tellsOfMachinesAlone(t *testing.T) {
 }
 
 // Clients send their token where an endpoint says, so a handler cannot write one. It reports about the volumes that have them.
+// Only a deletion says that clients have the data of a backup in pull mode, and only if they could read it.
+func TestHandler_completesAPullThatWasReadable(t *testing.T) {
+	t.Parallel()
+	const text = "complete when it is deleted while it is Ready"
+	ns := cluster.Namespace(t)
+	controller, handler := cluster.Client(t, controlplane.Controller), cluster.Client(t, controlplane.HandlerOn("node-b"))
+	b := newBackup(ns)
+	b.Spec.Mode, b.Spec.TokenSecretRef = backupv1.PullMode, ptr.To("token")
+	b.Finalizers = []string{"varvebackup.io/test"}
+	admitted(t, controller.Create(t.Context(), b))
+	write := func(phase backupv1.BackupPhase, ready metav1.ConditionStatus) {
+		t.Helper()
+		b.Status.Phase, b.Status.NodeName = phase, "node-b"
+		meta.SetStatusCondition(&b.Status.Conditions, metav1.Condition{Type: backupv1.ConditionReady, Status: ready, Reason: "Test"})
+		admitted(t, controller.Status().Update(t.Context(), b))
+	}
+	complete := func() error {
+		copied := b.DeepCopy()
+		copied.Status.Phase = backupv1.BackupCopied
+		return handler.Status().Update(t.Context(), copied, client.DryRunAll)
+	}
+	write(backupv1.BackupServing, metav1.ConditionTrue)
+	refused(t, complete(), text) // nobody has deleted it
+	admitted(t, controller.Delete(t.Context(), b))
+	admitted(t, controller.Get(t.Context(), client.ObjectKeyFromObject(b), b))
+	admitted(t, complete())
+	write(backupv1.BackupServing, metav1.ConditionFalse)
+	refused(t, complete(), text)
+	write(backupv1.BackupCopying, metav1.ConditionFalse)
+	refused(t, complete(), text)
+	b.Finalizers = nil
+	admitted(t, controller.Update(t.Context(), b))
+}
+
 func TestHandler_leavesEndpointsAlone(t *testing.T) {
 	t.Parallel()
 	p := place(t)

@@ -19,6 +19,10 @@ func decideCopied(in *input) decision {
 	case in.isPull() && !in.isBeingDeleted():
 		// Only a deletion says that clients have the data, whoever wrote this phase.
 		return toPruning(in, backupv1.BackupUnsuccessful, backupstate.EndedByItself())
+	case in.isPull() && !wasReadable(&in.Backup.Status):
+		// A deletion means that clients have the data only if they could read it. A handler or launcher that does not know
+		// the mode pull pushes to the scratch claim, and calls that complete.
+		return toPruning(in, backupv1.BackupUnsuccessful, backupstate.Aborted(in.Backup.Name))
 	case in.Backup.Spec.IsPulledByDataUploads() && in.Backup.Annotations[layout.AnnotationStored] != "true":
 		// The same of mover pods: without this, somebody else has deleted the backup.
 		return toPruning(in, backupv1.BackupUnsuccessful, backupstate.Aborted(in.Backup.Name))

@@ -19,7 +19,7 @@ func decideOnNode(in *input) decision {
 		return decision{Wake: wait}
 	}
 	if in.isBeingDeleted() {
-		wait := in.Backup.DeletionTimestamp.Add(in.Limits.Aborting)
+		wait := in.Seen.DeletionSince.Add(in.Limits.Aborting)
 		if deadlinePassed(in, wait) {
 			return copyFailed(in, backupstate.AbortUnconfirmed(in.Backup.Name, s.NodeName, in.Limits.Aborting))
 		}

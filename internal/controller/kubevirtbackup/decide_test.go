@@ -305,6 +305,7 @@ func TestDecide(t *testing.T) {
 		{"deleted while data moves, the handler has time", copying, deleted, expect{stepStatus, backupv1.BackupCopying, backupv1.ReasonCopying, "", 2 * time.Minute}},
 		{"deleted while data moves, the handler is dead", copying, func(w *world, b *backupv1.VirtualMachineBackup) {
 			deleted(w, b)
+			w.input(b) // the controller sees it
 			w.now = w.now.Add(2 * time.Minute)
 		}, expect{stepStatus, backupv1.BackupCopyFailed, backupv1.ReasonAborted, "did not confirm the abort", 0}},
 

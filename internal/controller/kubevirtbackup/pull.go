@@ -310,16 +310,24 @@ func setReady(in *input, s *backupv1.VirtualMachineBackupStatus, status metav1.C
 	}
 }
 
-// endService makes the condition Ready False once clients cannot read the backup any more.
+// endService makes the condition Ready False once clients cannot read the backup any more. In the phase Copied, one that is
+// False stays as it is; see wasReadable.
 func endService(s *backupv1.VirtualMachineBackupStatus, generation int64, now time.Time) {
 	if s.Phase == backupv1.BackupServing {
 		return
 	}
 	for _, name := range []string{backupv1.ConditionReady, backupv1.ConditionExportReady} {
-		if meta.FindStatusCondition(s.Conditions, name) != nil {
+		c := meta.FindStatusCondition(s.Conditions, name)
+		if c != nil && (c.Status == metav1.ConditionTrue || s.Phase != backupv1.BackupCopied) {
 			setCondition(s, metav1.Condition{Type: name, Status: metav1.ConditionFalse, Reason: string(s.Phase)}, generation, now)
 		}
 	}
+}
+
+// wasReadable reports whether clients could read a backup in the phase Copied when it was deleted.
+func wasReadable(s *backupv1.VirtualMachineBackupStatus) bool {
+	c := meta.FindStatusCondition(s.Conditions, backupv1.ConditionReady)
+	return c != nil && (c.Status == metav1.ConditionTrue || c.Reason == string(backupv1.BackupCopied))
 }
 
 // forgetEndpoints removes from status what nobody can use any more.

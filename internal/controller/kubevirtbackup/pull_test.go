@@ -666,3 +666,68 @@ func TestPulledByDataUploads_succeedsOnlyWhenAllIsStored(t *testing.T) {
 		}
 	}
 }
+
+// A handler or launcher of a version without pull mode pushes to the scratch claim and says Copied, and clients cannot read
+// that. Deleting such a backup says nothing about data.
+func TestPull_copiedWithoutHavingBeenReadable(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(*world, *backupv1.VirtualMachineBackup){
+		"deleted before it was served": (*world).starting,
+		"deleted while Ready is False": (*world).serving,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld()
+			w.track()
+			b := w.createPull("b")
+			prepare(w, b)
+			w.delete(b)
+			w.settle(b)
+			w.copied(b)
+			w.settle(b)
+			if w.tracker.Status.LatestCheckpoint != nil || b.Status.Result != backupv1.BackupUnsuccessful {
+				t.Errorf("Ready is %v: the tracker moved to %+v, result %q", readyCondition(b), w.tracker.Status.LatestCheckpoint, b.Status.Result)
+			}
+		})
+	}
+}
+
+// What Ready was at the deletion counts, also if the tracker cannot be moved at once.
+func TestPull_copiedStaysReadableWhileItsTrackerIsRefused(t *testing.T) {
+	t.Parallel()
+	s := &backupv1.VirtualMachineBackupStatus{Phase: backupv1.BackupServing}
+	for ready, want := range map[metav1.ConditionStatus]bool{metav1.ConditionTrue: true, metav1.ConditionFalse: false} {
+		s.Conditions, s.Phase = nil, backupv1.BackupServing
+		setCondition(s, metav1.Condition{Type: backupv1.ConditionReady, Status: ready, Reason: "ExportPending"}, 1, epoch)
+		s.Phase = backupv1.BackupCopied
+		for range 2 {
+			setConditions(s, 1, true, want, epoch)
+			if got := wasReadable(s); got != want {
+				t.Errorf("Ready was %s: readable %v, want %v", ready, got, want)
+			}
+		}
+		if meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionReady) {
+			t.Errorf("clients are told that the backup can be read: %+v", s.Conditions)
+		}
+	}
+}
+
+// The API server stamps a deletion by its own clock.
+func TestPull_deletionByAnotherClock(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.createPull("b")
+	w.ready(b)
+	w.delete(b)
+	w.now = w.now.Add(w.limits.Aborting + time.Second) // the controller's clock, at the same moment
+	w.settle(b)
+	if b.Status.Phase != backupv1.BackupServing {
+		t.Errorf("deleted a moment ago: %s, %s: %s", b.Status.Phase, b.Status.Reason, b.Status.Message)
+	}
+	w.now = w.now.Add(w.limits.Aborting)
+	w.settle(b)
+	if b.Status.Phase == backupv1.BackupServing || b.Status.Result != backupv1.BackupUnsuccessful {
+		t.Errorf("the node has been silent for %s: %s, %s: %s", w.limits.Aborting, b.Status.Phase, b.Status.Reason, b.Status.Message)
+	}
+}

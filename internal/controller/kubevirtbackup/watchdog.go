@@ -17,6 +17,9 @@ type observation struct {
 	ProgressSince time.Time
 	// GoneSince is when the guest was first seen to be gone in this phase. It is zero while the guest exists.
 	GoneSince time.Time
+	// DeletionSince is when the backup was first seen to be deleted. It is zero until then. The time stamp of the deletion
+	// is by the API server's clock, which may be minutes behind this controller's.
+	DeletionSince time.Time
 	// Refused says that the API server refused the last step in this phase.
 	Refused bool
 	// UnlockRefused is what the API server said when it refused to unlock the instance. It is empty if the last
@@ -50,8 +53,15 @@ func (w *watchdog) observe(in *input) observation {
 	}
 	s := w.seen[in.Backup.UID]
 	if s == nil || s.phase != phase {
-		s = &watched{phase: phase, processed: -1, observation: observation{PhaseSince: in.Now}}
+		var deletion time.Time
+		if s != nil {
+			deletion = s.DeletionSince
+		}
+		s = &watched{phase: phase, processed: -1, observation: observation{PhaseSince: in.Now, DeletionSince: deletion}}
 		w.seen[in.Backup.UID] = s
+	}
+	if s.DeletionSince.IsZero() && in.isBeingDeleted() {
+		s.DeletionSince = in.Now
 	}
 	if processed := processedBytes(status); processed != s.processed {
 		s.processed, s.ProgressSince = processed, in.Now

@@ -28,8 +28,9 @@ func parseTarget(u *url.URL) (target, bool) {
 	}
 	t := target{namespace: parts[0], export: parts[2], path: "/" + parts[3]}
 	valid := len(validation.IsDNS1123Label(t.namespace)) == 0 && len(validation.IsDNS1123Subdomain(t.export)) == 0
-	// The readiness path takes every token for good.
-	return t, valid && t.path != podspec.ReadinessPath
+	path, err := url.PathUnescape(t.path)
+	// The readiness path takes every token for good. The export compares paths without escapes.
+	return t, valid && err == nil && path != podspec.ReadinessPath
 }
 
 // host returns the name of the export's Service.

@@ -15,6 +15,22 @@ import (
 // hosts are those of exports, and nothing else.
 var hosts = regexp.MustCompile(`^virt-export-[a-z0-9]([a-z0-9-]*[a-z0-9])?\.[a-z0-9]([a-z0-9-]*[a-z0-9])?\.svc$`)
 
+// The export answers its readiness path to everybody, and compares it without escapes.
+func TestParseTarget_refusesReadinessInAnySpelling(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string]bool{
+		"/exportready": false, "/%65xportready": false, "/exportread%79": false, "/volumes/disk/disk.img": true, "/exportready2": true, "/%2565xportready": true,
+	} {
+		u, err := url.ParseRequestURI(podspec.ProxyPath("ns", "web") + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := parseTarget(u); ok != want {
+			t.Errorf("%s is passed on: %v, want %v", path, ok, want)
+		}
+	}
+}
+
 // FuzzParseTarget: whatever a client sends, only an export is asked, and for what the client asks.
 func FuzzParseTarget(f *testing.F) {
 	for _, path := range []string{
@@ -37,7 +53,7 @@ func FuzzParseTarget(f *testing.F) {
 			return
 		}
 		if !hosts.MatchString(to.Host) || to.User != nil || to.EscapedPath() != target.path || target.path[0] != '/' ||
-			podspec.ProxyPath(target.namespace, target.export)+target.path != u.EscapedPath() {
+			podspec.ProxyPath(target.namespace, target.export)+target.path != u.EscapedPath() || to.Path == podspec.ReadinessPath {
 			t.Errorf("%q leads to %q", text, to)
 		}
 	})
