@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/vbauerster/mpb/v8"
@@ -35,7 +36,7 @@ func (t *teller) tellBackup(name string) (show func(*backupv1alpha1.VirtualMachi
 	if !t.terminal {
 		last := ""
 		return func(s *backupv1alpha1.VirtualMachineBackupStatus) {
-			line := fmt.Sprintf("%s: %s %s", name, s.Phase, s.Message)
+			line := fmt.Sprintf("%s: %s", name, describePhase(s))
 			if line != last {
 				t.tellStep("    %s", line)
 			}
@@ -56,4 +57,12 @@ func (t *teller) tellBackup(name string) (show func(*backupv1alpha1.VirtualMachi
 			bar.SetTotal(-1, true)
 			progress.Wait()
 		}
+}
+
+// describePhase returns the phase of a backup and its message. Some messages begin with the name of the phase.
+func describePhase(s *backupv1alpha1.VirtualMachineBackupStatus) string {
+	if strings.HasPrefix(s.Message, string(s.Phase)) {
+		return s.Message
+	}
+	return fmt.Sprintf("%s %s", s.Phase, s.Message)
 }

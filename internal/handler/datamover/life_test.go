@@ -368,62 +368,50 @@ func TestTake_forgetsWhatACopyBrings(t *testing.T) {
 	w.nothingLeft()
 }
 
+// TestManyUploads_takeTurnsAndLeaveNothing has the limit of a node alone.
 func TestLimits_holdForManyObjects(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		config        string
-		node, cluster int
-	}{
-		"3 a node":                   {"concurrency: {perNode: 3}", 3, 6},
-		"3 a node, 4 in the cluster": {"concurrency: {perNode: 3, cluster: 4}", 3, 4},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, c.config)
-			nodes := []string{w.node(), w.node()}
-			const objects, tenants = 40, 4
-			var all []*velerov2.DataUpload
-			for i := range objects {
-				all = append(all, w.upload(fmt.Sprintf("b%d", i), func(o *velerov2.DataUpload) {
-					// One namespace has nearly all of them.
-					o.Spec.SourceNamespace = "big"
-					if i >= objects-tenants+1 {
-						o.Spec.SourceNamespace = fmt.Sprintf("small-%d", i)
-					}
-				}))
+	const perNode, inCluster, objects, tenants = 3, 4, 20, 4
+	w := newWorld(t, fmt.Sprintf("concurrency: {perNode: %d, cluster: %d}", perNode, inCluster))
+	nodes := []string{w.node(), w.node()}
+	var all []*velerov2.DataUpload
+	for i := range objects {
+		all = append(all, w.upload(fmt.Sprintf("b%d", i), func(o *velerov2.DataUpload) {
+			// One namespace has nearly all of them.
+			o.Spec.SourceNamespace = "big"
+			if i >= objects-tenants+1 {
+				o.Spec.SourceNamespace = fmt.Sprintf("small-%d", i)
 			}
-			for _, n := range nodes {
-				w.handler(n)
-			}
-			place := map[string]int{}
-			for _, o := range all {
-				w.untilPhase(o, velerov2.PhaseCompleted)
-			}
-			for _, o := range all {
-				before := 0
-				for _, other := range all {
-					if other.Status.AcceptedTimestamp.Before(o.Status.AcceptedTimestamp) {
-						before++
-					}
-				}
-				place[o.Name] = before
-				if strings.HasPrefix(o.Spec.SourceNamespace, "small") && before > objects/2 {
-					t.Errorf("%s of %s was taken after %d others", o.Name, o.Spec.SourceNamespace, before)
-				}
-			}
-			w.nothingLeft()
-			w.set(func() {
-				for _, n := range nodes {
-					if w.most[n] > c.node {
-						t.Errorf("%d on %s", w.most[n], n)
-					}
-				}
-				if w.most[""] > c.cluster || w.most[""] < 2 {
-					t.Errorf("%d in the cluster", w.most[""])
-				}
-			})
-		})
+		}))
 	}
+	for _, n := range nodes {
+		w.handler(n)
+	}
+	for _, o := range all {
+		w.untilPhase(o, velerov2.PhaseCompleted)
+	}
+	for _, o := range all {
+		before := 0
+		for _, other := range all {
+			if other.Status.AcceptedTimestamp.Before(o.Status.AcceptedTimestamp) {
+				before++
+			}
+		}
+		if strings.HasPrefix(o.Spec.SourceNamespace, "small") && before > objects/2 {
+			t.Errorf("%s of %s was taken after %d others", o.Name, o.Spec.SourceNamespace, before)
+		}
+	}
+	w.nothingLeft()
+	w.set(func() {
+		for _, n := range nodes {
+			if w.most[n] > perNode {
+				t.Errorf("%d on %s", w.most[n], n)
+			}
+		}
+		if w.most[""] > inCluster || w.most[""] < 2 {
+			t.Errorf("%d in the cluster", w.most[""])
+		}
+	})
 }
 
 func TestObjects_ofOtherMoversAreNotTouched(t *testing.T) {
