@@ -69,8 +69,8 @@ test-e2e: NODES = 2
 test-e2e: box-s3 install guest virtctl velero tiers-tool ## Real pods, virtual machines and guests on the box; bytes compared
 	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 60m ./test/e2e/
 
-# Two lanes share the processors: the guests of the end-to-end tests boot and wait while the other tiers compute. What both lanes need is there before.
-LANES := 'test-box test-e2e test-peers test-image' 'test-unit test-control-plane test-interop'
+# Two lanes share the processors: guests of the end-to-end and interop tests boot and wait while the other tiers compute. What both lanes need is there before.
+LANES := 'test-box test-e2e test-interop test-image' 'test-unit test-control-plane test-peers'
 
 ifeq ($(origin TIERS),file)
 test: kube peers csi-sanity virtctl velero build image-tool box guest launcher-root

@@ -1,6 +1,7 @@
 package launcherclient
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
@@ -32,9 +33,7 @@ func boundState(s *launcherpb.State) *launcherpb.State {
 		d.Volume, d.Target = boundText(d.GetVolume(), maxShort), boundText(d.GetTarget(), maxShort)
 		d.OverlayRenewed, d.NotTracked = boundText(d.GetOverlayRenewed(), maxShort), boundText(d.GetNotTracked(), maxText)
 	}
-	if len(s.GetCheckpoints()) > maxPoints {
-		s.Checkpoints = s.GetCheckpoints()[:maxPoints]
-	}
+	s.Checkpoints = firstParts(s.GetCheckpoints(), maxPoints)
 	s.StrayBitmaps = firstParts(s.GetStrayBitmaps(), maxPoints)
 	for i := range s.GetStrayBitmaps() {
 		s.StrayBitmaps[i] = boundText(s.StrayBitmaps[i], maxText)
@@ -57,9 +56,10 @@ func boundBackup(b *launcherpb.Backup) {
 	}
 }
 
+// firstParts returns the first parts of all. Of a longer list it returns a copy, because the list would keep all its parts.
 func firstParts[T any](all []T, most int) []T {
 	if len(all) > most {
-		return all[:most]
+		return slices.Clone(all[:most])
 	}
 	return all
 }
@@ -77,5 +77,5 @@ func boundText(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	return strings.ToValidUTF8(s[:n], "")
+	return strings.Clone(strings.ToValidUTF8(s[:n], "")) // not a part of s, which would stay
 }

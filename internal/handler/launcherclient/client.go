@@ -60,7 +60,7 @@ func newClient(clients *Clients, launcher types.UID, instance types.NamespacedNa
 	conn, err := grpc.NewClient("passthrough:///launcher",
 		grpc.WithContextDialer(dial),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.ForceCodecV2(newBoundedCodec())),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: clients.timing.First}),
 		grpc.WithUnaryInterceptor(withCallTimeout))
 	if err != nil {
