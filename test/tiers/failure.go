@@ -44,6 +44,8 @@ var finalSigns = []struct {
 	{regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`), "a data race"},
 	{regexp.MustCompile(`found unexpected goroutines`), "a leaked goroutine"},
 	{regexp.MustCompile(`FAIL: \S+:\d+: \S+ and \S+ differ`), "files that a script compares"}, // testscript's cmp
+	// What qemu-img compare, qemu-io's read -P and cmp say, in scripts.
+	{regexp.MustCompile(`Content mismatch at offset \d|Pattern verification failed at offset \d|\S+ \S+ differ: (byte|char) \d`), wrongData},
 }
 
 // whyFinal returns why a test with this output must not be run again, or nothing if it may.

@@ -7,9 +7,10 @@ package verdict
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
-	"testing"
+	"os/exec"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -21,24 +22,54 @@ const (
 	GoldenMark = "GOLDEN FILE: "
 )
 
+// TB is what this package needs of a test. A testing.TB has it, and so has a test of rapid.
+type TB interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
 // Errorf reports wrong data, and lets the test go on.
-func Errorf(tb testing.TB, format string, args ...any) {
+func Errorf(tb TB, format string, args ...any) {
 	tb.Helper()
-	tb.Errorf(Mark+format, args...)
+	tb.Errorf("%s", Mark+fmt.Sprintf(format, args...))
 }
 
 // Fatalf reports wrong data, and ends the test.
-func Fatalf(tb testing.TB, format string, args ...any) {
+func Fatalf(tb TB, format string, args ...any) {
 	tb.Helper()
-	tb.Fatalf(Mark+format, args...)
+	tb.Fatalf("%s", Mark+fmt.Sprintf(format, args...))
+}
+
+// JudgeErrorf reports a failure, and as wrong data if the contents are all that it can mean. It is for one condition that joins a
+// content with what a busy machine explains: pass whether the latter is as it must be, such as err == nil.
+func JudgeErrorf(tb TB, wrong bool, format string, args ...any) {
+	tb.Helper()
+	text := fmt.Sprintf(format, args...)
+	if wrong {
+		text = Mark + text
+	}
+	tb.Errorf("%s", text)
+}
+
+// JudgeFatalf is JudgeErrorf, and ends the test.
+func JudgeFatalf(tb TB, wrong bool, format string, args ...any) {
+	tb.Helper()
+	text := fmt.Sprintf(format, args...)
+	if wrong {
+		text = Mark + text
+	}
+	tb.Fatalf("%s", text)
 }
 
 // Error returns an error that means wrong data, for helpers that return what they find. The test that fails with its text
 // is marked.
-func Error(format string, args ...any) error { return fmt.Errorf(Mark+format, args...) }
+func Error(format string, args ...any) error {
+	return fmt.Errorf(Mark+"%w", fmt.Errorf(format, args...))
+}
 
 // Bytes reports wrong data unless got is want, with the first offset that differs. It returns whether they are equal.
-func Bytes(tb testing.TB, what string, got, want []byte) bool {
+func Bytes(tb TB, what string, got, want []byte) bool {
 	tb.Helper()
 	if bytes.Equal(got, want) {
 		return true
@@ -60,21 +91,21 @@ func Bytes(tb testing.TB, what string, got, want []byte) bool {
 }
 
 // Files reports wrong data unless two files have the same content. It returns whether they have.
-func Files(tb testing.TB, got, want string) bool {
+func Files(tb TB, got, want string) bool {
 	tb.Helper()
 	a, err := os.ReadFile(got)
 	if err != nil {
-		tb.Fatal(err)
+		tb.Fatalf("%v", err)
 	}
 	b, err := os.ReadFile(want)
 	if err != nil {
-		tb.Fatal(err)
+		tb.Fatalf("%v", err)
 	}
 	return Bytes(tb, got+" beside "+want, a, b)
 }
 
 // Equal reports wrong data unless got is want, for hashes and other names of a content. It returns whether it is.
-func Equal[T comparable](tb testing.TB, what string, got, want T) bool {
+func Equal[T comparable](tb TB, what string, got, want T) bool {
 	tb.Helper()
 	if got == want {
 		return true
@@ -83,12 +114,19 @@ func Equal[T comparable](tb testing.TB, what string, got, want T) bool {
 	return false
 }
 
+// Differ tells whether err says that contents differ, and is the error of a command that compares them: cmp and
+// `qemu-img compare` exit with 1 then, and with more if they are in trouble.
+func Differ(err error) bool {
+	var failed *exec.ExitError
+	return errors.As(err, &failed) && failed.ExitCode() == 1
+}
+
 // Golden reports a difference from a golden file, unless got is its content. It returns whether it is.
-func Golden(tb testing.TB, file string, got []byte) bool {
+func Golden(tb TB, file string, got []byte) bool {
 	tb.Helper()
 	want, err := os.ReadFile(file)
 	if err != nil {
-		tb.Fatal(err)
+		tb.Fatalf("%v", err)
 	}
 	diff := cmp.Diff(string(want), string(got))
 	if diff != "" {
