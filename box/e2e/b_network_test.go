@@ -116,7 +116,7 @@ func TestMountPropagation(t *testing.T) {
 	probe(t, "giver", "tmpfs", "/share/mnt")
 	want := probe(t, "giver", "fill", "/share/mnt/file", "100")
 	if got := probe(t, "taker", "sum", "/share/mnt/file", "100"); got != want {
-		t.Errorf("the taker reads %s, not %s", got, want)
+		t.Errorf(wrongData+"the taker reads %s, not %s", got, want)
 	}
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

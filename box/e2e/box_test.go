@@ -27,6 +27,9 @@ import (
 	"github.com/varvebackup/varve/box/internal/layout"
 )
 
+// wrongData is the mark of test/verdict, which this module cannot import.
+const wrongData = "WRONG DATA: "
+
 const probeImage = "box.varvebackup.io/probe:1"
 
 var (

@@ -105,7 +105,7 @@ func TestS3_staysAndIsRepaired(t *testing.T) {
 		}
 		last = now
 		if data, err := os.ReadFile(bucketFile(s3.Bucket, "object")); err != nil || string(data) != "content" {
-			t.Errorf("%s: the object is %q, %v", what, data, err)
+			t.Errorf(wrongData+"%s: the object is %q, %v", what, data, err)
 		}
 		if _, err := os.Stat(bucketFile(s3.LockedBucket, "")); err != nil {
 			t.Errorf("%s: %v", what, err)

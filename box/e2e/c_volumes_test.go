@@ -84,7 +84,7 @@ func TestFilesystemVolume(t *testing.T) {
 	noLoops(t)
 	start(t, probePod("reader", "node2", withClaim("files", corev1.PersistentVolumeFilesystem)))
 	if got := probe(t, "reader", "sum", "/data/kept", fmt.Sprint(8*mib)); got != kept {
-		t.Errorf("the next pod reads %s, not %s", got, kept)
+		t.Errorf(wrongData+"the next pod reads %s, not %s", got, kept)
 	}
 	stop(t, "reader")
 	unclaim(t, "files")
@@ -105,7 +105,7 @@ func TestBlockVolume(t *testing.T) {
 	noLoops(t)
 	start(t, probePod("reader", "node1", withClaim("device", corev1.PersistentVolumeBlock)))
 	if got := probe(t, "reader", "sum", "/dev/data", fmt.Sprint(32*mib)); got != want {
-		t.Errorf("the next pod reads %s, not %s", got, want)
+		t.Errorf(wrongData+"the next pod reads %s, not %s", got, want)
 	}
 	stop(t, "reader")
 	unclaim(t, "device")

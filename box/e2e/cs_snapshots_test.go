@@ -198,12 +198,12 @@ func TestSnapshots_arePointsInTime(t *testing.T) {
 	have := map[string]int{"files": count(t, "reader", fileLogs), "device": count(t, "reader", deviceLogs)}
 	for name, n := range have {
 		if n < least[name] {
-			t.Errorf("the snapshot of %s has %d records, and %d were there before it", name, n, least[name])
+			t.Errorf(wrongData+"the snapshot of %s has %d records, and %d were there before it", name, n, least[name])
 		}
 		t.Logf("%s: %d records before, %d in the snapshot", name, least[name], n)
 	}
 	if n := count(t, "cloned", fileLogs); n < have["files"] {
-		t.Errorf("the clone has %d records, and the snapshot before it %d", n, have["files"])
+		t.Errorf(wrongData+"the clone has %d records, and the snapshot before it %d", n, have["files"])
 	}
 	if bytes, err := strconv.Atoi(probe(t, "reader", "capacity", "/data")); err != nil || bytes < 80*mib {
 		t.Errorf("the file system of the larger claim has %d bytes, %v", bytes, err)
@@ -252,7 +252,7 @@ func TestSnapshots_areReadByMany(t *testing.T) {
 	for _, name := range []string{"reader1", "reader2"} {
 		start(t, probePod(name, "node1", withClaim("readers", corev1.PersistentVolumeFilesystem)))
 		if got := probe(t, name, "sum", "/data/file", fmt.Sprint(mib)); got != want {
-			t.Errorf("%s reads %s, not %s", name, got, want)
+			t.Errorf(wrongData+"%s reads %s, not %s", name, got, want)
 		}
 		if _, err := kubectl("exec", name, "--", "/probe", "fill", "/data/file", "1"); err == nil || !strings.Contains(err.Error(), "read-only") {
 			t.Errorf("%s writes: %v", name, err)

@@ -62,7 +62,7 @@ func (w witness) check(t *testing.T) {
 		return err
 	})
 	if files != w.files || device != w.device {
-		t.Errorf("the witness reads %s and %s, not %s and %s", files, device, w.files, w.device)
+		t.Errorf(wrongData+"the witness reads %s and %s, not %s and %s", files, device, w.files, w.device)
 	}
 }
 

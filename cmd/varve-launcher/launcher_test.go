@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/manifest"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // slow is a speed in bytes per second that leaves minutes for what a test does while data moves.
@@ -41,7 +43,10 @@ func (p *pod) sameBytes(reference, directory string) {
 	p.Helper()
 	restored := filepath.Join(p.dir, "restored.raw")
 	p.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", filepath.Join(directory, "data.qcow2"), restored)
-	p.run("cmp", reference, restored)
+	if out, err := exec.Command("cmp", reference, restored).CombinedOutput(); err != nil {
+		verdict.JudgeErrorf(p, verdict.Differ(err), "cmp %s %s: %v\n%s", reference, restored, err, out)
+		p.FailNow()
+	}
 }
 
 // fileSystemHas checks the file system disk of a backup and reads one file of it.
@@ -51,7 +56,7 @@ func (p *pod) fileSystemHas(directory, file, want string) {
 	p.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", filepath.Join(directory, "fs.qcow2"), restored)
 	p.run("e2fsck", "-fn", restored)
 	if got := p.run("debugfs", "-R", "cat "+file, restored); !strings.HasSuffix(got, want) {
-		p.Errorf("%s in %s: %q, want %q", file, directory, got, want)
+		verdict.Errorf(p, "%s in %s: %q, want %q", file, directory, got, want)
 	}
 }
 
@@ -71,7 +76,7 @@ func (p *pod) manifest(directory string) *manifest.Manifest {
 			p.Fatal(err)
 		}
 		if sum := sha256.Sum256(file); hex.EncodeToString(sum[:]) != v.SHA256 {
-			p.Errorf("%s/%s does not have the hash of its manifest", directory, v.File)
+			verdict.Errorf(p, "%s/%s does not have the hash of its manifest", directory, v.File)
 		}
 	}
 	return m

@@ -20,6 +20,7 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/pull"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // serve begins a pull backup and waits until it serves. Incremental if there is a base.
@@ -89,7 +90,7 @@ func (p *pod) wantBytes(what string, got []byte, reference string) {
 		p.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		p.Errorf("%s differs from %s", what, reference)
+		verdict.Errorf(p, "%s differs from %s", what, reference)
 	}
 }
 
@@ -114,7 +115,7 @@ func TestPull_servesARunningGuest(t *testing.T) {
 	}
 	p.run("e2fsck", "-fn", p.dir+"/fs.raw")
 	if got := p.run("debugfs", "-R", "cat /file", p.dir+"/fs.raw"); !strings.HasSuffix(got, "first\n") {
-		t.Errorf("the file in the backup: %q", got)
+		verdict.Errorf(t, "the file in the backup: %q", got)
 	}
 	if s := p.await("scratch is used", func(s *pb.State) bool { return s.Backup.ScratchUsedBytes > uint64(32*mib) }); s.Backup.ScratchFreeBytes == 0 {
 		t.Errorf("%v", s.Backup)
@@ -131,7 +132,7 @@ func TestPull_servesARunningGuest(t *testing.T) {
 	content, read := p.pulled("data", true, content)
 	p.wantBytes("data", content, after)
 	if read.Bytes() != 48*mib {
-		t.Errorf("%d bytes are in the incremental, and 48 MiB were written", read.Bytes())
+		verdict.Errorf(t, "%d bytes are in the incremental, and 48 MiB were written", read.Bytes())
 	}
 	p.finish("second")
 	p.scratchIsFull()
@@ -141,7 +142,7 @@ func TestPull_servesARunningGuest(t *testing.T) {
 	content, read = p.pulledAgain(content)
 	p.wantBytes("data", content, p.reference("last"))
 	if read.Bytes() < 40*mib {
-		t.Errorf("only %d bytes are in the incremental after a failed backup", read.Bytes())
+		verdict.Errorf(t, "only %d bytes are in the incremental after a failed backup", read.Bytes())
 	}
 	p.finish("fourth")
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/test/exportsite"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // exportedVolume returns the disk of the n-th backup of a machine. In every backup after the first, some blocks have changed.
@@ -64,7 +65,7 @@ func withExports(t *testing.T) map[string]func(*testscript.TestScript, bool, []s
 		got, err := os.ReadFile(ts.MkAbs(args[1]))
 		ts.Check(err)
 		if want := exportedVolume(n).Content; !bytes.Equal(got, want) {
-			ts.Fatalf("%s has other bytes than backup %d", args[1], n)
+			ts.Fatalf(verdict.Mark+"%s has other bytes than backup %d", args[1], n)
 		}
 	}
 	return all

@@ -21,6 +21,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const sectorBytes = 512
@@ -113,7 +114,7 @@ func (w *writer) learn(ctx context.Context, c *nbd.Client, from, n int) error {
 	for i := range n {
 		tag := w.tag(from+i, p[i*sectorBytes:(i+1)*sectorBytes])
 		if may := w.may[from+i]; tag != may[len(may)-1] && tag != 0 {
-			w.t.Errorf("sector %d holds %d after a trim, and %d before", w.first+int64(from+i), tag, may[len(may)-1])
+			verdict.Errorf(w.t, "sector %d holds %d after a trim, and %d before", w.first+int64(from+i), tag, may[len(may)-1])
 		}
 		w.expect(from+i, 1, tag)
 	}
@@ -124,7 +125,7 @@ func (w *writer) learn(ctx context.Context, c *nbd.Client, from, n int) error {
 func (w *writer) tag(i int, p []byte) uint64 {
 	tag := binary.LittleEndian.Uint64(p)
 	if !bytes.Equal(p, tagged(tag)) {
-		w.t.Errorf("sector %d is torn", w.first+int64(i))
+		verdict.Errorf(w.t, "sector %d is torn", w.first+int64(i))
 	}
 	return tag
 }
@@ -135,7 +136,7 @@ func (w *writer) check(disk []byte) {
 		at := (w.first + int64(i)) * sectorBytes
 		tag := w.tag(i, disk[at:at+sectorBytes])
 		if !slices.Contains(w.may[i], tag) {
-			w.t.Errorf("sector %d holds %#x, and may hold %#x", w.first+int64(i), tag, w.may[i])
+			verdict.Errorf(w.t, "sector %d holds %#x, and may hold %#x", w.first+int64(i), tag, w.may[i])
 		}
 		w.may[i] = []uint64{tag}
 	}
@@ -168,7 +169,7 @@ func TestServe_isKilled(t *testing.T) {
 			w.check(got)
 		}
 		if !bytes.Equal(got[len(got)-100:], disk[len(disk)-100:]) {
-			t.Error("the end differs")
+			verdict.Errorf(t, "the end differs")
 		}
 		if t.Failed() {
 			t.Fatalf("after %d kills", round)
@@ -187,7 +188,7 @@ func TestServe_isKilled(t *testing.T) {
 	}
 	s := k.serve(t)
 	if !bytes.Equal(wholeDisk(t, s, len(disk)), disk) {
-		t.Error("the restore point has changed")
+		verdict.Errorf(t, "the restore point has changed")
 	}
 	if err := s.end(syscall.SIGTERM); err != nil {
 		t.Error(err)
@@ -256,7 +257,7 @@ func TestServe_endsInOrder(t *testing.T) {
 					return
 				}
 				if !bytes.Equal(p, disk) {
-					t.Error("it reads something else")
+					verdict.Errorf(t, "it reads something else")
 				}
 				select {
 				case reads <- struct{}{}:
@@ -277,7 +278,7 @@ func TestServe_endsInOrder(t *testing.T) {
 		}
 		again := k.serve(t, "--overlay", "o")
 		if !bytes.Equal(wholeDisk(t, again, len(disk)), disk) {
-			t.Errorf("%v: something that was written is gone", signal)
+			verdict.Errorf(t, "%v: something that was written is gone", signal)
 		}
 		if err := again.end(syscall.SIGTERM); err != nil {
 			t.Error(err)
@@ -320,12 +321,12 @@ func TestServe_losesClients(t *testing.T) {
 	}
 	for range 3 {
 		if !bytes.Equal(wholeDisk(t, s, len(disk)), disk) {
-			t.Error("it reads something else")
+			verdict.Errorf(t, "it reads something else")
 		}
 	}
 	all.Wait()
 	if !bytes.Equal(wholeDisk(t, s, len(disk)), disk) {
-		t.Error("it reads something else afterwards")
+		verdict.Errorf(t, "it reads something else afterwards")
 	}
 	if err := s.end(syscall.SIGTERM); err != nil {
 		t.Error(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // TestServe_damagedDisk: a damaged block cannot be read, and the log says why. All others can be read.
@@ -38,7 +39,7 @@ func TestServe_damagedDisk(t *testing.T) {
 			case err != nil:
 				t.Fatal(err)
 			case !bytes.Equal(p, disk[n*block:(n+1)*block]):
-				t.Errorf("block %d differs", n)
+				verdict.Errorf(t, "block %d differs", n)
 			}
 		}
 		if len(damaged) != 1 {
@@ -57,7 +58,7 @@ func TestServe_damagedDisk(t *testing.T) {
 				t.Error(err)
 			}
 			if !bytes.Equal(wholeDisk(t, s, len(disk)), disk) {
-				t.Error("what was written is not there")
+				verdict.Errorf(t, "what was written is not there")
 			}
 		}
 		if err := s.end(syscall.SIGTERM); err != nil {
@@ -137,7 +138,7 @@ func TestServe_onAFullDisk(t *testing.T) {
 	}
 	fill(0)
 	if !bytes.Equal(wholeDisk(t, s, len(disk)), disk) {
-		t.Error("something else is read")
+		verdict.Errorf(t, "something else is read")
 	}
 	if err := c.Trim(t.Context(), extent.Extent{Length: 8 * step}, 0); err != nil {
 		t.Fatal(err)
@@ -159,7 +160,7 @@ func TestServe_onAFullDisk(t *testing.T) {
 	}
 	again := k.serve(t, "--overlay", filepath.Join(small, "o"))
 	if !bytes.Equal(wholeDisk(t, again, len(disk)), disk) {
-		t.Error("something else is read later")
+		verdict.Errorf(t, "something else is read later")
 	}
 	if err := again.end(syscall.SIGTERM); err != nil {
 		t.Error(err)

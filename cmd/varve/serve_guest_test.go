@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const (
@@ -211,19 +213,28 @@ func TestServe_guestRunsFromARestorePoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := tool(t, nil, "sha256sum", filepath.Join(dir, "numbers")); !strings.HasPrefix(got, sum) || len(sum) != 64 {
-		t.Errorf("what the guest wrote has the sum %s, and had %s in it", got, sum)
+		verdict.Errorf(t, "what the guest wrote has the sum %s, and had %s in it", got, sum)
 	}
 
 	s = k.serve(t)
-	tool(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", s.uri(), disk)
+	sameDisk(t, s, disk)
 	g = boot(t, "file="+s.uri()+",format=raw,if=virtio,snapshot=on")
 	if got := g.sh("cat /word && ! test -e /numbers"); got != word {
-		t.Errorf("it runs from another disk: %q", got)
+		verdict.Errorf(t, "it runs from another disk: %q", got)
 	}
 	g.sh("echo something >/something && sync")
 	g.powerOff()
-	tool(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", s.uri(), disk)
+	sameDisk(t, s, disk)
 	endServer(t, s)
+}
+
+// sameDisk compares what a server has with a raw disk.
+func sameDisk(t *testing.T, s *diskServer, disk string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "compare", "-f", "raw", "-F", "raw", s.uri(), disk).CombinedOutput()
+	if err != nil {
+		verdict.JudgeFatalf(t, verdict.Differ(err), "qemu-img compare %s %s: %v\n%s", s.uri(), disk, err, out)
+	}
 }
 
 func endServer(t *testing.T, s *diskServer) {

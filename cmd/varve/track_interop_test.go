@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // Scripts about bitmaps in qcow2 images have everything that those about repositories have, and this command:
@@ -33,5 +35,9 @@ func sameAsImage(ts *testscript.TestScript, neg bool, args []string) {
 	out := ts.MkAbs("restored.img")
 	name, disk, _ := strings.Cut(args[0], ":")
 	ts.Check(ts.Exec("sh", "-c", `exec varve disk restore --overwrite --progress none --disk "$2" $(varve disk list "$0" -o name | tail -1) "$1"`, name, out, disk))
-	ts.Check(ts.Exec("qemu-img", "compare", "-f", "raw", "-F", "qcow2", out, args[1]))
+	if err := ts.Exec("qemu-img", "compare", "-f", "raw", "-F", "qcow2", out, args[1]); verdict.Differ(err) {
+		ts.Fatalf(verdict.Mark+"%s and %s differ: %v", args[0], args[1], err)
+	} else {
+		ts.Check(err)
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/domain/domaintest"
 	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // TestMain runs the tests in the root that has libvirt. If the binary is called by the name varve, it is varve.
@@ -138,7 +139,7 @@ func TestQuickstart_libvirt(t *testing.T) {
 	}
 	points := strings.Fields(s.run("varve disk list web -o name"))
 	if len(points) != 3 {
-		t.Fatalf("%d restore points, not 3:\n%s", len(points), list)
+		verdict.Fatalf(t, "%d restore points, not 3:\n%s", len(points), list)
 	}
 	checkpoints := strings.Fields(s.run("virsh checkpoint-list web --name"))
 	if len(checkpoints) != 1 {
@@ -154,5 +155,8 @@ func TestQuickstart_libvirt(t *testing.T) {
 
 	// After a clean shutdown, the image is what the guest had when the last backup began: nothing was written since.
 	s.run("virsh destroy --graceful web; qemu-img convert -f qcow2 -O raw web.qcow2 web.raw")
-	s.run("varve disk restore " + points[len(points)-1] + " restored.raw && cmp web.raw restored.raw")
+	s.run("varve disk restore " + points[len(points)-1] + " restored.raw")
+	if out, err := s.try("cmp web.raw restored.raw"); err != nil {
+		verdict.JudgeErrorf(t, verdict.Differ(err), "cmp web.raw restored.raw: %v\n%s", err, out)
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/test/exportsite"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // nextOf returns an incremental of a volume: half of its blocks have changed, some of them to zeroes.
@@ -117,7 +118,7 @@ func TestCollect_parentIsFoundOrRefused(t *testing.T) {
 			want = next.Content[offset : offset+exporttest.BlockBytes]
 		}
 		if !slices.Equal(alone[offset:offset+exporttest.BlockBytes], want) {
-			t.Fatalf("block %d, dirty %v", i, dirty)
+			verdict.Fatalf(t, "block %d, dirty %v", i, dirty)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -81,7 +82,7 @@ func TestDevice_isWritten(t *testing.T) {
 	}
 	wantBytes(t, openSource(t, device, SourceOptions{}), content)
 	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("the file has other bytes (%v)", err)
+		verdict.Errorf(t, "the file has other bytes (%v)", err)
 	}
 	if got := used(t, file); got > 2*mib+200*kib {
 		t.Errorf("%d bytes are allocated: the zeroes were not punched", got)

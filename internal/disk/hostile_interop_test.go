@@ -15,6 +15,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // secretFile makes a file of this host that no image may lead to.
@@ -157,7 +158,7 @@ func wantServed(t *testing.T, name string, image *imageChain, content []byte, se
 	}
 	got := make([]byte, len(content))
 	if err := client.ReadAt(t.Context(), got, 0); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("%s: other bytes, which begin with %q (%v)", name, got[:12], err)
+		verdict.Errorf(t, "%s: other bytes, which begin with %q (%v)", name, got[:12], err)
 	}
 	if err := errors.Join(client.Close(), s.shutDown()); err != nil {
 		t.Errorf("%s: %v", name, err)
@@ -238,7 +239,7 @@ func TestHostileImage_asATarget(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(contentOf(t, secret), content) {
-		t.Error("the local file was written")
+		verdict.Errorf(t, "the local file was written")
 	}
 }
 

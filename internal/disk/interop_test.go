@@ -26,6 +26,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -98,14 +99,14 @@ func TestQCOW2_isReadWithItsBitmap(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff("0+65536 3145728+262144 6291456+131072", listing(*data)); diff != "" {
-			t.Error(diff)
+			verdict.Errorf(t, "%s", diff)
 		}
 		changes, err := s.Changes(t.Context())
 		if err != nil || (changes == nil) != (bitmap == "") {
 			t.Fatalf("changes %v, %v", changes, err)
 		}
 		if changes != nil && listing(*changes) != want {
-			t.Errorf("changes in %s: %s, want %s", bitmap, listing(*changes), want)
+			verdict.Errorf(t, "changes in %s: %s, want %s", bitmap, listing(*changes), want)
 		}
 		if !strings.HasPrefix(s.Identity(), "file:") {
 			t.Errorf("identity %s", s.Identity())
@@ -223,7 +224,7 @@ func TestTarget_diskOfARunningGuestIsRefused(t *testing.T) {
 	_, err = OpenTarget(t.Context(), image, mib, TargetOptions{Format: QCOW2, Overwrite: true})
 	wantError(t, err, errclass.Conflict, image, "virtual machine")
 	if after, err := os.ReadFile(image); err != nil || !bytes.Equal(before, after) {
-		t.Errorf("the image has changed (%v)", err)
+		verdict.Errorf(t, "the image has changed (%v)", err)
 	}
 
 	// No guest starts from a disk that is being restored.
@@ -279,7 +280,7 @@ func TestQCOW2_isWritten(t *testing.T) {
 	}
 	run(t, "qemu-img", "check", "-f", "qcow2", path)
 	if got := converted(t, "qcow2", path); !bytes.Equal(got[:size], content) || len(got)-size >= 512 {
-		t.Errorf("%d bytes, want %d, or others", len(got), size)
+		verdict.Errorf(t, "%d bytes, want %d, or others", len(got), size)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
@@ -299,7 +300,7 @@ func TestQCOW2_isWritten(t *testing.T) {
 	}
 	s := openSource(t, path, SourceOptions{Format: QCOW2})
 	if data, err := s.Data(t.Context()); err != nil || !data.Empty() || s.Bytes() != 1<<40 {
-		t.Errorf("%d bytes, data %v, %v", s.Bytes(), data, err)
+		verdict.Errorf(t, "%d bytes, data %v, %v", s.Bytes(), data, err)
 	}
 }
 
@@ -361,7 +362,7 @@ func TestQCOW2_restoreResumesAfterItsServerWasKilled(t *testing.T) {
 	}
 	run(t, "qemu-img", "check", "-f", "qcow2", path)
 	if !bytes.Equal(converted(t, "qcow2", path), content) {
-		t.Error("other bytes")
+		verdict.Errorf(t, "other bytes")
 	}
 }
 
@@ -479,7 +480,7 @@ func TestServer_diesWithItsOwner(t *testing.T) {
 	}
 	run(t, "qemu-img", "check", "-f", "qcow2", made) // it was closed in order
 	if got := converted(t, "qcow2", made); got[0] != 1 {
-		t.Errorf("what was written is lost: %d", got[0])
+		verdict.Errorf(t, "what was written is lost: %d", got[0])
 	}
 }
 

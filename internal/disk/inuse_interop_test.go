@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestDiskInUse_isNoSource(t *testing.T) {
@@ -101,7 +102,7 @@ func TestJournal_isOfOneFormat(t *testing.T) {
 	_, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: Raw, Journal: newTestJournal(t, JournalOptions{Token: "a"})})
 	wantError(t, err, errclass.Conflict, path, "qcow2")
 	if string(contentOf(t, path)) != string(before) {
-		t.Error("the image has changed")
+		verdict.Errorf(t, "the image has changed")
 	}
 	target, err = OpenTarget(t.Context(), path, mib, TargetOptions{Format: QCOW2, Journal: newTestJournal(t, JournalOptions{Token: "a"})})
 	if err := errors.Join(err, target.Close()); err != nil {

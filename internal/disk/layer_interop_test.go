@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // A layer hides what is below it exactly where it was written, also with zeroes.
@@ -83,7 +84,7 @@ func TestLayer_hidesOnlyWhatWasWritten(t *testing.T) {
 			run(t, "qemu-img", "convert", "-O", "raw", layer, raw)
 			got, err := os.ReadFile(raw)
 			if err != nil || !bytes.Equal(got[:size], want) {
-				t.Errorf("the chain has other bytes: %v", err)
+				verdict.Errorf(t, "the chain has other bytes: %v", err)
 			}
 		})
 	}

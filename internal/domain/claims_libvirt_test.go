@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // runUntracked runs the machine once without overlays. Its guest writes where it had trimmed, and where the
@@ -74,7 +75,7 @@ func (m *machine) staysTrackable() {
 	reference := m.reference("d0", "second")
 	file := m.capture("second", "first", "d0")["d0"]
 	if diff := cmp.Diff([]int64{64, last}, ownClusters(m, file)); diff != "" {
-		m.Error(diff)
+		verdict.Errorf(m, "%s", diff)
 	}
 	if err := SetBacking(m.Context(), file, "first-d0.qcow2"); err != nil {
 		m.Fatal(err)

@@ -21,6 +21,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/domain/domaintest"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const (
@@ -300,10 +301,13 @@ func run(tb testing.TB, name string, args ...string) string {
 	return stdout.String()
 }
 
-// sameBytes compares a raw reference with a backup, read through its chain.
-func sameBytes(tb testing.TB, reference, backup string) {
+// sameBytes compares a raw reference with a backup or an overlay, read through its chain.
+func sameBytes(tb testing.TB, reference, image string) {
 	tb.Helper()
-	run(tb, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", reference, backup)
+	out, err := exec.Command("qemu-img", "compare", "-f", "raw", "-F", "qcow2", reference, image).CombinedOutput()
+	if err != nil {
+		verdict.JudgeFatalf(tb, verdict.Differ(err), "qemu-img compare %s %s: %v\n%s", reference, image, err, out)
+	}
 }
 
 // ownClusters returns the clusters that a qcow2 file itself has, data or zero, whatever is below it.

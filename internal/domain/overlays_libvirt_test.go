@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/sparse"
 	"github.com/varvebackup/varve/internal/tracking"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // rawDisk makes a file with data in every MiB.
@@ -56,10 +57,10 @@ func TestOverlay_neverChangesTheDisk(t *testing.T) {
 	}
 	after, err := os.ReadFile(raw)
 	if err != nil || !bytes.Equal(content, after) {
-		t.Fatalf("the raw disk changed: %v", err)
+		verdict.Fatalf(t, "the raw disk changed: %v", err)
 	}
 	// The overlay shows what the disk has.
-	run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, o.Path("root"))
+	sameBytes(t, raw, o.Path("root"))
 	run(t, "qemu-img", "check", o.Path("root"))
 	left, err := filepath.Glob(o.Dir + "/*.new")
 	if err != nil || len(left) != 0 {
@@ -148,7 +149,7 @@ func TestOverlay_isKeptOnlyForItsDisk(t *testing.T) {
 			if got := prepareIn(t, o, raw, next); got != Kept {
 				t.Errorf("the overlay is not good for the same disk afterwards: %q", got)
 			}
-			run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, o.Path("root"))
+			sameBytes(t, raw, o.Path("root"))
 		})
 	}
 }
@@ -347,7 +348,7 @@ func TestSparse_holesKeepTheContent(t *testing.T) {
 	}
 	after, err := os.ReadFile(path)
 	if err != nil || !bytes.Equal(content, after) {
-		t.Errorf("the content changed: %v", err)
+		verdict.Errorf(t, "the content changed: %v", err)
 	}
 	// 5000 bytes of data in each of 4 MiB are two blocks each, plus one at the end. The file system adds some of its own.
 	if got := diskUsage(t, path); got > 12*holeBytes || got >= before {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestBackup_incrementalHasExactlyWhatChanged(t *testing.T) {
@@ -35,7 +36,7 @@ func TestBackup_incrementalHasExactlyWhatChanged(t *testing.T) {
 	reference1 := m.reference("d0", "incremental")
 	incremental := m.capture("c1", "c0", "d0")["d0"]
 	if diff := cmp.Diff(want, ownClusters(t, incremental)); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 	if err := SetBacking(t.Context(), incremental, "c0-d0.qcow2"); err != nil {
 		t.Fatal(err)
@@ -53,7 +54,7 @@ func TestBackup_untrackedDiskIsLeftOut(t *testing.T) {
 	m.write("plain", 0x99, 1)
 	m.write("d0", 0x9a, 2)
 	if diff := cmp.Diff([]int64{2}, ownClusters(t, m.capture("c1", "c0", "d0")["d0"])); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 	err := m.tryBegin(Backup{Checkpoint: "c2", Disks: []BackupDisk{{Volume: "plain", Target: m.target("plain", "x")}}})
 	if !errors.Is(err, errclass.Invalid) {
@@ -106,7 +107,7 @@ func TestBackup_laterWritesStayOutOfIt(t *testing.T) {
 	m.await(EventBackupCompleted)
 	sameBytes(t, reference, target)
 	if diff := cmp.Diff([]int64{1, 2000, 4000}, ownClusters(t, m.capture("c1", "c0", "d0")["d0"])); diff != "" {
-		t.Errorf("writes after the moment are not in the next backup:\n%s", diff)
+		verdict.Errorf(t, "writes after the moment are not in the next backup:\n%s", diff)
 	}
 }
 
@@ -150,7 +151,7 @@ func TestBackup_abortAndBusy(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]int64{5}, ownClusters(t, m.capture("c1", "base", "d0")["d0"])); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 }
 
@@ -274,7 +275,7 @@ func TestBackup_destroyFailsItAndKeepsTheBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]int64{5}, ownClusters(t, m.capture("c1", "base", "d0")["d0"])); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 }
 
@@ -293,7 +294,7 @@ func TestBackup_blockDeviceIsTrackedLikeAFile(t *testing.T) {
 	reference = m.reference("d0", "c1")
 	incremental := m.capture("c1", "c0", "d0")["d0"]
 	if diff := cmp.Diff([]int64{9, 10}, ownClusters(t, incremental)); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 	if err := SetBacking(t.Context(), incremental, "c0-d0.qcow2"); err != nil {
 		t.Fatal(err)
@@ -354,7 +355,7 @@ func TestSetBacking_takesOnlyWhatCreateTargetMade(t *testing.T) {
 	}
 	after, err := os.ReadFile(own)
 	if err != nil || !bytes.Equal(before, after) {
-		t.Errorf("a file that a link leads to was changed: %v", err)
+		verdict.Errorf(t, "a file that a link leads to was changed: %v", err)
 	}
 }
 
@@ -371,7 +372,7 @@ func TestCreateOverlay_followsNoLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(dir + "/other"); err != nil || string(got) != "of somebody else" {
-		t.Errorf("a file that a link leads to has %d bytes: %v", len(got), err)
+		verdict.Errorf(t, "a file that a link leads to has %d bytes: %v", len(got), err)
 	}
 }
 
@@ -395,6 +396,6 @@ func TestTargetReplacedBeforeTheBackupBegins_isRefused(t *testing.T) {
 		m.await(EventBackupCompleted)
 	}
 	if got, err := os.ReadFile(victim); err != nil || bytes.IndexByte(got, 0xa1) >= 0 {
-		t.Errorf("the file that the target's header names has the guest's data: %v", err)
+		verdict.Errorf(t, "the file that the target's header names has the guest's data: %v", err)
 	}
 }

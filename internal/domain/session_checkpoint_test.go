@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/varvebackup/varve/internal/domain/domaintest"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // redefine does what a launcher does with a checkpoint that it remembers.
@@ -107,13 +108,13 @@ func TestCheckpoint_survivesARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(map[string]uint64{"d0": 3 * uint64(cluster), "d1": uint64(cluster)}, dirty); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 
 	references := map[string]string{"d0": m.reference("d0", "c1"), "d1": m.reference("d1", "c1")}
 	incremental := m.capture("c1", "c0", "d0", "d1")
 	if diff := cmp.Diff([]int64{2, 70, 900}, ownClusters(t, incremental["d0"])); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 	for volume, file := range incremental {
 		if err := SetBacking(t.Context(), file, "c0-"+volume+".qcow2"); err != nil {
@@ -175,7 +176,7 @@ func TestCheckpoint_crashedBitmapsAreLostAndRemoved(t *testing.T) {
 	m.full("new", "d0", "d1")
 	m.write("d1", 0x55, 7)
 	if diff := cmp.Diff([]int64{7}, ownClusters(t, m.capture("next", "new", "d1")["d1"])); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 }
 
@@ -203,7 +204,7 @@ func TestCheckpoint_oneLostDiskLeavesTheOtherValid(t *testing.T) {
 	}}
 	m.backup(b)
 	if diff := cmp.Diff([]int64{12}, ownClusters(t, b.Disks[0].Target)); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 	if err := SetBacking(t.Context(), b.Disks[0].Target, "c0-d0.qcow2"); err != nil {
 		t.Fatal(err)
@@ -241,7 +242,7 @@ func TestCheckpoint_isDeleted(t *testing.T) {
 		t.Fatalf("lost %v", lost)
 	}
 	if diff := cmp.Diff([]int64{40}, ownClusters(t, m.capture("c3", "c2", "d0")["d0"])); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 }
 

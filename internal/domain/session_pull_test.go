@@ -12,6 +12,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // beginPull begins a pull backup of the disks and returns clients of their exports.
@@ -61,7 +62,7 @@ func (m *machine) wantServed(c *nbd.Client, file string) {
 		m.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		m.Errorf("the export differs from %s", file)
+		verdict.Errorf(m, "the export differs from %s", file)
 	}
 }
 
@@ -95,7 +96,7 @@ func TestPull_servesThePointInTimeAndItsChanges(t *testing.T) {
 	m.wantServed(full, reference)
 	data, err := full.Data(t.Context(), extent.Extent{Length: 64 * mib})
 	if err != nil || data.Bytes() != 5*cluster {
-		t.Errorf("%d bytes of data: %v", data.Bytes(), err)
+		verdict.Errorf(t, "%d bytes of data: %v", data.Bytes(), err)
 	}
 	m.endPull()
 
@@ -104,11 +105,11 @@ func TestPull_servesThePointInTimeAndItsChanges(t *testing.T) {
 	m.write("d0", 0xc3, 0, 3, 7, 500)
 	m.wantServed(incremental, reference)
 	if diff := cmp.Diff([]int64{0, 3, 100, 500}, dirtyClusters(t, incremental)); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 	m.endPull()
 	m.wantCheckpoints(map[string][]string{"c0": {"d0"}, "c1": {"d0"}})
 	if diff := cmp.Diff([]int64{0, 3, 7, 500}, ownClusters(t, m.capture("c2", "c1", "d0")["d0"])); diff != "" {
-		t.Errorf("writes during the pull are not in the next backup:\n%s", diff)
+		verdict.Errorf(t, "writes during the pull are not in the next backup:\n%s", diff)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/s3"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // newTree returns a volume with files of 2 MiB each.
@@ -51,7 +52,7 @@ func TestKilledMover_ofFilesGoesOn(t *testing.T) {
 		t.Errorf("%d MiB before the death, %d MiB after it; %+v", before/mib, again/mib, report)
 	}
 	if points := b.points(t); len(points) != 1 {
-		t.Errorf("%d restore points", len(points))
+		verdict.Errorf(t, "%d restore points", len(points))
 	}
 
 	target := t.TempDir()
@@ -69,7 +70,7 @@ func TestKilledMover_ofFilesGoesOn(t *testing.T) {
 	down.wantReport(t, datamove.Succeeded)
 	t.Logf("%d MiB were fetched again", b.fetched.Load()/mib)
 	if !maps.Equal(readTree(t, volume), readTree(t, target)) {
-		t.Error("the files are others")
+		verdict.Errorf(t, "the files are others")
 	}
 }
 

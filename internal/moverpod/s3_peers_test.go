@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 	"github.com/varvebackup/varve/test/s3"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const prefix = "plugins/varve/app/"
@@ -122,7 +123,7 @@ func TestKilledMover_goesOn(t *testing.T) {
 		t.Errorf("%d MiB before the death, %d MiB after it; %+v", before/mib, again/mib, report)
 	}
 	if points := b.points(t); len(points) != 1 {
-		t.Errorf("%d restore points", len(points))
+		verdict.Errorf(t, "%d restore points", len(points))
 	}
 	b.restoreKilled(t, report.SnapshotID, content)
 }
@@ -303,6 +304,6 @@ func TestInterruption_keepsWhatWasStored(t *testing.T) {
 		t.Errorf("%d MiB before, %d MiB after it", before/mib, again/mib)
 	}
 	if points, err := b.open(t).ListSelected(t.Context(), repository.Filter{Labels: map[string]string{datamove.LabelUploadName: "b1-x"}}); err != nil || len(points) != 1 {
-		t.Errorf("%d restore points, %v", len(points), err)
+		verdict.JudgeErrorf(t, err == nil, "%d restore points, %v", len(points), err)
 	}
 }

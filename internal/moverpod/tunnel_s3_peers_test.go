@@ -10,6 +10,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/s3"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // endBackup tells the pod that its backup has ended.
@@ -46,7 +47,7 @@ func TestMachineUpload_isStoredAlthoughTheBackupHasEnded(t *testing.T) {
 		t.Errorf("%+v, then %+v", first, again)
 	}
 	if points := b.points(t); len(points) != 1 {
-		t.Errorf("%d restore points", len(points))
+		verdict.Errorf(t, "%d restore points", len(points))
 	}
 	b.wantRestored(t, first, m)
 }

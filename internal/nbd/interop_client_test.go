@@ -21,6 +21,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -82,7 +83,7 @@ func checkReads(t *testing.T, c *Client, want []byte) {
 				part := p[:1+r.IntN(len(p))]
 				at := r.IntN(len(want) - len(part) + 1)
 				if err := c.ReadAt(ctx, part, int64(at)); err != nil || !bytes.Equal(part, want[at:at+len(part)]) {
-					t.Errorf("%d bytes at %d: other bytes, or %v", len(part), at, err)
+					verdict.JudgeErrorf(t, err == nil, "%d bytes at %d: other bytes, or %v", len(part), at, err)
 				}
 			}
 		})
@@ -95,7 +96,7 @@ func checkMaps(t *testing.T, c *Client, target Target, want []byte) {
 	t.Helper()
 	for name, got := range ourMaps(t, c) {
 		if diff := gocmp.Diff(nbdinfoMap(t, target.URI(), name), got); diff != "" {
-			t.Errorf("%s (nbdinfo -, ours +):\n%s", name, diff)
+			verdict.Errorf(t, "%s (nbdinfo -, ours +):\n%s", name, diff)
 		}
 	}
 	ctx := testContext(t)
@@ -120,7 +121,7 @@ func checkMaps(t *testing.T, c *Client, target Target, want []byte) {
 			t.Fatal(err)
 		}
 		if whole := extent.NewSet(slices.Collect(data.Within(e))...); !gocmp.Equal(whole, part, gocmp.AllowUnexported(extent.Set{})) {
-			t.Errorf("data within %v: %v, and of the whole %v", e, part, whole)
+			verdict.Errorf(t, "data within %v: %v, and of the whole %v", e, part, whole)
 		}
 	}
 }
@@ -252,7 +253,7 @@ func TestPeers_dirtyIsWhatWasWritten(t *testing.T) {
 		want = want.Union(extent.NewSet(imageData[2+i].Widen(64<<10, imageBytes)))
 		got, err := c.Dirty(testContext(t), extent.Extent{Length: imageBytes}, bitmap)
 		if err != nil || !gocmp.Equal(got, want, gocmp.AllowUnexported(extent.Set{})) {
-			t.Errorf("%s: %v, want %v (%v)", bitmap, got, want, err)
+			verdict.JudgeErrorf(t, err == nil, "%s: %v, want %v (%v)", bitmap, got, want, err)
 		}
 	}
 }

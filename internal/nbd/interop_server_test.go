@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // served starts our server with a disk that has the raw image's content.
@@ -65,7 +66,7 @@ func TestServer_answersNbdinfo(t *testing.T) {
 	c := open1(t, target, Options{Contexts: d.contexts})
 	for name, ours := range ourMaps(t, c) {
 		if diff := gocmp.Diff(nbdinfoMap(t, target.URI(), name), ours); diff != "" {
-			t.Errorf("%s: %s", name, diff)
+			verdict.Errorf(t, "%s: %s", name, diff)
 		}
 	}
 }
@@ -106,10 +107,10 @@ func TestServer_servesQemuImg(t *testing.T) {
 			target.soil(5)
 			file := filepath.Join(t.TempDir(), "out.qcow2")
 			img("convert", "-f", "raw", "-O", "qcow2", from.URI(), file)
-			img("compare", "-f", "raw", "-F", "qcow2", from.URI(), file)
+			compare(t, append(tool, "compare", "-f", "raw", "-F", "qcow2", from.URI(), file)...)
 			img("convert", "-n", "-W", "-m", "16", "-f", "qcow2", "-O", "raw", file, to.URI())
 			same(t, target.content(), source.content())
-			img("compare", "-f", "raw", "-F", "raw", from.URI(), to.URI())
+			compare(t, append(tool, "compare", "-f", "raw", "-F", "raw", from.URI(), to.URI())...)
 			var said []struct {
 				Start, Length int64
 				Data          bool
@@ -124,7 +125,7 @@ func TestServer_servesQemuImg(t *testing.T) {
 				}
 			}
 			if want := extent.NewSet(imageData...); !gocmp.Equal(data, want, gocmp.AllowUnexported(want)) {
-				t.Errorf("map: %v, want %v", data, want)
+				verdict.Errorf(t, "map: %v, want %v", data, want)
 			}
 			// A differing byte is found.
 			target.mu.Lock()
@@ -134,6 +135,14 @@ func TestServer_servesQemuImg(t *testing.T) {
 				t.Error("compare finds no difference")
 			}
 		})
+	}
+}
+
+// compare runs qemu-img compare.
+func compare(t *testing.T, line ...string) {
+	t.Helper()
+	if _, err := runLine(t, line...); err != nil {
+		verdict.JudgeFatalf(t, verdict.Differ(err), "%v", err)
 	}
 }
 
@@ -152,7 +161,7 @@ func TestServer_servesQemuIo(t *testing.T) {
 			}
 			out, err := runLine(t, append(args, target.URI())...)
 			if err != nil || strings.Contains(string(out), "error") || strings.Contains(string(out), "failed") {
-				t.Fatalf("%v\n%s", err, out)
+				verdict.JudgeFatalf(t, strings.Contains(string(out), "Pattern verification failed"), "%v\n%s", err, out)
 			}
 			content := d.content()
 			for _, check := range []struct {
@@ -166,7 +175,7 @@ func TestServer_servesQemuIo(t *testing.T) {
 				{extent.Extent{Offset: 8388608, Length: 1 << 20}, 0x77},
 			} {
 				if part := content[check.e.Offset:check.e.End()]; slices.ContainsFunc(part, func(b byte) bool { return b != check.byte }) {
-					t.Errorf("%v is not %#x", check.e, check.byte)
+					verdict.Errorf(t, "%v is not %#x", check.e, check.byte)
 				}
 			}
 			d.mu.RLock()

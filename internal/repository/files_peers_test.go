@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/test/s3"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // The upstream kopia verifies and restores the tree, and its maintenance loses nothing.
@@ -42,11 +43,11 @@ func TestKopiaRestoresFiles(t *testing.T) {
 		}
 		g := got[path]
 		if g.Mode != e.Mode || g.Content != e.Content || g.Size != e.Size || e.Content != "" && path != "link" && g.Mtime != e.Mtime {
-			t.Errorf("%s: %+v, want %+v", path, g, e)
+			verdict.Errorf(t, "%s: %+v, want %+v", path, g, e)
 		}
 	}
 	if len(got) != len(want) {
-		t.Errorf("%d entries, want %d", len(got), len(want))
+		verdict.Errorf(t, "%d entries, want %d", len(got), len(want))
 	}
 	kopia("maintenance", "set", "--owner=me")
 	kopia("maintenance", "run", "--full", "--safety=none")

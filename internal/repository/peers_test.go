@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/test/s3"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // makeHistory makes restore points of a disk that changes, and returns the last one with what the disk holds.
@@ -62,7 +63,7 @@ func TestKopiaReadsWhatVarveWrites(t *testing.T) {
 		kopia("snapshot", "restore", id, dir)
 		got, err := os.ReadFile(filepath.Join(dir, "root"))
 		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("kopia restores %d bytes that differ: %v", len(got), err)
+			verdict.Errorf(t, "kopia restores %d bytes that differ: %v", len(got), err)
 		}
 	}
 	// A snapshot of kopia's own is in the same repository, and stays.
@@ -108,7 +109,7 @@ func TestKopiaExpire_keepsRestorePoints(t *testing.T) {
 	fresh := open(t, config)
 	points, err := fresh.List(t.Context(), nil)
 	if err != nil || len(points) != 12 {
-		t.Errorf("%d restore points, %v", len(points), err)
+		verdict.JudgeErrorf(t, err == nil, "%d restore points, %v", len(points), err)
 	}
 	if err := fresh.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance}); err != nil {
 		t.Error(err)
@@ -179,7 +180,7 @@ func TestS3WithTLSAndObjectLock(t *testing.T) {
 		t.Errorf("%v, %v", points, err)
 	}
 	if report, err := r.Verify(t.Context(), VerifyOptions{}); err != nil || report.Damaged() {
-		t.Errorf("%+v, %v", report, err)
+		verdict.JudgeErrorf(t, err == nil, "%+v, %v", report, err)
 	}
 }
 

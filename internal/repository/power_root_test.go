@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // powered is a disk with a file system of its own. What it holds at a moment is what is left if power is lost then. It lacks what
@@ -135,7 +136,7 @@ func (c *crashed) comesBack(t *testing.T, r *Repository, when string) {
 		c.check(t, r)
 		report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100})
 		if err != nil || report.Damaged() {
-			t.Errorf("power went %s: %+v, %v", when, report, err)
+			verdict.JudgeErrorf(t, err == nil, "power went %s: %+v, %v", when, report, err)
 		}
 	}
 	whole()

@@ -26,6 +26,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/gen"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -72,11 +73,11 @@ func (s *scene) diskIsExported() {
 	unzipped, err := io.ReadAll(z)
 	s.must(err)
 	if int64(len(raw)) != 64*mib/8*7/mib*mib || sha256.Sum256(raw) != sha256.Sum256(unzipped) {
-		s.t.Errorf("raw has %d bytes, gzip %d", len(raw), len(unzipped))
+		verdict.Errorf(s.t, "raw has %d bytes, gzip %d", len(raw), len(unzipped))
 	}
 	// The superblock of the file system that the guest had mounted (ext4, s_magic).
 	if !bytes.Equal(raw[0x438:0x43a], []byte{0x53, 0xef}) {
-		s.t.Errorf("no file system in the export: % x", raw[0x400:0x440])
+		verdict.Errorf(s.t, "no file system in the export: % x", raw[0x400:0x440])
 	}
 	s.exportHasManifests(export, string(secret.Data[podspec.TokenKey]))
 	s.virtctlDownloads(export.Name, raw)
@@ -114,6 +115,6 @@ func (s *scene) virtctlDownloads(export string, raw []byte) {
 	got, err := os.ReadFile(file)
 	s.must(err)
 	if sha256.Sum256(got) != sha256.Sum256(raw) {
-		s.t.Errorf("virtctl has %d bytes, want %d\n%s", len(got), len(raw), out)
+		verdict.Errorf(s.t, "virtctl has %d bytes, want %d\n%s", len(got), len(raw), out)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // The disks of a running machine go by changed blocks into a repository on S3, while the guest overwrites what is stored. Each moment
@@ -117,7 +118,7 @@ func (s *scene) comesBack(m *lab.MachineUploads) {
 		text, err := box.Run(ctx, "sha256sum "+path)
 		s.must(errors.Join(err, box.Close(ctx)))
 		if got, _, _ := strings.Cut(text, " "); got != m.Sums[d.Name] {
-			s.t.Errorf("%s, volume %s: restored %s, the disk held %s", m.Group, d.Name, got, m.Sums[d.Name])
+			verdict.Errorf(s.t, "%s, volume %s: restored %s, the disk held %s", m.Group, d.Name, got, m.Sums[d.Name])
 		}
 	}
 }
@@ -176,7 +177,7 @@ func (s *scene) uploadByTheBook() {
 	restored, err := box.Run(ctx, "sha256sum < /mnt/by-the-book/disk.img")
 	s.must(errors.Join(err, box.Close(ctx)))
 	if local := s.shell("sha256sum < " + file); !strings.HasSuffix(strings.TrimSpace(local), strings.TrimSpace(restored)) {
-		s.t.Errorf("the claim has %s, and the file %s", restored, local)
+		verdict.Errorf(s.t, "the claim has %s, and the file %s", restored, local)
 	}
 	s.restoreElsewhere(shelf.Name, location, restored)
 }
@@ -204,7 +205,7 @@ func (s *scene) restoreElsewhere(claim, location, sum string) {
 	got, err := box.Run(ctx, "sha256sum < /mnt/elsewhere/disk.img")
 	s.must(errors.Join(err, box.Close(ctx)))
 	if got != sum {
-		s.t.Errorf("elsewhere, the disk has %s, not %s", got, sum)
+		verdict.Errorf(s.t, "elsewhere, the disk has %s, not %s", got, sum)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const (
@@ -183,7 +184,7 @@ func (s *scene) verify(claim string, chain []*lab.PointInTime) {
 		restored, err := tool.Restore(ctx, claim, backups, v.Name, false)
 		s.must(err)
 		if restored.SHA256 != last.Sums[v.Name] {
-			s.t.Errorf("backup %s, volume %s (%s): restored %s, the disk held %s", last.Backup.Name, v.Name, v.Type, restored.SHA256, last.Sums[v.Name])
+			verdict.Errorf(s.t, "backup %s, volume %s (%s): restored %s, the disk held %s", last.Backup.Name, v.Name, v.Type, restored.SHA256, last.Sums[v.Name])
 		}
 	}
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/gen"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -280,10 +281,10 @@ func (s *scene) pulls(b *backupv1alpha1.VirtualMachineBackup, disks map[string][
 		before := bytes.Clone(disks[v.Name])
 		disks[v.Name] = p.apply(v, disks[v.Name])
 		if got := sum(disks[v.Name]); got != sums[v.Name] {
-			s.t.Errorf("backup %s, volume %s (%s): pulled %s, the disk held %s", b.Name, v.Name, v.Type, got, sums[v.Name])
+			verdict.Errorf(s.t, "backup %s, volume %s (%s): pulled %s, the disk held %s", b.Name, v.Name, v.Type, got, sums[v.Name])
 		}
 		if v.Type == incremental && bytes.Equal(before, disks[v.Name]) && b.Name == "b3" {
-			s.t.Errorf("backup %s has no changes of volume %s", b.Name, v.Name)
+			verdict.Errorf(s.t, "backup %s has no changes of volume %s", b.Name, v.Name)
 		}
 	}
 	response, err := p.get(b.Status.IncludedVolumes[0].DataEndpoint, map[string]string{podspec.TokenHeader: "wrong"})
@@ -312,7 +313,7 @@ func (s *scene) pullsFiles(b *backupv1alpha1.VirtualMachineBackup, files string,
 		content, err := os.ReadFile(raw)
 		s.must(err)
 		if got := sum(content); got != want {
-			s.t.Errorf("backup %s, volume %s: the file has %s, the disk held %s", b.Name, volume, got, want)
+			verdict.Errorf(s.t, "backup %s, volume %s: the file has %s, the disk held %s", b.Name, volume, got, want)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -51,7 +52,7 @@ func TestBlockClaim_everyRunCounts(t *testing.T) {
 		chain = append(chain, p)
 		s.verify("backups", chain)
 		if sum := strings.Fields(s.guest(fmt.Sprintf(device, "raw") + "sha256sum $b"))[0]; sum != p.Sums["raw"] {
-			t.Errorf("before backup %s the disk held %s, and the guest reads %s", name, p.Sums["raw"], sum)
+			verdict.Errorf(t, "before backup %s the disk held %s, and the guest reads %s", name, p.Sums["raw"], sum)
 		}
 	}
 

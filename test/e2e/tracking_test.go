@@ -15,6 +15,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -46,7 +47,7 @@ func TestTrackingOnAndOffKeepsTheData(t *testing.T) {
 	label(true)
 	s.must(s.WaitTracking(ctx, s.vm, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute))
 	if got := s.guest(`cat /disks/data/1 /disks/data/2`); got != "tracked\nuntracked\n" {
-		t.Errorf("the guest reads %q", got)
+		verdict.Errorf(t, "the guest reads %q", got)
 	}
 	s.target("backups", gib)
 	s.tracker("daily")

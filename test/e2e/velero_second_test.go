@@ -22,6 +22,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/velero"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -58,7 +59,7 @@ func (s *scene) restoreInSecondCluster(first *velero.Server, backup, want string
 	there.Lab = other
 	other.Namespace = s.Namespace
 	if got := there.listVolumes(); got != want {
-		s.t.Errorf("backed up:\n%s\nrestored in the second cluster:\n%s", want, got)
+		verdict.Errorf(s.t, "backed up:\n%s\nrestored in the second cluster:\n%s", want, got)
 	}
 	there.nothingOfMovesIsLeft()
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/s3"
 	"github.com/varvebackup/varve/test/velero"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -68,14 +69,14 @@ func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 		v.Restore(s.t, "again", "first")
 		v.WaitForRestore(s.t, "again", velero.Completed, moveTimeout)
 		if after := s.listVolumes(); after != before {
-			s.t.Errorf("before:\n%s\nafter:\n%s", before, after)
+			verdict.Errorf(s.t, "before:\n%s\nafter:\n%s", before, after)
 		}
 		s.nothingOfMovesIsLeft()
 	})
 	s.step("second cluster", func(s *scene) { s.restoreInSecondCluster(v, "first", before) })
 	s.step("delete", func(s *scene) {
 		if n := s.countRestorePoints(location); n != 3 {
-			s.t.Errorf("%d restore points, want 3", n)
+			verdict.Errorf(s.t, "%d restore points, want 3", n)
 		}
 		v.DeleteBackup(s.t, "first", 2*time.Minute)
 		s.must(wait.For(ctx, 2*time.Minute, "the DataUploads to be gone", func(ctx context.Context) (bool, string, error) {

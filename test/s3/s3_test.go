@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/minio/minio-go/v7"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 var everyKind = map[string]Options{
@@ -55,7 +57,7 @@ func read(ctx context.Context, c *minio.Client, bucket, key, version string) ([]
 func wantContent(tb testing.TB, c *minio.Client, bucket, key string, want []byte) {
 	tb.Helper()
 	if got, err := read(tb.Context(), c, bucket, key, ""); err != nil || !bytes.Equal(got, want) {
-		tb.Errorf("%s has %d bytes that are not the %d that were put, %v", key, len(got), len(want), err)
+		verdict.JudgeErrorf(tb, err == nil, "%s has %d bytes that are not the %d that were put, %v", key, len(got), len(want), err)
 	}
 }
 
@@ -133,7 +135,7 @@ func TestVersions(t *testing.T) {
 	}
 	wantAbsent(t, c, server.Bucket, "key")
 	if got, err := read(t.Context(), c, server.Bucket, "key", first.VersionID); string(got) != "first" || err != nil {
-		t.Errorf("%q, %v", got, err)
+		verdict.JudgeErrorf(t, err == nil, "%q, %v", got, err)
 	}
 }
 
@@ -155,7 +157,7 @@ func TestLockedObjectsCannotBeDeleted(t *testing.T) {
 		}
 		wantAbsent(t, c, server.Bucket, "locked")
 		if got, err := read(t.Context(), c, server.Bucket, "locked", locked.VersionID); string(got) != "locked" || err != nil {
-			t.Errorf("%s: %q, %v", mode, got, err)
+			verdict.JudgeErrorf(t, err == nil, "%s: %q, %v", mode, got, err)
 		}
 		bypass := minio.RemoveObjectOptions{VersionID: locked.VersionID, GovernanceBypass: true}
 		err = c.RemoveObject(t.Context(), server.Bucket, "locked", bypass)

@@ -29,6 +29,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/s3"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const (
@@ -238,7 +239,7 @@ func (m *movesUnderKills) comesBack(i int, stored *lab.MachineUploads) {
 		m.must(err)
 		m.must(box.Close(ctx))
 		if got, _, _ := strings.Cut(text, " "); got != stored.Sums[volume] {
-			m.t.Errorf("WRONG BACKUP: %s, volume %s: restored %s, the disk held %s", stored.Group, volume, got, stored.Sums[volume])
+			verdict.Errorf(m.t, "%s, volume %s: restored %s, the disk held %s", stored.Group, volume, got, stored.Sums[volume])
 		}
 		m.compared++
 		claim := &corev1.PersistentVolumeClaim{}
@@ -278,7 +279,7 @@ func (m *movesUnderKills) restoreWithKopia(stored *lab.MachineUploads, volume st
 	_, snapshot, ok := strings.Cut(listed, `"id":"`)
 	snapshot, _, _ = strings.Cut(snapshot, `"`)
 	if !ok {
-		t.Fatalf("kopia has no snapshot of restore point %s: %s", id.Point, listed)
+		verdict.Fatalf(t, "kopia has no snapshot of restore point %s: %s", id.Point, listed)
 	}
 	to := filepath.Join(dir, "out")
 	kopia("snapshot", "restore", snapshot, to)
@@ -289,7 +290,7 @@ func (m *movesUnderKills) restoreWithKopia(stored *lab.MachineUploads, volume st
 	_, err = io.Copy(h, file)
 	m.must(err)
 	if got := hex.EncodeToString(h.Sum(nil)); got != stored.Sums[volume] {
-		t.Errorf("WRONG BACKUP: kopia restores %s of %s as %s, the disk held %s", volume, stored.Group, got, stored.Sums[volume])
+		verdict.Errorf(t, "kopia restores %s of %s as %s, the disk held %s", volume, stored.Group, got, stored.Sums[volume])
 	}
 	t.Logf("kopia restored %s of %s from the bucket, as it was", volume, stored.Group)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/gen"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // TestPull_underKills pulls 2 GiB with varve itself while the export pod is killed again and again, and the handler and the
@@ -78,7 +79,7 @@ func TestPull_underKills(t *testing.T) {
 	_, err = io.Copy(h, file)
 	s.must(err)
 	if got := hex.EncodeToString(h.Sum(nil)); got != sums["big"] {
-		t.Errorf("pulled %s, the disk held %s", got, sums["big"])
+		verdict.Errorf(t, "pulled %s, the disk held %s", got, sums["big"])
 	}
 	s.must(s.Get(ctx, client.ObjectKeyFromObject(b), b))
 	data := int64(2048+64) * mib

@@ -21,6 +21,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -235,7 +236,7 @@ func (s *soak) compare(sums map[string]string) {
 		restored, err := tool.Restore(ctx, target, s.chain, volume, false)
 		s.must(err)
 		if restored.SHA256 != want {
-			s.t.Errorf("WRONG BACKUP: %s, volume %s: restored %s, the disk held %s", s.chain[len(s.chain)-1].Name, volume, restored.SHA256, want)
+			verdict.Errorf(s.t, "%s, volume %s: restored %s, the disk held %s", s.chain[len(s.chain)-1].Name, volume, restored.SHA256, want)
 		}
 		s.compared++
 	}

@@ -18,6 +18,9 @@ import (
 	"github.com/varvebackup/varve/box/internal/xfs"
 )
 
+// wrongData is the mark of test/verdict, which this module cannot import.
+const wrongData = "WRONG DATA: "
+
 // newXFSStore returns a store on an XFS of its own. It needs root.
 func newXFSStore(t *testing.T, node string) store {
 	t.Helper()
@@ -93,11 +96,11 @@ func TestSnapshot_keepsWhatTheVolumeHad(t *testing.T) {
 	}
 	overwrite(t, file, 4096, bytes.Repeat([]byte("after  "), 1000))
 	if got := readAll(t, snap.file); !bytes.Equal(got, want) {
-		t.Error("the snapshot changes with the volume")
+		t.Error(wrongData + "the snapshot changes with the volume")
 	}
 	again := newSnapshot(t, s, "v", "one")
 	if again != snap || !bytes.Equal(readAll(t, again.file), want) {
-		t.Errorf("a second call makes another snapshot: %+v, not %+v", again, snap)
+		t.Errorf(wrongData+"a second call makes another snapshot: %+v, not %+v", again, snap)
 	}
 	if err := other.removeVolume("v"); err != nil {
 		t.Fatal(err)
@@ -107,7 +110,7 @@ func TestSnapshot_keepsWhatTheVolumeHad(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(readAll(t, restored), want) {
-		t.Error("the restored volume differs from the snapshot, without volume and snapshot")
+		t.Error(wrongData + "the restored volume differs from the snapshot, without volume and snapshot")
 	}
 	if _, err := os.Stat(snap.file); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the file of the deleted snapshot: %v", err)
@@ -165,7 +168,7 @@ func TestSnapshot_hasWhatIsInTheCaches(t *testing.T) {
 	overwrite(t, device.Path, 4096, unsynced)
 	for _, volume := range []string{"files", "device"} {
 		if snap := newSnapshot(t, s, volume, "of-"+volume); !bytes.Contains(readAll(t, snap.file), unsynced) {
-			t.Errorf("%s: the snapshot lacks what was written before it", volume)
+			t.Errorf(wrongData+"%s: the snapshot lacks what was written before it", volume)
 		}
 	}
 }
@@ -228,7 +231,7 @@ func TestSnapshot_replacesRemains(t *testing.T) {
 		t.Errorf("%v, %v", all, err)
 	}
 	if snap := newSnapshot(t, s, "v", "one"); !bytes.Equal(readAll(t, snap.file), want) {
-		t.Error("the snapshot is not what the volume has")
+		t.Error(wrongData + "the snapshot is not what the volume has")
 	}
 	if _, err := os.Stat(half); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the remains stay: %v", err)
@@ -298,7 +301,7 @@ func mountAndRead(t *testing.T, s store, id string, want []byte) error {
 	}
 	got, err := os.ReadFile(filepath.Join(target, "file"))
 	if err == nil && !bytes.Equal(got, want) {
-		err = fmt.Errorf("the file has %q", got)
+		err = fmt.Errorf(wrongData+"the file has %q", got)
 	}
 	writeErr := os.WriteFile(filepath.Join(target, "new"), nil, 0o600)
 	if readOnly != errors.Is(writeErr, unix.EROFS) {

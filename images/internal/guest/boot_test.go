@@ -15,6 +15,9 @@ import (
 	"github.com/varvebackup/varve/images/internal/recipe"
 )
 
+// wrongData is the mark of test/verdict, which this module cannot import.
+const wrongData = "WRONG DATA: "
+
 // Kernel arguments, as in images/guest/README.md.
 const (
 	testArgs   = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"
@@ -105,7 +108,7 @@ func TestTestGuest(t *testing.T) {
 		t.Errorf("the disk was not unmounted at power-off:\n%s", out)
 	}
 	if out := host(t, "debugfs", "-R", "cat /frozen", named); !strings.Contains(out, "after") {
-		t.Errorf("what the guest wrote is not on the disk: %q", out)
+		t.Errorf(wrongData+"what the guest wrote is not on the disk: %q", out)
 	}
 }
 
@@ -132,7 +135,7 @@ func freezeHolds(t *testing.T, m *machine, dir, disk string, mounted int) {
 	frozen := hash(t, disk)
 	time.Sleep(time.Second) // Ten times the writer's pause between two writes.
 	if hash(t, disk) != frozen {
-		t.Error("the disk changed while the guest was frozen")
+		t.Error(wrongData + "the disk changed while the guest was frozen")
 	}
 	if m.guest("guest-fsfreeze-thaw", nil, &count); count != mounted {
 		t.Errorf("%d file systems were thawed, want %d", count, mounted)
@@ -194,6 +197,6 @@ func TestDebianGuest(t *testing.T) {
 		host(t, "e2fsck", "-fn", path)
 	}
 	if out := host(t, "debugfs", "-R", "cat /frozen", data); !strings.Contains(out, "after") {
-		t.Errorf("what the guest wrote is not on the disk: %q", out)
+		t.Errorf(wrongData+"what the guest wrote is not on the disk: %q", out)
 	}
 }

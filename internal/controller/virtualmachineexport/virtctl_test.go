@@ -38,6 +38,7 @@ import (
 	"github.com/varvebackup/varve/test/checkout"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // TestVirtctl_vmexport runs upstream's virtctl as it is: exports of the controller, served by the program of export pods
@@ -226,7 +227,7 @@ func (v *virtctl) beginDownload(args ...string) (finish func() []byte) {
 func (v *virtctl) isDisk(what string, content []byte) {
 	v.Helper()
 	if !bytes.Equal(content, v.disk) {
-		v.Errorf("%s: %d bytes are not the disk's %d", what, len(content), len(v.disk))
+		verdict.Errorf(v, "%s: %d bytes are not the disk's %d", what, len(content), len(v.disk))
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // guide is docs/pull.md: its files by name, and its commands in their order.
@@ -92,14 +94,14 @@ func TestGuide_itsExamplesRun(t *testing.T) {
 	}
 	for _, name := range []string{"root.raw", "sparse.raw"} {
 		if !bytes.Equal(file(name), first) {
-			t.Errorf("%s is not the disk", name)
+			verdict.Errorf(t, "%s is not the disk", name)
 		}
 	}
 	if !bytes.Equal(file("first.raw"), first[:65536]) {
-		t.Error("first.raw is not the beginning of the disk")
+		verdict.Errorf(t, "first.raw is not the beginning of the disk")
 	}
 	if out, err := run("qemu-img compare -f raw -F qcow2 root.raw root.qcow2"); err != nil {
-		t.Error(out)
+		verdict.JudgeErrorf(t, verdict.Differ(err), "%s", out)
 	}
 	var spec, released struct {
 		Regions, Extents []struct{ Offset, Length int64 }
@@ -109,7 +111,7 @@ func TestGuide_itsExamplesRun(t *testing.T) {
 		t.Error(err)
 	}
 	if len(spec.Regions) < 3 || !slices.Equal(spec.Regions, released.Extents) || spec.Size != released.Size {
-		t.Errorf("the dialects differ: %+v and %+v", spec, released)
+		verdict.Errorf(t, "the dialects differ: %+v and %+v", spec, released)
 	}
 	stored := 0
 	for _, uid := range c.order {
@@ -119,7 +121,7 @@ func TestGuide_itsExamplesRun(t *testing.T) {
 		stored++
 		for name, want := range c.taken[uid] {
 			if !bytes.Equal(file(filepath.Join("store", string(uid), name+".raw")), want) {
-				t.Errorf("backup %s: disk %s is not its point in time", uid, name)
+				verdict.Errorf(t, "backup %s: disk %s is not its point in time", uid, name)
 			}
 		}
 	}

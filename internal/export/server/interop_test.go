@@ -19,6 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/server"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // run runs a stock client, and returns what it printed and its exit code.
@@ -56,7 +57,7 @@ func TestCurl_readsADisk(t *testing.T) {
 			t.Helper()
 			got, err := os.ReadFile(file)
 			if err != nil || code != 0 || !bytes.Equal(got, want) {
-				t.Errorf("%s, %s: exit code %d, %d bytes, %v", version, what, code, len(got), err)
+				verdict.JudgeErrorf(t, err == nil && code == 0, "%s, %s: exit code %d, %d bytes, %v", version, what, code, len(got), err)
 			}
 		}
 		_, code := s.curl(t, "/exports/root/data", version, "-o", file)
@@ -122,7 +123,7 @@ func TestUrllib_readsADisk(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "disk")
 	_, code := run(t, "python3", "-c", urllibReader, s.url+"/exports/root/data", s.ca, token, file)
 	if got, err := os.ReadFile(file); err != nil || code != 0 || !bytes.Equal(got, disk.Content) {
-		t.Errorf("exit code %d, %d bytes, %v", code, len(got), err)
+		verdict.JudgeErrorf(t, err == nil && code == 0, "exit code %d, %d bytes, %v", code, len(got), err)
 	}
 	broken := openVolumes(t, server.Config{}, &told{chunks: []export.Chunk{chunk(0, make([]byte, 4096))}, err: errclass.Errorf(errclass.Transient, "lost")})
 	if _, code := run(t, "python3", "-c", urllibWhole, broken.url+"/exports/told/data", broken.ca, token); code == 0 {
@@ -164,7 +165,7 @@ func TestDocumentedReader_readsABackup(t *testing.T) {
 	}
 	for _, v := range volumes {
 		if got, err := os.ReadFile(filepath.Join(dir, v.Description.Name+".raw")); err != nil || !bytes.Equal(got, v.Content) {
-			t.Errorf("volume %s: %d bytes, %v", v.Description.Name, len(got), err)
+			verdict.Errorf(t, "volume %s: %d bytes, %v", v.Description.Name, len(got), err)
 		}
 	}
 	if _, code := run(t, "python3", "-c", reader, s.url+"/exports/stream", s.ca, "wrong", dir); code == 0 {

@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 	"github.com/varvebackup/varve/test/s3"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func accessTo(e s3.Endpoint) datamove.Access {
@@ -55,7 +56,7 @@ func TestS3_deletesAndKeeps(t *testing.T) {
 		t.Errorf("%+v %v", report, err)
 	}
 	if got := s.points(); got != "a" {
-		t.Errorf("left: %q", got)
+		verdict.Errorf(t, "left: %q", got)
 	}
 }
 
@@ -112,7 +113,7 @@ func TestS3_believesNoListingAlone(t *testing.T) {
 			}
 			s.access = right
 			if got := s.points(); got != "a" {
-				t.Errorf("left: %q", got)
+				verdict.Errorf(t, "left: %q", got)
 			}
 		})
 	}
