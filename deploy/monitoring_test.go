@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 var update = flag.Bool("update", false, "write deploy/monitoring/prometheus-operator.yaml")
@@ -209,7 +211,7 @@ func TestOperatorManifest_hasTheSameRules(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(want, readText(t, operatorFile)); diff != "" {
-		t.Errorf("%s is out of date, run make generate: %s", operatorFile, diff)
+		t.Errorf(verdict.GoldenMark+"%s is out of date, run make generate: %s", operatorFile, diff)
 	}
 	for _, name := range []string{"varve-controller-metrics", "varve-handler-metrics"} {
 		service := find[*corev1.Service](t, name)

@@ -28,6 +28,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 var update = flag.Bool("update", false, "write the tables of api.md and metrics.md")
@@ -53,7 +54,7 @@ func TestAPIReference(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(string(have), want); diff != "" {
-		t.Errorf("docs/api.md is out of date, run make generate: %s", diff)
+		t.Errorf(verdict.GoldenMark+"docs/api.md is out of date, run make generate: %s", diff)
 	}
 }
 

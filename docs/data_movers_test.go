@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const exampleMover = "examples/data-mover"
@@ -47,7 +49,7 @@ func TestDataMovers_showsTheExampleAsItIs(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(string(have), want); diff != "" {
-		t.Errorf("docs/data-movers.md is out of date, run make generate: %s", diff)
+		t.Errorf(verdict.GoldenMark+"docs/data-movers.md is out of date, run make generate: %s", diff)
 	}
 }
 

@@ -33,6 +33,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/tunnel"
 	handlermetric "github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/test/gen"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // described is a metric that a component serves.
@@ -211,7 +212,7 @@ func TestMetricsReference(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(string(have), want); diff != "" {
-		t.Errorf("docs/metrics.md is out of date, run make generate: %s", diff)
+		t.Errorf(verdict.GoldenMark+"docs/metrics.md is out of date, run make generate: %s", diff)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // ending cancels a context when a certain text is written.
@@ -87,7 +88,7 @@ func TestInterruption(t *testing.T) {
 	}
 	p.must("disk", "restore", id, out)
 	if got, err := os.ReadFile(out); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("other bytes: %v", err)
+		verdict.Errorf(t, "other bytes: %v", err)
 	}
 	for _, command := range [][]string{{"disk", "verify"}, {"repo", "maintenance"}} {
 		_, report, code := p.run(`"phase":"`, append(command, "--progress", "json")...)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // meanwhile calls do once, when at has been written. The writer waits for it.
@@ -114,7 +115,7 @@ func TestRestore_ofWhatIsDeletedMeanwhile(t *testing.T) {
 		t.Fatalf("%v; it said %s", err, said)
 	}
 	if got, err := os.ReadFile(out); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("other bytes: %v", err)
+		verdict.Errorf(t, "other bytes: %v", err)
 	}
 	p.freed()
 }
@@ -138,7 +139,7 @@ func TestServe_whatIsDeletedMeanwhile(t *testing.T) {
 		t.Fatalf("%v; it said %s", err, said)
 	}
 	if !bytes.Equal(got, content) {
-		t.Error("other bytes")
+		verdict.Errorf(t, "other bytes")
 	}
 	p.freed()
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/cli"
 	"github.com/varvebackup/varve/internal/cli/session"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 var update = flag.Bool("update", false, "write docs/cli.md")
@@ -139,6 +140,6 @@ func TestReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(have), out.String()); diff != "" {
-		t.Errorf("docs/cli.md is out of date, run make generate: %s", diff)
+		t.Errorf(verdict.GoldenMark+"docs/cli.md is out of date, run make generate: %s", diff)
 	}
 }

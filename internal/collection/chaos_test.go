@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/exportsite"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const patternBytes = 1 << 20
@@ -135,7 +136,7 @@ func wantPattern(t *testing.T, path string, v pattern) {
 	for block := range v.info.Bytes / patternBytes {
 		v.fill(want, block)
 		if _, err := f.ReadAt(got, block*patternBytes); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("other bytes in block %d: %v", block, err)
+			verdict.Fatalf(t, "other bytes in block %d: %v", block, err)
 		}
 	}
 }

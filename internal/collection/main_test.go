@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/endpoint"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/test/exportsite"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -46,7 +47,7 @@ func wantFile(t *testing.T, path string, v *exporttest.Volume) {
 	t.Helper()
 	got, err := os.ReadFile(path)
 	if err != nil || !bytes.Equal(got, v.Content) {
-		t.Errorf("%s has other bytes than volume %s: %v", path, v.Description.Name, err)
+		verdict.Errorf(t, "%s has other bytes than volume %s: %v", path, v.Description.Name, err)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/snapshotmetadata"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const (
@@ -66,11 +67,11 @@ func TestClient_asksWhatItIsAsked(t *testing.T) {
 	s := Snapshot{Namespace: "app", Name: "monday", Bytes: 100 * kib}
 	allocated, err := c.Allocated(t.Context(), s)
 	if want := extent.NewSet(extent.Extent{Length: 4 * kib}, extent.Extent{Offset: 99 * kib, Length: kib}); err != nil || !slices.Equal(slices.Collect(allocated.All()), slices.Collect(want.All())) {
-		t.Errorf("allocated: %v, %v", slices.Collect(allocated.All()), err)
+		verdict.JudgeErrorf(t, err == nil, "allocated: %v, %v", slices.Collect(allocated.All()), err)
 	}
 	changed, err := c.Changed(t.Context(), "handle-of-sunday", s)
 	if want := extent.NewSet(extent.Extent{Offset: 16 * kib, Length: 16 * kib}, extent.Extent{Offset: 96 * kib, Length: 4 * kib}); err != nil || !slices.Equal(slices.Collect(changed.All()), slices.Collect(want.All())) {
-		t.Errorf("changed: %v, %v", slices.Collect(changed.All()), err)
+		verdict.JudgeErrorf(t, err == nil, "changed: %v, %v", slices.Collect(changed.All()), err)
 	}
 	want := []request{
 		{Token: "token-for-stub", Namespace: "app", Snapshot: "monday"},
@@ -130,7 +131,7 @@ func TestClient_continuesBrokenStreams(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(slices.Collect(extent.NewSet(want...).All()), slices.Collect(set.All())); diff != "" {
-			t.Errorf("%s: %s", kind, diff)
+			verdict.Errorf(t, "%s: %s", kind, diff)
 		}
 		if len(stub.Seen()) < 20 {
 			t.Errorf("%d streams", len(stub.Seen()))
@@ -150,7 +151,7 @@ func TestClient_continuesWithinARange(t *testing.T) {
 		}}
 		set, err := newClient(t, stub).Allocated(t.Context(), Snapshot{Bytes: 100 * kib})
 		if want := extent.NewSet(extent.Extent{Length: 8 * kib}, extent.Extent{Offset: 50 * kib, Length: kib}); err != nil || !slices.Equal(slices.Collect(set.All()), slices.Collect(want.All())) {
-			t.Errorf("%s: %v, %v", name, slices.Collect(set.All()), err)
+			verdict.JudgeErrorf(t, err == nil, "%s: %v, %v", name, slices.Collect(set.All()), err)
 		}
 	}
 }

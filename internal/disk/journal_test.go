@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func newTestJournal(t *testing.T, o JournalOptions) *Journal {
@@ -64,7 +64,7 @@ func restore(t *testing.T, target Target, j *Journal, content []byte, limit int)
 func wantFile(t *testing.T, path string, want []byte) {
 	t.Helper()
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("other bytes (%d, want %d): %v", len(got), len(want), err)
+		verdict.Fatalf(t, "other bytes (%d, want %d): %v", len(got), len(want), err)
 	}
 }
 
@@ -572,7 +572,7 @@ func claims(m *machine, token string, id identity) (int, error) {
 	}
 	for i, b := range m.diskSafe {
 		if j.Done(i) && b != token[0] {
-			return 0, fmt.Errorf("the journal says that region %d of %s is done, but it has %q", i, token, b)
+			return 0, verdict.Error("the journal says that region %d of %s is done, but it has %q", i, token, b)
 		}
 	}
 	return int(j.DoneBytes()), nil
@@ -655,10 +655,10 @@ func TestJournal_format(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(golden), string(s.marshal())); diff != "" {
-		t.Errorf("(-want +got) %s", diff)
+		t.Errorf(verdict.GoldenMark+"(-want +got) %s", diff)
 	}
 	if got, err := parseState(golden); err != nil || !cmp.Equal(got, s) {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf(verdict.GoldenMark+"%+v, %v", got, err)
 	}
 	if got := s.finishedBytes(); got != 4*mib+1 {
 		t.Errorf("%d bytes are finished", got)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestMain(m *testing.M) {
@@ -84,7 +85,7 @@ func wantBytes(t *testing.T, s Source, want []byte) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Fatalf("other bytes (%d, want %d)", len(got), len(want))
+		verdict.Fatalf(t, "other bytes (%d, want %d)", len(got), len(want))
 	}
 	data, err := s.Data(t.Context())
 	if err != nil {
@@ -100,7 +101,7 @@ func wantBytes(t *testing.T, s Source, want []byte) {
 		}
 	}
 	if !bytes.Equal(got, want) {
-		t.Fatalf("other bytes if only the data %s is read", listing(*data))
+		verdict.Fatalf(t, "other bytes if only the data %s is read", listing(*data))
 	}
 }
 

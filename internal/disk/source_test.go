@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestFile_isReadAroundItsHoles(t *testing.T) {
@@ -32,7 +33,7 @@ func TestFile_isReadAroundItsHoles(t *testing.T) {
 	}
 	want := set(extent.Extent{Length: 64 * kib}, extent.Extent{Offset: 2*mib - 64*kib, Length: 128 * kib}, extent.Extent{Offset: 5 * mib, Length: 100})
 	if diff := cmp.Diff(listing(want), listing(*data)); diff != "" {
-		t.Errorf("data (-want +got): %s", diff)
+		verdict.Errorf(t, "data (-want +got): %s", diff)
 	}
 	if changes, err := s.Changes(t.Context()); changes != nil || err != nil {
 		t.Errorf("changes of a raw file: %v, %v", changes, err)
@@ -129,10 +130,10 @@ func TestExport_isReadWithItsBitmap(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff("1048576+131072", listing(*data)); diff != "" {
-			t.Error(diff)
+			verdict.Errorf(t, "%s", diff)
 		}
 		if diff := cmp.Diff("65536+65536 2097152+262144", listing(*changes)); diff != "" {
-			t.Error(diff)
+			verdict.Errorf(t, "%s", diff)
 		}
 		if want, err := nbd.ParseURI(uri); err != nil || s.Identity() != want.URI() {
 			t.Errorf("identity %s, want %s (%v)", s.Identity(), want.URI(), err)

@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // place is where a test writes a disk, and how it reads it back.
@@ -144,7 +145,7 @@ func TestTarget_zeroesAreWrittenOnlyWhereNeeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !isZero(d.data) || d.written != 64*kib || d.flushes != 1 {
-		t.Errorf("%d bytes written, %d flushes", d.written, d.flushes)
+		verdict.Errorf(t, "%d bytes written, %d flushes", d.written, d.flushes)
 	}
 }
 

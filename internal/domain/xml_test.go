@@ -14,6 +14,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -82,7 +83,7 @@ func TestXML_isGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(string(want), got+"\n"); diff != "" {
-				t.Errorf("%s (-want +got), write it anew with -update:\n%s", golden, diff)
+				t.Errorf(verdict.GoldenMark+"%s (-want +got), write it anew with -update:\n%s", golden, diff)
 			}
 		})
 	}

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 var update = flag.Bool("update", false, "write the packages into docs/architecture.md")
@@ -41,7 +43,7 @@ func TestArchitecture_listsEveryPackage(t *testing.T) {
 			t.Fatal(err)
 		}
 	default:
-		t.Error("docs/architecture.md lists other packages than there are: run make generate")
+		t.Error(verdict.GoldenMark + "docs/architecture.md lists other packages than there are: run make generate")
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func example() Manifest {
@@ -42,16 +44,14 @@ func TestEncode_version1IsGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(golden), string(got)); diff != "" {
-		t.Errorf("encoded (-golden +got):\n%s", diff)
-	}
+	verdict.Golden(t, "testdata/v1.json", got)
 	decoded, err := Decode(golden)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := example()
 	if diff := cmp.Diff(&want, decoded); diff != "" {
-		t.Errorf("decoded (-want +got):\n%s", diff)
+		t.Errorf(verdict.GoldenMark+"decoded (-want +got):\n%s", diff)
 	}
 }
 

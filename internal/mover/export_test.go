@@ -11,6 +11,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestExport_servesUntilItIsToldToEnd(t *testing.T) {
@@ -58,7 +59,7 @@ func TestExport_servesUntilItIsToldToEnd(t *testing.T) {
 		t.Error(err)
 	}
 	if !bytes.Equal(got, content) {
-		t.Error("other bytes")
+		verdict.Errorf(t, "other bytes")
 	}
 	end()
 	if err := errors.Join(<-served, export.Close()); err != nil {

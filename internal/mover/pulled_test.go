@@ -8,6 +8,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/test/exportsite"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // pullDisk stores a volume that an export server serves, through connections that are cut.
@@ -29,7 +30,7 @@ func pullDisk(t *testing.T, r *repository.Repository, b PulledBackup, v *exportt
 	}
 	var got bytes.Buffer
 	if err := Stream(t.Context(), r, StreamRequest{Disk: point.Disks[0], To: &got}); err != nil || !bytes.Equal(got.Bytes(), v.Content) {
-		t.Errorf("restore point %s has other bytes: %v", point.ID, err)
+		verdict.JudgeErrorf(t, err == nil, "restore point %s has other bytes: %v", point.ID, err)
 	}
 	return point
 }

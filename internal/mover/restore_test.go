@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const (
@@ -68,7 +69,7 @@ func sameFiles(tb testing.TB, got, want string) {
 		n, errA := io.ReadFull(a, x)
 		m, errB := io.ReadFull(b, y)
 		if !bytes.Equal(x[:n], y[:m]) || errA != errB { //nolint:errorlint // both come from io.ReadFull
-			tb.Fatalf("at %d: other bytes, or %v and %v", offset, errA, errB)
+			verdict.Fatalf(tb, "at %d: other bytes, or %v and %v", offset, errA, errB)
 		}
 		if errA != nil {
 			return

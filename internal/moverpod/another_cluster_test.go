@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // Another cluster has the bucket, the password, and the snapshotID of a DataDownload. That is enough, and nothing is written.
@@ -43,10 +44,10 @@ func TestDownload_inAnotherCluster(t *testing.T) {
 	target = t.TempDir()
 	there.newPod(t, newDownload(filesystem, files.SnapshotID), target).run(t, datamove.Succeeded)
 	if !maps.Equal(readTree(t, volume), readTree(t, target)) {
-		t.Error("the files are others")
+		verdict.Errorf(t, "the files are others")
 	}
 	there.newPod(t, newUpload(filesystem), volume).fails(t, "read-only")
 	if !maps.Equal(before, readTree(t, here.access.Directory)) {
-		t.Error("a cluster that may only read has written")
+		verdict.Errorf(t, "a cluster that may only read has written")
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/exportsite"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // bothDialects are the values of EndpointSource.KubeVirt.
@@ -177,7 +178,7 @@ func TestEndpointUpload_survivesChaos(t *testing.T) {
 			}
 			s.wantRestored(t, report, m)
 			if points := s.points(t); len(points) != 1 {
-				t.Errorf("%d restore points", len(points))
+				verdict.Errorf(t, "%d restore points", len(points))
 			}
 		})
 	}
@@ -339,7 +340,7 @@ func TestEndpointUpload_survivesKills(t *testing.T) {
 	}
 	s.wantRestored(t, report, m)
 	if points := s.points(t); len(points) != 1 {
-		t.Errorf("%d restore points", len(points))
+		verdict.Errorf(t, "%d restore points", len(points))
 	}
 }
 

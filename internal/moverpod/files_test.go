@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // readTree returns what the files and links below a directory hold, by their paths.
@@ -95,14 +96,14 @@ func TestMove_files(t *testing.T) {
 	want, got := readTree(t, volume), readTree(t, target)
 	for name := range want {
 		if want[name] != got[name] {
-			t.Errorf("%s was not restored as it was", name)
+			verdict.Errorf(t, "%s was not restored as it was", name)
 		}
 	}
 	if len(want) != len(got) {
-		t.Errorf("%d files, want %d", len(got), len(want))
+		verdict.Errorf(t, "%d files, want %d", len(got), len(want))
 	}
 	if points := s.points(t); len(points) != 2 {
-		t.Errorf("%d restore points", len(points))
+		verdict.Errorf(t, "%d restore points", len(points))
 	}
 	// What somebody else has there is left alone.
 	occupied := t.TempDir()
@@ -111,7 +112,7 @@ func TestMove_files(t *testing.T) {
 	}
 	s.newPod(t, newDownload(filesystem, report.SnapshotID), occupied).fails(t, "new claim")
 	if mine, err := os.ReadFile(filepath.Join(occupied, "mine")); err != nil || !bytes.Equal(mine, []byte("mine")) {
-		t.Error(err)
+		verdict.Errorf(t, "%v", err)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const (
@@ -254,6 +255,6 @@ func wantContent(t *testing.T, path string, want []byte) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs from what was stored", path)
+		verdict.Errorf(t, "%s differs from what was stored", path)
 	}
 }

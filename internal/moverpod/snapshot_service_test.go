@@ -13,6 +13,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/snapshotmetadata"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // An answer that begins and never ends well is not used in part: what it has not said yet would be left out.
@@ -102,6 +103,6 @@ func TestSnapshotUpload_isResumedWhileTheServiceFails(t *testing.T) {
 		t.Errorf("%+v", report)
 	}
 	if points := s.points(t); len(points) != 1 {
-		t.Errorf("%d restore points", len(points))
+		verdict.Errorf(t, "%d restore points", len(points))
 	}
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/tunnel"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const (
@@ -206,7 +207,7 @@ func TestMachineUpload_fullAndIncrementals(t *testing.T) {
 	job.Labels = map[string]string{datamove.LabelGroup: "monday"}
 	full := s.uploadMachine(t, m, job)
 	if points := s.points(t); len(points) != 1 || points[0].Group != "monday" || points[0].Labels[datamove.LabelGroup] != "monday" {
-		t.Errorf("%+v", points)
+		verdict.Errorf(t, "%+v", points)
 	}
 	if full.TotalBytes != diskBytes || full.FullReason != "" || full.Repository == "" {
 		t.Errorf("%+v", full)
@@ -305,7 +306,7 @@ func TestMachineUpload_survivesCuts(t *testing.T) {
 	}
 	s.wantRestored(t, report, m)
 	if points := s.points(t); len(points) != 1 {
-		t.Errorf("%d restore points", len(points))
+		verdict.Errorf(t, "%d restore points", len(points))
 	}
 }
 
@@ -454,7 +455,7 @@ func TestMachineUpload_survivesKills(t *testing.T) {
 	}
 	s.wantRestored(t, report, m)
 	if points := s.points(t); len(points) != 1 {
-		t.Errorf("%d restore points", len(points))
+		verdict.Errorf(t, "%d restore points", len(points))
 	}
 	// Once more, after the restore point was published and before the report: nothing is read, and no launcher is there any more.
 	p.api.change(func(o map[string]any) { delete(o["metadata"].(map[string]any), "annotations") })

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // What goes in comes out, on the other kind of volume as well.
@@ -83,7 +84,7 @@ func TestUpload_makesOneRestorePoint(t *testing.T) {
 	}
 	points := s.points(t)
 	if len(points) != 1 || "varve1.disk."+points[0].ID+".app" != first.SnapshotID {
-		t.Fatalf("%d restore points, %s", len(points), first.SnapshotID)
+		verdict.Fatalf(t, "%d restore points, %s", len(points), first.SnapshotID)
 	}
 	p := points[0]
 	if p.Source.String() != "varve@data-mover:/app/data" || p.Disks[0].Name != datamove.DiskName || p.Disks[0].Identity != "claim-1" {

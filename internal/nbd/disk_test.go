@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -297,10 +298,10 @@ func same(t *testing.T, got, want []byte) {
 	}
 	for i := range min(len(got), len(want)) {
 		if got[i] != want[i] {
-			t.Fatalf("byte %d is %#x, want %#x (%d and %d bytes)", i, got[i], want[i], len(got), len(want))
+			verdict.Fatalf(t, "byte %d is %#x, want %#x (%d and %d bytes)", i, got[i], want[i], len(got), len(want))
 		}
 	}
-	t.Fatalf("%d bytes, want %d", len(got), len(want))
+	verdict.Fatalf(t, "%d bytes, want %d", len(got), len(want))
 }
 
 func wantErrno(t *testing.T, err error, errno unix.Errno) {

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // framings are the three that a client and a server can agree on. Each test of a pair runs with all of them.
@@ -98,7 +99,7 @@ func TestServer_anyRequests(t *testing.T) {
 				case "read":
 					p := bytes.Repeat([]byte{0xee}, int(e.Length))
 					if err = c.ReadAt(ctx, p, at); !bytes.Equal(p, model[at:e.End()]) {
-						r.Fatalf("%v: other bytes", e)
+						verdict.JudgeFatalf(r, err == nil, "%v: other bytes", e)
 					}
 				case "write":
 					p := pattern(int(e.Length), rapid.Byte().Draw(r, "seed"))
@@ -124,7 +125,7 @@ func TestServer_anyRequests(t *testing.T) {
 				}
 			}
 			if !bytes.Equal(d.data, model) {
-				r.Fatal("the disk has other bytes")
+				verdict.Fatalf(r, "the disk has other bytes")
 			}
 		})
 	})
@@ -179,11 +180,11 @@ func TestServer_dataAndDirty(t *testing.T) {
 	all := extent.Extent{Length: d.Size()}
 	data, err := c.Data(ctx, all)
 	if err != nil || !slices.Equal(slices.Collect(data.All()), []extent.Extent{{Offset: 4096, Length: 1024}}) {
-		t.Errorf("data %v, %v", data, err)
+		verdict.JudgeErrorf(t, err == nil, "data %v, %v", data, err)
 	}
 	dirty, err := c.Dirty(ctx, all, "b0")
 	if err != nil || !slices.Equal(slices.Collect(dirty.All()), []extent.Extent{{Offset: 4096, Length: 1024}, {Offset: 8192, Length: 512}}) {
-		t.Errorf("dirty %v, %v", dirty, err)
+		verdict.JudgeErrorf(t, err == nil, "dirty %v, %v", dirty, err)
 	}
 	if _, err := c.Dirty(ctx, all, "b1"); err == nil {
 		t.Error("a bitmap that is not there")
@@ -209,7 +210,7 @@ func TestServer_manyReadersAndWriters(t *testing.T) {
 					}
 					clear(got)
 					if err := c.ReadAt(ctx, got, int64(i*each)); err != nil || !bytes.Equal(got, want) {
-						t.Errorf("worker %d: %v", i, err)
+						verdict.JudgeErrorf(t, err == nil, "worker %d: %v", i, err)
 					}
 				}
 			})
@@ -288,7 +289,7 @@ func TestClient_refusesWhatIsNotAnnounced(t *testing.T) {
 	}
 	same(t, d.data[100:900_100], make([]byte, 900_000))
 	if d.data[99] == 0 || d.data[900_100] == 0 {
-		t.Error("more was zeroed")
+		verdict.Errorf(t, "more was zeroed")
 	}
 }
 

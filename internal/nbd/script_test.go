@@ -15,6 +15,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // bytesOf builds what a peer sends.
@@ -236,7 +237,7 @@ func TestClient_serversThatKnowLittle(t *testing.T) {
 	}
 	p := make([]byte, 8)
 	if err := c.ReadAt(testContext(t), p, 0); err != nil || string(p) != "payload!" {
-		t.Errorf("%q, %v", p, err)
+		verdict.JudgeErrorf(t, err == nil, "%q, %v", p, err)
 	}
 }
 
@@ -413,7 +414,7 @@ func TestStatus_ofAnyLength(t *testing.T) {
 	}
 	data, err := c.Data(testContext(t), extent.Extent{Length: scriptBytes})
 	if want := (extent.Extent{Offset: 4096, Length: scriptBytes - 4096}); err != nil || data.Len() != 1 || !data.Contains(want) {
-		t.Errorf("%v, %v", data, err)
+		verdict.JudgeErrorf(t, err == nil, "%v, %v", data, err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/retention"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // atOnce is a repository that many users use at the same time, each with connections of its own.
@@ -192,7 +193,7 @@ func (a *atOnce) prunes(ctx context.Context, r *Repository, random *rand.Rand) e
 		return err
 	}
 	if report.Damaged() {
-		return fmt.Errorf("damaged: %+v", report)
+		return verdict.Error("damaged: %+v", report)
 	}
 	histories := map[Source][]retention.Point{}
 	for _, p := range points {
@@ -229,7 +230,7 @@ func (a *atOnce) settled() {
 	}()
 	report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100})
 	if err != nil || report.Damaged() {
-		t.Errorf("%+v, %v", report, err)
+		verdict.JudgeErrorf(t, err == nil, "%+v, %v", report, err)
 	}
 	points, err := r.List(t.Context(), nil)
 	if err != nil {
@@ -241,7 +242,7 @@ func (a *atOnce) settled() {
 		listed[p.ID] = true
 		want, ok := a.held.Load(p.ID)
 		if !ok {
-			t.Errorf("restore point %s was never made", p.ID)
+			verdict.Errorf(t, "restore point %s was never made", p.ID)
 			continue
 		}
 		if err := c.whole(t.Context(), p.Disks[0], want.(*sparse), true); err != nil {
@@ -252,7 +253,7 @@ func (a *atOnce) settled() {
 		_, gone := a.gone.Load(id)
 		switch there := listed[id.(string)]; {
 		case !gone && !there:
-			t.Errorf("restore point %s is not there", id)
+			verdict.Errorf(t, "restore point %s is not there", id)
 		case gone && there:
 			a.back.Add(1)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // heldPoint is a restore point with what its disks held.
@@ -219,11 +220,11 @@ func (m *bitmapModel) look(rt *rapid.T, at *modelPlace, maybe *Request) (found *
 			found = p
 			m.compare(rt, r, p, m.held(maybe))
 		default:
-			rt.Fatalf("restore point %s of %s is there", p.ID, p.Time)
+			verdict.Fatalf(rt, "restore point %s of %s is there", p.ID, p.Time)
 		}
 	}
 	if known != len(at.points) {
-		rt.Fatalf("%d of %d restore points are there", known, len(at.points))
+		verdict.Fatalf(rt, "%d of %d restore points are there", known, len(at.points))
 	}
 	return found
 }
@@ -248,7 +249,7 @@ func (m *bitmapModel) compare(rt *rapid.T, r *Repository, p *RestorePoint, want 
 			rt.Fatal(err)
 		}
 		if !bytes.Equal(got, want[d.Name]) {
-			rt.Fatalf("disk %s of restore point %s of %s differs (full: %q, parent %q, base %q)", d.Name, p.ID, p.Source, d.FullReason, d.Parent, d.Base)
+			verdict.Fatalf(rt, "disk %s of restore point %s of %s differs (full: %q, parent %q, base %q)", d.Name, p.ID, p.Source, d.FullReason, d.Parent, d.Base)
 		}
 	}
 }
@@ -279,7 +280,7 @@ func (m *bitmapModel) backUp(rt *rapid.T) {
 	}
 	switch {
 	case found == nil && err == nil:
-		rt.Fatalf("restore point %s is not there", p.ID)
+		verdict.Fatalf(rt, "restore point %s is not there", p.ID)
 	case found != nil && err != nil && !errors.Is(err, errclass.Unknown):
 		rt.Fatalf("restore point %s is there, and the backup said: %v", found.ID, err)
 	case class == nil && (errors.Is(err, errclass.NotFound) || errors.Is(err, errclass.Corrupt) || errors.Is(err, errclass.Conflict)):

@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // openedAt returns a connection of a machine whose clock is this much ahead of the storage's.
@@ -114,7 +115,7 @@ func TestClock_thatDiffersEndsNoLease(t *testing.T) { //nolint:tparallel // the 
 			}
 			s.changed = nil
 			if diff := cmp.Diff(before, allManifests(t, r)); diff != "" {
-				t.Errorf("manifests: %s", diff)
+				verdict.Errorf(t, "manifests: %s", diff)
 			}
 			if n := manifestContents(t, r); n < contents {
 				t.Errorf("%d of %d contents with manifests are left", n, contents)
@@ -146,7 +147,7 @@ func TestClock_thatIsAheadTakesNoLock(t *testing.T) {
 			t.Errorf("%s of the machine that is ahead: %v, want an error that says to set the clock", what, err)
 		}
 		if diff := cmp.Diff(before, allManifests(t, r)); diff != "" {
-			t.Errorf("manifests after %s: %s", what, diff)
+			verdict.Errorf(t, "manifests after %s: %s", what, diff)
 		}
 		if err := do(third); !errors.Is(err, errclass.Conflict) {
 			t.Errorf("%s of a third machine, while the first one has the lock: %v", what, err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // waitingReader reads nothing until goOn is closed.
@@ -125,7 +126,7 @@ func TestClose_leavesTheIndexToARunningRestore(t *testing.T) {
 	}
 	close(w.goOn)
 	if err := <-ended; err != nil || !bytes.Equal(w.data, disk.data) {
-		t.Errorf("what was restored is wrong, or: %v", err)
+		verdict.Errorf(t, "what was restored is wrong, or: %v", err)
 	}
 	if err := <-closed; err != nil {
 		t.Error(err)

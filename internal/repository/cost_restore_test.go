@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // A restore takes no more requests on a connection with a cache than on one without, and fewer than there are blocks. The same
@@ -38,7 +39,7 @@ func TestCost_restoreReadsRunsPastTheCache(t *testing.T) {
 				return err
 			}
 			if !bytes.Equal(target.data, disk.data) {
-				t.Error("other bytes")
+				verdict.Errorf(t, "other bytes")
 			}
 			return r.Close(t.Context())
 		})

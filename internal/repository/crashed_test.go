@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // crashed is a repository with the history of one disk of two regions, in which processes die.
@@ -205,14 +206,14 @@ func (c *crashed) check(tb testing.TB, r *Repository) {
 		c.ids[second] = p.ID
 		want := c.held[second]
 		if want == nil || len(p.Disks) != 1 || len(p.Pins) != c.pins[second] {
-			tb.Fatalf("restore point %d should be there: %t; pins %v, want %d", second, want != nil, p.Pins, c.pins[second])
+			verdict.Fatalf(tb, "restore point %d should be there: %t; pins %v, want %d", second, want != nil, p.Pins, c.pins[second])
 		}
 		if err := compared.whole(tb.Context(), p.Disks[0], want, true); err != nil {
 			tb.Fatalf("restore point %d: %v", second, err)
 		}
 	}
 	if len(points) != len(c.held) {
-		tb.Fatalf("%d restore points, want those of %v", len(points), slices.Sorted(maps.Keys(c.held)))
+		verdict.Fatalf(tb, "%d restore points, want those of %v", len(points), slices.Sorted(maps.Keys(c.held)))
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // blobsOf returns the directory with the blobs of a test's repository.
@@ -244,7 +245,7 @@ func (d *damagedRepository) run(t *testing.T, prefix, content string, data bool,
 	}
 	after, err := fresh.Verify(t.Context(), VerifyOptions{Percent: 100})
 	if err != nil || after.Damaged() {
-		t.Errorf("after all: %+v, %v", after, err)
+		verdict.JudgeErrorf(t, err == nil, "after all: %+v, %v", after, err)
 	}
 	d.restores(t, fresh, !data)
 }
@@ -257,7 +258,7 @@ func (d *damagedRepository) verified(t *testing.T, r *Repository) {
 		t.Fatal(err)
 	}
 	if !report.Damaged() && len(blobFiles(t, d.config, storage.RecordPrefix)) == len(d.held) {
-		t.Error("verify found nothing") // A missing record looks as if it had not been stored yet.
+		verdict.Errorf(t, "verify found nothing") // A missing record looks as if it had not been stored yet.
 	}
 	for _, x := range report.Damage {
 		if x.Point.ID != d.bad {
@@ -301,15 +302,15 @@ func (d *damagedRepository) restores(t *testing.T, r *Repository, well bool) {
 		case err == nil && bytes.Equal(got, d.held[p.ID]):
 			good++
 		case err == nil:
-			t.Errorf("wrong bytes of %s", p.ID)
+			verdict.Errorf(t, "wrong bytes of %s", p.ID)
 		case !errors.Is(err, errclass.Corrupt):
 			t.Errorf("not told as corrupt: %v", err)
 		case p.ID != d.bad || well:
-			t.Errorf("restore point %s: %v", p.ID, err)
+			verdict.Errorf(t, "restore point %s: %v", p.ID, err)
 		}
 	}
 	if good == 0 || well && good < len(d.held) {
-		t.Errorf("%d of %d restore points", good, len(d.held))
+		verdict.Errorf(t, "%d of %d restore points", good, len(d.held))
 	}
 }
 

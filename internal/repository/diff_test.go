@@ -14,6 +14,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // differing returns what Diff must return, determined from the bytes.
@@ -61,7 +62,7 @@ func TestDiff_isWhatDiffers(t *testing.T) {
 					rt.Fatal(err)
 				}
 				if want := differing(m.want[a.ID], m.want[b.ID], m.block); fmt.Sprint(got) != fmt.Sprint(want) {
-					rt.Fatalf("%v, want %v", got, want)
+					verdict.Fatalf(rt, "%v, want %v", got, want)
 				}
 			}
 		}
@@ -91,7 +92,7 @@ func TestDiff_acrossRegions(t *testing.T) {
 		extent.Extent{Length: 256 * kib}, extent.Extent{Offset: 64*mib - 256*kib, Length: 512 * kib}, extent.Extent{Offset: 140 * mib, Length: 5},
 	)
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("%v, want %v: %v", got, want, err)
+		verdict.Errorf(t, "%v, want %v: %v", got, want, err)
 	}
 }
 

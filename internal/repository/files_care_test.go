@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/files"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestMaintain_keepsFilesAndFreesThoseOfDeletedPoints(t *testing.T) {
@@ -53,7 +54,7 @@ func TestMaintain_keepsFilesAndFreesThoseOfDeletedPoints(t *testing.T) {
 	}
 	compareTrees(t, readTree(t, m.root), readTree(t, mustRestoreFiles(t, r, third)))
 	if report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100}); err != nil || report.Damaged() {
-		t.Errorf("%v, %+v", err, report)
+		verdict.JudgeErrorf(t, err == nil, "%v, %+v", err, report)
 	}
 }
 
@@ -97,7 +98,7 @@ func TestVerify_namesDamagedFiles(t *testing.T) {
 			m.file("dir/sub/broken \xff", noiseBytes(50000), 0o644)
 			p := mustBackUpFiles(t, r, filesRequest(m.root, 2))
 			if report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100}); err != nil || report.Damaged() {
-				t.Fatalf("before the damage: %v, %+v", err, report)
+				verdict.JudgeFatalf(t, err == nil, "before the damage: %v, %+v", err, report)
 			}
 			info := contentOf(t, r, p, path)
 			file := blobFiles(t, config, string(info.PackBlobID))[0]
@@ -158,7 +159,7 @@ func TestRepair_bringsBackLostFiles(t *testing.T) {
 	refresh(t, r)
 	listed, err := r.ListSelected(t.Context(), Filter{Group: "group", Labels: map[string]string{"a": "b"}})
 	if err != nil || len(listed) != 1 || listed[0].Files.Tree != p.Files.Tree {
-		t.Fatalf("%v, %+v", err, listed)
+		verdict.Fatalf(t, "%v, %+v", err, listed)
 	}
 	compareTrees(t, readTree(t, m.root), readTree(t, mustRestoreFiles(t, r, listed[0])))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kopia/kopia/repo"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func filesRequest(root string, at int64) FilesRequest {
@@ -37,10 +38,10 @@ func mustRestoreFiles(tb testing.TB, r *Repository, p *RestorePoint) string {
 	return to
 }
 
-func compareTrees(tb testReporter, want, got map[string]treeEntry) {
+func compareTrees(tb verdict.TB, want, got map[string]treeEntry) {
 	tb.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
-		tb.Errorf("the tree came back otherwise (-want +got):\n%s", diff)
+		verdict.Errorf(tb, "the tree came back otherwise (-want +got):\n%s", diff)
 	}
 }
 
@@ -102,7 +103,7 @@ func TestBackupFiles_storesPathsOfAnyLength(t *testing.T) {
 	t.Logf("a path of %d bytes", m.deep("far down"))
 	p := mustBackUpFiles(t, r, filesRequest(m.root, 1))
 	if got := readDeep(t, mustRestoreFiles(t, r, p)); got != "far down" {
-		t.Errorf("the file has %q", got)
+		verdict.Errorf(t, "the file has %q", got)
 	}
 }
 
@@ -165,7 +166,7 @@ func TestBackupFiles_takesNothingFromALaterParent(t *testing.T) {
 	next := mustBackUpFiles(t, r, filesRequest(snapshots[1].root, 3))
 	compareTrees(t, readTree(t, snapshots[1].root), readTree(t, mustRestoreFiles(t, r, next)))
 	if later.Files.Tree != next.Files.Tree {
-		t.Error("the same files are another tree")
+		verdict.Errorf(t, "the same files are another tree")
 	}
 }
 
@@ -230,10 +231,4 @@ func TestRestoreFiles_refusesADirectoryWithSomethingElse(t *testing.T) {
 	if err := r.RestoreFiles(t.Context(), FilesRestoreRequest{ID: p.ID, Directory: to.root}); !errors.Is(err, errclass.Conflict) || !strings.Contains(err.Error(), "cdcd") {
 		t.Errorf("what another restore has left: %v", err)
 	}
-}
-
-// testReporter is a test, or one of rapid's.
-type testReporter interface {
-	Helper()
-	Errorf(format string, args ...any)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/table"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -61,7 +62,7 @@ func TestFormat_isGolden(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
-			t.Errorf("%s: %s", name, diff)
+			t.Errorf(verdict.GoldenMark+"%s: %s", name, diff)
 		}
 	}
 }

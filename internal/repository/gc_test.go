@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/maintain"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // deletions says for each content whether it is marked as deleted.
@@ -90,7 +91,7 @@ func TestGarbageCollection_isThatOfKopia(t *testing.T) {
 				return maintain.CollectGarbage(ctx, w, safety, w.Time())
 			})
 			if diff := cmp.Diff(want, got); diff != "" {
-				t.Error(diff)
+				verdict.Errorf(t, "%s", diff)
 			}
 			// A filter that is much too small keeps garbage. Nothing else differs.
 			got = collected(t, config, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
@@ -102,7 +103,7 @@ func TestGarbageCollection_isThatOfKopia(t *testing.T) {
 				case gone && !got[id]:
 					kept++
 				case gone != got[id]:
-					t.Errorf("content %s: deleted %v", id, got[id])
+					verdict.Errorf(t, "content %s: deleted %v", id, got[id])
 				}
 			}
 			t.Logf("a small filter keeps %d of %d contents", kept, deleted)
@@ -178,7 +179,7 @@ func TestGarbageCollection_failsWhileAContentIsMissing(t *testing.T) {
 		t.Error("collected")
 	}
 	if diff := cmp.Diff(before, deletions(t, r)); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 }
 

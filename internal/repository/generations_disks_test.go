@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const tib = 1 << 40
@@ -188,14 +189,14 @@ func (m *generations) backUp(v *vm) {
 	}
 	p := m.list()[at]
 	if p == nil && !o.Killed {
-		m.t.Fatalf("restore point %s of %d is not there", o.ID, at)
+		verdict.Fatalf(m.t, "restore point %s of %d is not there", o.ID, at)
 	}
 	if p == nil {
 		m.check(true)
 		return
 	}
 	if !o.Killed && p.ID != o.ID {
-		m.t.Fatalf("restore point %s is listed as %s", o.ID, p.ID)
+		verdict.Fatalf(m.t, "restore point %s is listed as %s", o.ID, p.ID)
 	}
 	m.made++
 	h.point = p
@@ -299,7 +300,7 @@ func (m *generations) plausible(d Disk, j jobDisk, want expectation, stale bool)
 	key := digested{d.BlockBytes, j.disk.digest()}
 	for other, digest := range m.digests {
 		if other.block == key.block && (other.content == key.content) != (digest == d.Digest) {
-			m.t.Fatalf("disk %s has digest %s; content %s has %s, and this is %s", d.Name, d.Digest, other.content, digest, key.content)
+			verdict.Fatalf(m.t, "disk %s has digest %s; content %s has %s, and this is %s", d.Name, d.Digest, other.content, digest, key.content)
 		}
 	}
 	m.digests[key] = d.Digest
@@ -335,7 +336,7 @@ func (m *generations) differs(at int64) {
 		want := small.changed(large).Widen(a.BlockBytes, small.bytes)
 		want.Append(beyond)
 		if !got.Subtract(want).Empty() || !want.Subtract(got).Empty() {
-			m.t.Fatalf("disk %s of %d and of another: they differ in %v, want %v", a.Name, at, got, want)
+			verdict.Fatalf(m.t, "disk %s of %d and of another: they differ in %v, want %v", a.Name, at, got, want)
 		}
 	}
 }

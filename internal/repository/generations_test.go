@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // Two machines back up virtual machines whose disks change in every way. They prune, pin and maintain; some of that is killed;
@@ -306,10 +307,10 @@ func (m *generations) pin() {
 	}
 	now := m.list()[at]
 	if now == nil {
-		m.t.Fatalf("restore point %d is gone", at)
+		verdict.Fatalf(m.t, "restore point %d is gone", at)
 	}
 	if done := slices.Contains(now.Pins, name) != j.Unpin; !done && !o.Killed {
-		m.t.Fatalf("restore point %d has pins %v", at, now.Pins)
+		verdict.Fatalf(m.t, "restore point %d has pins %v", at, now.Pins)
 	} else if done {
 		h.pins[name] = !j.Unpin
 	}
@@ -387,7 +388,7 @@ func (m *generations) list() map[int64]*RestorePoint {
 		out[p.Time.Unix()] = p
 	}
 	if len(out) != len(points) {
-		m.t.Fatalf("%d restore points of %d moments", len(points), len(out))
+		verdict.Fatalf(m.t, "%d restore points of %d moments", len(points), len(out))
 	}
 	return out
 }
@@ -399,7 +400,7 @@ func (m *generations) check(each bool) {
 	points := m.list()
 	times := m.times()
 	if got := slices.Sorted(maps.Keys(points)); !slices.Equal(got, times) {
-		m.t.Fatalf("restore points %v, want %v", got, times)
+		verdict.Fatalf(m.t, "restore points %v, want %v", got, times)
 	}
 	if len(times) == 0 {
 		return
@@ -410,7 +411,7 @@ func (m *generations) check(each bool) {
 		p := points[at]
 		m.held[at].point = p
 		if p.Source != m.held[at].source || len(p.Disks) != len(m.held[at].disks) || len(p.Pins) != len(m.pins(at)) {
-			m.t.Fatalf("restore point %d is %+v", at, p)
+			verdict.Fatalf(m.t, "restore point %d is %+v", at, p)
 		}
 		if each || at == whole {
 			m.same(c, at, at == whole)
@@ -433,7 +434,7 @@ func (m *generations) same(c *comparison, at int64, whole bool) {
 	for _, d := range m.held[at].point.Disks {
 		want := m.held[at].disks[d.Name]
 		if want == nil {
-			m.t.Fatalf("restore point %d has a disk %s", at, d.Name)
+			verdict.Fatalf(m.t, "restore point %d has a disk %s", at, d.Name)
 		}
 		// A table of 2 TiB in blocks of 256 KiB has 32768 regions, too many for each time.
 		restore := d.Bytes/d.BlockBytes < 100_000 || m.chance(8)

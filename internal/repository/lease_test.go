@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/table"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // hooked calls a function before the first read.
@@ -302,14 +303,14 @@ func TestRestore_writesEverything(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(target.data, disk.data) || !target.synced {
-		t.Error("the target differs, or was not synced")
+		verdict.Errorf(t, "the target differs, or was not synced")
 	}
 	target = &collect{data: bytes.Repeat([]byte{0xaa}, len(disk.data))}
 	if err := image.Restore(t.Context(), target, RestoreOptions{Done: func(region int) bool { return region == 0 }}); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(target.data[64*mib:], disk.data[64*mib:]) || target.data[0] != 0xaa {
-		t.Error("what was done was done again, or the rest was not")
+		verdict.Errorf(t, "what was done was done again, or the rest was not")
 	}
 	data, err := image.Data(t.Context())
 	if err != nil {
@@ -317,6 +318,6 @@ func TestRestore_writesEverything(t *testing.T) {
 	}
 	want := extent.NewSet(extent.Extent{Offset: mib, Length: 768 * kib}, extent.Extent{Offset: 64 * mib, Length: mib})
 	if !data.Subtract(want).Empty() || !want.Subtract(data).Empty() {
-		t.Errorf("data %v", data)
+		verdict.Errorf(t, "data %v", data)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // What the storage does not answer for is neither missing nor damaged.
@@ -20,7 +21,7 @@ func TestList_aStorageErrorLeavesNothingOut(t *testing.T) {
 		s.failing.Store(nil)
 		if err == nil {
 			if len(points) != 3 || n == 0 {
-				t.Fatalf("%d restore points after %d reads that worked", len(points), n)
+				verdict.Fatalf(t, "%d restore points after %d reads that worked", len(points), n)
 			}
 			return
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // opens connects to the repository, as a process on this machine.
@@ -98,11 +99,11 @@ func (m *longModel) look() {
 		m.t.Fatal(err)
 	}
 	if len(points) != len(m.points) {
-		m.t.Fatalf("%d restore points, want %d", len(points), len(m.points))
+		verdict.Fatalf(m.t, "%d restore points, want %d", len(points), len(m.points))
 	}
 	for _, p := range points {
 		if m.held[p.ID] == nil {
-			m.t.Fatalf("restore point %s is there", p.ID)
+			verdict.Fatalf(m.t, "restore point %s is there", p.ID)
 		}
 		for i, data := range m.held[p.ID] {
 			one := *p

@@ -17,6 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // Backups of an hour to a month, full and incremental, of one disk or two, run beside maintenance of every kind, by Varve and by
@@ -138,7 +139,7 @@ func (m *longModel) backUp(lasts time.Duration) {
 		switch {
 		case err == nil:
 			if p.ID != id {
-				m.t.Fatalf("restore point %s, want %s", p.ID, id)
+				verdict.Fatalf(m.t, "restore point %s, want %s", p.ID, id)
 			}
 			m.published(p)
 		case errors.Is(err, errclass.Conflict) && m.now().Before(m.exclusive):

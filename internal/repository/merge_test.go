@@ -18,6 +18,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/maintain"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // manifestContents counts the contents with manifests that a connection sees.
@@ -116,7 +117,7 @@ func TestMerge_keepsDeletionsDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := listed(t, r); !slices.Equal(got, []string{ids[0], ids[2]}) {
-			t.Errorf("%s was deleted, and now there are %v", ids[1], got)
+			verdict.Errorf(t, "%s was deleted, and now there are %v", ids[1], got)
 		}
 		if err := errors.Join(r.Maintain(t.Context(), MaintenanceOptions{Mode: mode}), r.Close(t.Context())); err != nil {
 			t.Fatal(err)
@@ -147,7 +148,7 @@ func TestMerge_isMaintenancesAlone(t *testing.T) {
 	stored := s.stored.Load()
 	r = s.opened(t, config)
 	if got := listed(t, r); !slices.Equal(got, ids[1:]) {
-		t.Errorf("%v, and not %v", got, ids[1:])
+		verdict.Errorf(t, "%v, and not %v", got, ids[1:])
 	}
 	if n := manifestContents(t, r); n < 20 || s.stored.Load() != stored {
 		t.Errorf("reading stored %d bytes, and there are %d contents", s.stored.Load()-stored, n)
@@ -159,10 +160,10 @@ func TestMerge_isMaintenancesAlone(t *testing.T) {
 		t.Errorf("%d contents after maintenance", n)
 	}
 	if got := listed(t, r); !slices.Equal(got, ids[1:]) {
-		t.Errorf("%v after maintenance, and not %v", got, ids[1:])
+		verdict.Errorf(t, "%v after maintenance, and not %v", got, ids[1:])
 	}
 	if p, err := r.Get(t.Context(), ids[2]); err != nil || !slices.Equal(p.Pins, []string{"old"}) {
-		t.Errorf("after maintenance: %+v, %v", p, err)
+		verdict.Errorf(t, "after maintenance: %+v, %v", p, err)
 	}
 }
 
@@ -218,10 +219,10 @@ func TestLock_whenClocksDiffer(t *testing.T) {
 	}
 	r = s.opened(t, config)
 	if got := listed(t, r); !slices.Equal(got, ids[1:]) {
-		t.Errorf("%v, and not %v", got, ids[1:])
+		verdict.Errorf(t, "%v, and not %v", got, ids[1:])
 	}
 	if p, err := r.Get(t.Context(), ids[2]); err != nil || !slices.Equal(p.Pins, []string{"new"}) {
-		t.Errorf("%+v, %v", p, err)
+		verdict.Errorf(t, "%+v, %v", p, err)
 	}
 	if left, err := r.conn.Kopia.FindManifests(t.Context(), map[string]string{manifest.TypeLabelKey: engine.LockType}); err != nil || len(left) > 0 {
 		t.Errorf("locks left: %v, %v", left, err)

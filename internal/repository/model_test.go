@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // memory is a disk in memory, and a source of backups that knows what changed.
@@ -142,14 +143,15 @@ func (m *model) check(rt *rapid.T) {
 	m.checked = m.generation
 	points, err := m.r.List(context.Background(), &m.source)
 	if err != nil || len(points) != len(m.want) {
-		rt.Fatalf("%d restore points, want %d: %v", len(points), len(m.want), err)
+		verdict.Fatalf(rt, "%d restore points, want %d: %v", len(points), len(m.want), err)
 	}
 	for _, p := range points {
 		same(rt, m.r, p, m.want[p.ID])
 	}
 }
 
-func same(tb interface{ Fatalf(string, ...any) }, r *Repository, p *RestorePoint, want []byte) {
+func same(tb verdict.TB, r *Repository, p *RestorePoint, want []byte) {
+	tb.Helper()
 	image, err := r.Image(context.Background(), p.Disks[0])
 	if err != nil {
 		tb.Fatalf("%v", err)
@@ -159,6 +161,6 @@ func same(tb interface{ Fatalf(string, ...any) }, r *Repository, p *RestorePoint
 		tb.Fatalf("%v", err)
 	}
 	if !bytes.Equal(got, want) {
-		tb.Fatalf("restore point %s of %s differs (full: %q)", p.ID, p.Time, p.Disks[0].FullReason)
+		verdict.Fatalf(tb, "restore point %s of %s differs (full: %q)", p.ID, p.Time, p.Disks[0].FullReason)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // forbidFiles makes the process find no directory for files of its own. The returned function checks that there are none, in the
@@ -74,7 +75,7 @@ func useEverything(t *testing.T, r *Repository, machine string) {
 	same(t, r, p, disk.data)
 	report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100})
 	if err != nil || report.Damaged() || len(report.Points) == 0 {
-		t.Errorf("%+v, %v", report, err)
+		verdict.JudgeErrorf(t, err == nil, "%+v, %v", report, err)
 	}
 	l, err := r.Lease(t.Context(), p.ID, func(error) {})
 	if err == nil {

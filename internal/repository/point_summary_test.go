@@ -12,6 +12,7 @@ import (
 	"github.com/kopia/kopia/snapshot"
 
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // If a manifest does not describe its restore point, or describes another directory, the directory is read, and the result is the
@@ -59,7 +60,7 @@ func TestSummary_isReadOnlyIfItIsOfTheDirectory(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(RestorePoint{}, "Snapshot"), cmp.Comparer(func(a, b object.ID) bool { return a == b })); diff != "" {
-				t.Error(diff)
+				verdict.Errorf(t, "%s", diff)
 			}
 			same(t, r, got, disk.data)
 		})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // reader is a machine that reads the oldest restore point. others delete and maintain.
@@ -85,7 +86,7 @@ func (d *reader) same(t *testing.T, image *Image) error {
 			return err
 		}
 		if string(p) != string(target.data[at:at+int64(len(p))]) {
-			t.Errorf("it differs at %d", at)
+			verdict.Errorf(t, "it differs at %d", at)
 		}
 	}
 	return nil

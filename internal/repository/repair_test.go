@@ -15,6 +15,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // kopia does not notice that an index is gone. Verify does, maintenance frees nothing, and repair brings everything back: with
@@ -69,7 +70,7 @@ func TestRepair_bringsALostIndexBack(t *testing.T) {
 	fresh := open(t, config)
 	points, err := fresh.List(t.Context(), nil)
 	if err != nil || len(points) != 1 || points[0].ID != kept.ID || !slices.Equal(points[0].Pins, []string{"keep"}) {
-		t.Fatalf("%+v, %v", points, err)
+		verdict.Fatalf(t, "%+v, %v", points, err)
 	}
 	same(t, fresh, points[0], disk.data)
 	if err := fresh.Maintain(t.Context(), MaintenanceOptions{Mode: FullMaintenance, Exclusive: true}); err != nil {
@@ -144,7 +145,7 @@ func TestMaintenance_storesMissingRecords(t *testing.T) {
 		blobFiles(t, config, prefix) // It fails if there is none.
 	}
 	if report, err := r.Verify(t.Context(), VerifyOptions{}); err != nil || report.Damaged() {
-		t.Errorf("%+v, %v", report, err)
+		verdict.JudgeErrorf(t, err == nil, "%+v, %v", report, err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // recordingReader notes what is read of a disk.
@@ -119,7 +120,7 @@ func TestRestore_writesInRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Equal(target.data, disk.data) {
-		t.Error("it restored something else")
+		verdict.Errorf(t, "it restored something else")
 	}
 	// 162 blocks in 42 runs. A run whose blocks lie far apart in the packs is written in parts.
 	if target.writes > 60 {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/table"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // pageBytes is the size of a sparse disk's pages.
@@ -230,14 +231,14 @@ func (c *comparison) blocks(ctx context.Context, d Disk, want *sparse) error {
 		return err
 	}
 	if d.Bytes != want.bytes {
-		return fmt.Errorf("%d bytes, want %d", d.Bytes, want.bytes)
+		return verdict.Error("%d bytes, want %d", d.Bytes, want.bytes)
 	}
 	data, err := image.Data(ctx)
 	if err != nil {
 		return err
 	}
 	if lost := want.data().Subtract(data); !lost.Empty() {
-		return fmt.Errorf("%v are holes", lost)
+		return verdict.Error("%v are holes", lost)
 	}
 	buffer := make([]byte, d.BlockBytes)
 	for e := range data.All() {
@@ -251,7 +252,7 @@ func (c *comparison) blocks(ctx context.Context, d Disk, want *sparse) error {
 				return err
 			}
 			if sum != maphash.Bytes(blockSeed, held) {
-				return fmt.Errorf("the block at %d differs", at)
+				return verdict.Error("the block at %d differs", at)
 			}
 		}
 	}
@@ -296,7 +297,7 @@ func (c *comparison) whole(ctx context.Context, d Disk, want *sparse, restore bo
 			return err
 		}
 		if string(got) != string(held) {
-			return fmt.Errorf("bytes %s differ", e)
+			return verdict.Error("bytes %s differ", e)
 		}
 		if err := sameRun(ctx, image, data, e); err != nil {
 			return err
@@ -331,10 +332,10 @@ func sameRun(ctx context.Context, image *Image, data extent.Set, e extent.Extent
 	}
 	run := extent.Extent{Offset: e.Offset, Length: length}
 	if length <= 0 || zero == data.Overlaps(run) || (!zero && !data.Contains(run)) {
-		return fmt.Errorf("run %s in %s is told as hole: %t; data is %v", run, e, zero, data)
+		return verdict.Error("run %s in %s is told as hole: %t; data is %v", run, e, zero, data)
 	}
 	if next := (extent.Extent{Offset: run.End(), Length: 1}); run.End() < e.End() && zero != data.Overlaps(next) {
-		return fmt.Errorf("run %s in %s ends too early", run, e)
+		return verdict.Error("run %s in %s ends too early", run, e)
 	}
 	return nil
 }
@@ -353,10 +354,10 @@ func sameRestored(ctx context.Context, image *Image, want *sparse, random *rand.
 		return errors.New("the target was not synced")
 	}
 	if told := extent.NewSet(target.told...); !told.Contains(extent.Extent{Length: want.bytes}) {
-		return fmt.Errorf("only %v were written", told)
+		return verdict.Error("only %v were written", told)
 	}
 	if different := target.disk.changed(want); !different.Empty() {
-		return fmt.Errorf("restored, %v differ", different)
+		return verdict.Error("restored, %v differ", different)
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/maintain"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestStatus(t *testing.T) {
@@ -142,7 +143,7 @@ func TestPins(t *testing.T) {
 		// Another connection sees it, once, with the same content.
 		points, err := open(t, config).List(t.Context(), nil)
 		if err != nil || len(points) != 1 || points[0].ID != id || !slices.Equal(points[0].Pins, step.want) {
-			t.Fatalf("%v: %v", points, err)
+			verdict.Fatalf(t, "%v: %v", points, err)
 		}
 		same(t, r, points[0], disk.data)
 	}
@@ -182,7 +183,7 @@ func TestPins_ofTwoMachinesAtOnce(t *testing.T) {
 	fresh := open(t, config)
 	points, err := fresh.List(t.Context(), nil)
 	if err != nil || len(points) != 1 || points[0].ID != parent.ID || !slices.Equal(points[0].Pins, []string{"a", "b"}) {
-		t.Fatalf("%v, %v", points, err)
+		verdict.Fatalf(t, "%v, %v", points, err)
 	}
 	p, err := fresh.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(2, 0), Disks: []DiskSource{disk.source(true)}})
 	if err != nil || p.Disks[0].Parent != parent.ID || p.Disks[0].FullReason != "" {

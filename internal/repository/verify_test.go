@@ -17,6 +17,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // damagedContent damages the content of an object with spoil, and returns its blob's name.
@@ -270,7 +271,7 @@ func TestVerifyWhileMaintenanceMovesThings(t *testing.T) {
 			t.Fatal(err)
 		}
 		if report.Damaged() {
-			t.Errorf("%v %%: %+v", percent, report)
+			verdict.Errorf(t, "%v %%: %+v", percent, report)
 		}
 		if moves < 2 {
 			t.Errorf("%v %%: moved %d times", percent, moves)
@@ -313,12 +314,12 @@ func TestVerify_reportsWithoutALock(t *testing.T) {
 				return
 			}
 			if report, err := r.Verify(t.Context(), VerifyOptions{}); err != nil || report.Damaged() {
-				t.Errorf("%s: %+v, %v", what, report, err)
+				verdict.JudgeErrorf(t, err == nil, "%s: %+v, %v", what, report, err)
 			}
 		}
 	}
 	report, err := r.Verify(t.Context(), VerifyOptions{Percent: 100, Progress: again("read"), Looked: again("looked")})
 	if err != nil || report.Damaged() || calls["read"] == 0 || calls["looked"] == 0 {
-		t.Errorf("%+v, %v, %v", report, calls, err)
+		verdict.JudgeErrorf(t, err == nil && report.Damaged(), "%+v, %v, %v", report, calls, err)
 	}
 }

@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // used returns how many bytes a file takes on its file system.
@@ -37,7 +39,7 @@ func TestDig_freesWholeZeroBlocks(t *testing.T) {
 		t.Errorf("%d bytes used for 3 blocks of %d", got, unit)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, data) {
-		t.Errorf("the content changed (%v)", err)
+		verdict.Errorf(t, "the content changed (%v)", err)
 	}
 }
 
@@ -61,7 +63,7 @@ func TestDig_keepsTheContent(t *testing.T) {
 			r.Fatal(err)
 		}
 		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, data) {
-			r.Fatalf("the content changed (%v)", err)
+			verdict.Fatalf(r, "the content changed (%v)", err)
 		}
 	})
 }

@@ -18,6 +18,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
+	mark "github.com/varvebackup/varve/test/verdict"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -96,7 +97,7 @@ func TestLauncherPod_golden(t *testing.T) {
 			t.Fatalf("%v: run with -update", err)
 		}
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
-			t.Errorf("%s (run with -update if it is meant): %s", file, diff)
+			t.Errorf(mark.GoldenMark+"%s (run with -update if it is meant): %s", file, diff)
 		}
 	}
 }

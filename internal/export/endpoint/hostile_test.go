@@ -19,6 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/endpoint"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/exportsite"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // openHostile starts a server, and returns a client of it and the volume that it serves.
@@ -183,11 +184,11 @@ func TestOpenDisk_gapsAreData(t *testing.T) {
 		}
 		data, _ := disk.Data(t.Context())
 		if want := extent.NewSet(extent.Extent{Length: 4 * granule}, extent.Extent{Offset: 5 * granule, Length: 3 * granule}); !equalSets(*data, want) {
-			t.Errorf("incremental %v: data %v", incremental, data)
+			verdict.Errorf(t, "incremental %v: data %v", incremental, data)
 		}
 		changed, _ := disk.Changes(t.Context())
 		if want := extent.NewSet(extent.Extent{Offset: 2 * granule, Length: granule}, extent.Extent{Offset: 4 * granule, Length: granule}); incremental != (changed != nil) || incremental && !equalSets(*changed, want) {
-			t.Errorf("incremental %v: changed %v", incremental, changed)
+			verdict.Errorf(t, "incremental %v: changed %v", incremental, changed)
 		}
 	}
 }
@@ -286,7 +287,7 @@ func TestReadAt_comesAgainAfterServerErrors(t *testing.T) {
 	})
 	p := make([]byte, 4)
 	if err := client.ReadAt(t.Context(), endpoint.DataRequest{URL: v.Data}, p, 3); err != nil || string(p) != "3456" || requests.Load() != 3 {
-		t.Errorf("%q after %d requests: %v", p, requests.Load(), err)
+		verdict.JudgeErrorf(t, err == nil && string(p) != "3456", "%q after %d requests: %v", p, requests.Load(), err)
 	}
 }
 

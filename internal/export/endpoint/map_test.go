@@ -19,6 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/exportsite"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func encodeCertificate(der []byte) []byte {
@@ -77,7 +78,7 @@ func TestRegions_bothDialects(t *testing.T) {
 				// KubeVirt does not say of what has changed whether it is zero.
 				want := regionsOf(t, v, clean, !incremental || dialect == endpoint.Spec)
 				if err != nil || !slices.Equal(got, want) || stats.Bytes != v.Description.Bytes || stats.Tag == "" {
-					t.Errorf("incremental %v, dialect %d, clean %v: %d regions instead of %d, %+v: %v", incremental, dialect, clean, len(got), len(want), stats, err)
+					verdict.JudgeErrorf(t, err == nil && !slices.Equal(got, want), "incremental %v, dialect %d, clean %v: %d regions instead of %d, %+v: %v", incremental, dialect, clean, len(got), len(want), stats, err)
 				}
 			}
 		}
@@ -147,7 +148,7 @@ func TestReadAt_bothDialectsThroughCuts(t *testing.T) {
 			offset := random.Int64N(disk.Bytes())
 			p := make([]byte, 1+random.Int64N(min(3<<20, disk.Bytes()-offset)))
 			if err := disk.ReadAt(t.Context(), p, offset); err != nil || !bytes.Equal(p, v.Content[offset:offset+int64(len(p))]) {
-				t.Fatalf("dialect %d, %d bytes at %d: %v", dialect, len(p), offset, err)
+				verdict.JudgeFatalf(t, err == nil, "dialect %d, %d bytes at %d: %v", dialect, len(p), offset, err)
 			}
 		}
 		checkSets(t, v, disk)
@@ -161,10 +162,10 @@ func checkSets(t *testing.T, v *exporttest.Volume, disk *endpoint.Disk) {
 	changed, _ := disk.Changes(t.Context())
 	for _, r := range regionsOf(t, v, true, true) {
 		if r.Kind == export.Clean == changed.Overlaps(r.Extent) {
-			t.Errorf("%v of kind %d: changed %v", r.Extent, r.Kind, changed.Contains(r.Extent))
+			verdict.Errorf(t, "%v of kind %d: changed %v", r.Extent, r.Kind, changed.Contains(r.Extent))
 		}
 		if r.Kind == export.Data && !data.Contains(r.Extent) {
-			t.Errorf("%v of kind %d is no data", r.Extent, r.Kind)
+			verdict.Errorf(t, "%v of kind %d is no data", r.Extent, r.Kind)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/stream"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/test/exportsite"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // copied is what a stream brought of a volume.
@@ -55,11 +56,11 @@ func (c *copied) check(t *testing.T, v *exporttest.Volume) {
 	err := v.Regions(t.Context(), extent.Extent{Length: v.Description.Bytes}, func(r export.Region) bool {
 		switch {
 		case r.Kind == export.Clean && c.got.Overlaps(r.Extent):
-			t.Errorf("volume %s: %v has not changed, and came", v.Description.Name, r.Extent)
+			verdict.Errorf(t, "volume %s: %v has not changed, and came", v.Description.Name, r.Extent)
 		case r.Kind != export.Clean && !c.got.Contains(r.Extent):
-			t.Errorf("volume %s: %v did not come", v.Description.Name, r.Extent)
+			verdict.Errorf(t, "volume %s: %v did not come", v.Description.Name, r.Extent)
 		case r.Kind != export.Clean && !bytes.Equal(c.content[r.Offset:r.End()], v.Content[r.Offset:r.End()]):
-			t.Errorf("volume %s: other bytes at %v", v.Description.Name, r.Extent)
+			verdict.Errorf(t, "volume %s: other bytes at %v", v.Description.Name, r.Extent)
 		}
 		return true
 	})
@@ -209,7 +210,7 @@ func TestStream_checksumIsFinal(t *testing.T) {
 	s := exportsite.Open(t, badChecksum{exporttest.NewVolume("disk", 4<<20, false, 3)})
 	q := endpoint.StreamRequest{URL: s.URL("/exports/disk/stream"), Chunk: func(_ int, c export.Chunk) error {
 		if c.Data != nil && export.Checksum(c.Data) != c.Checksum {
-			t.Errorf("%v was handed on", c.Extent)
+			verdict.Errorf(t, "%v was handed on", c.Extent)
 		}
 		return nil
 	}}

@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/export/tunnel"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // connect runs the launcher of a pod's backup until stop is called.
@@ -80,7 +81,7 @@ func TestRun_endpointsAreReadAsDisks(t *testing.T) {
 				}
 			}
 			if !bytes.Equal(got, v.Content) || disk.Bytes() != v.Description.Bytes {
-				t.Errorf("dialect %d, %s: other bytes", dialect, name)
+				verdict.Errorf(t, "dialect %d, %s: other bytes", dialect, name)
 			}
 			checkChanges(t, fmt.Sprintf("dialect %d, %s", dialect, name), disk, v)
 		}
@@ -93,14 +94,14 @@ func checkChanges(t *testing.T, what string, disk *endpoint.Disk, v *exporttest.
 	t.Helper()
 	changed, _ := disk.Changes(t.Context())
 	if (changed != nil) != v.Description.Incremental {
-		t.Errorf("%s: changes %v", what, changed)
+		verdict.Errorf(t, "%s: changes %v", what, changed)
 	}
 	if changed == nil {
 		return
 	}
 	err := v.Regions(t.Context(), extent.Extent{Length: v.Description.Bytes}, func(r export.Region) bool {
 		if (r.Kind == export.Clean) == changed.Overlaps(r.Extent) {
-			t.Errorf("%s: %v of kind %d", what, r.Extent, r.Kind)
+			verdict.Errorf(t, "%s: %v of kind %d", what, r.Extent, r.Kind)
 		}
 		return true
 	})

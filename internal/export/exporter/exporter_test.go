@@ -25,6 +25,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/server"
 	"github.com/varvebackup/varve/internal/export/tunnel"
 	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -124,11 +125,11 @@ func TestRun_servesDisksOfClaims(t *testing.T) {
 	}
 	whole, body := p.get(http.MethodGet, raw)
 	if whole.StatusCode != http.StatusOK || !bytes.Equal(body, disk) || whole.Header.Get("Accept-Ranges") != "bytes" {
-		t.Errorf("raw: %s, %d bytes, %v", whole.Status, len(body), whole.Header)
+		verdict.JudgeErrorf(t, whole.StatusCode == http.StatusOK && !bytes.Equal(body, disk), "raw: %s, %d bytes, %v", whole.Status, len(body), whole.Header)
 	}
 	answer, body := p.get(http.MethodGet, raw, "Range", "bytes=1048570-", "If-Range", whole.Header.Get("ETag"))
 	if answer.StatusCode != http.StatusPartialContent || !bytes.Equal(body, disk[1048570:]) {
-		t.Errorf("range: %s, %d bytes", answer.Status, len(body))
+		verdict.JudgeErrorf(t, answer.StatusCode == http.StatusPartialContent, "range: %s, %d bytes", answer.Status, len(body))
 	}
 	answer, body = p.get(http.MethodHead, raw)
 	if answer.StatusCode != http.StatusOK || answer.ContentLength != int64(len(disk)) || len(body) > 0 {
@@ -138,7 +139,7 @@ func TestRun_servesDisksOfClaims(t *testing.T) {
 	if z, err := gzip.NewReader(bytes.NewReader(body)); err != nil {
 		t.Errorf("gzip: %s: %v", answer.Status, err)
 	} else if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, disk) {
-		t.Errorf("gzip: %d bytes: %v", len(got), err)
+		verdict.Errorf(t, "gzip: %d bytes: %v", len(got), err)
 	}
 	for what, c := range map[string]struct {
 		method, path string
@@ -232,7 +233,7 @@ func TestRun_servesABackupThroughTheTunnel(t *testing.T) {
 	wait.Until(t, time.Minute, "the launcher", isReady)
 	answer, body := p.get(http.MethodGet, podspec.DataPath("root"), "Range", "bytes=4097-")
 	if answer.StatusCode != http.StatusPartialContent || !bytes.Equal(body, root.Content[4097:]) {
-		t.Errorf("data: %s, %d bytes", answer.Status, len(body))
+		verdict.JudgeErrorf(t, answer.StatusCode == http.StatusPartialContent, "data: %s, %d bytes", answer.Status, len(body))
 	}
 	if answer, body := p.get(http.MethodGet, podspec.MapPath("root")); answer.StatusCode != http.StatusOK || !bytes.Contains(body, fmt.Appendf(nil, `"size":%d`, 5<<20)) {
 		t.Errorf("map: %s %s", answer.Status, body)

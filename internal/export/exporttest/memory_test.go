@@ -6,6 +6,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestVolume_regionsCoverAndReadsAgree(t *testing.T) {
@@ -31,7 +32,7 @@ func TestVolume_regionsCoverAndReadsAgree(t *testing.T) {
 			return nil
 		})
 		if err != nil || !bytes.Equal(read, v.Content) {
-			t.Errorf("incremental %v: other bytes: %v", incremental, err)
+			verdict.Errorf(t, "incremental %v: other bytes: %v", incremental, err)
 		}
 	}
 }

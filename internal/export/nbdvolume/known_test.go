@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // Who has asked for the map reads without asking the server again.
@@ -26,7 +27,7 @@ func TestRegions_areAskedForOnce(t *testing.T) {
 		e := extent.Extent{Offset: random.Int64N(size)}
 		e.Length = 1 + random.Int64N(size-e.Offset)
 		if d := cmp.Diff(regionsOf(t, b.Volume, e), regionsOf(t, v, e)); d != "" {
-			t.Fatalf("%v:\n%s", e, d)
+			verdict.Fatalf(t, "%v:\n%s", e, d)
 		}
 	}
 	readAll(t, v, extent.Extent{Length: size}, export.Changed)
@@ -47,7 +48,7 @@ func TestRegions_ofPartsThatAreKnown(t *testing.T) {
 			e := extent.Extent{Offset: random.Int64N(size/512) * 512}
 			e.Length = min(1+random.Int64N(1<<20), size-e.Offset)
 			if d := cmp.Diff(regionsOf(t, b.Volume, e), regionsOf(t, v, e)); d != "" {
-				t.Fatalf("%v:\n%s", e, d)
+				verdict.Fatalf(t, "%v:\n%s", e, d)
 			}
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/guard"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -88,7 +89,7 @@ func TestVolume_connectsAgain(t *testing.T) {
 	}
 	defer serve(t, socket, b)()
 	if data, _ := readAll(t, v, whole, export.Everything); !bytes.Equal(data, b.Content) {
-		t.Error("other bytes on the new connections")
+		verdict.Errorf(t, "other bytes on the new connections")
 	}
 	if got := regionsOf(t, v, whole); len(got) == 0 {
 		t.Error("no map on the new connections")

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // backend serves a volume in memory with QEMU's contexts.
@@ -117,7 +118,7 @@ func readAll(t *testing.T, v export.Volume, e extent.Extent, scope export.Scope)
 		if c.Data == nil {
 			clear(part)
 		} else if copy(part, c.Data) != len(part) || c.Checksum != export.Checksum(c.Data) || len(c.Data) > export.MaxChunkBytes {
-			t.Errorf("chunk %v has %d bytes and checksum %x", c.Extent, len(c.Data), c.Checksum)
+			verdict.Errorf(t, "chunk %v has %d bytes and checksum %x", c.Extent, len(c.Data), c.Checksum)
 		}
 		sent.Append(c.Extent)
 		return nil
@@ -146,16 +147,16 @@ func TestVolume_hasTheRegionsAndBytesOfTheExport(t *testing.T) {
 			e := extent.Extent{Offset: random.Int64N(size/512) * 512}
 			e.Length = min(512+random.Int64N(8<<20)/512*512, size-e.Offset)
 			if diff := cmp.Diff(regionsOf(t, b.Volume, e), regionsOf(t, v, e)); diff != "" {
-				t.Fatalf("incremental %v, %v: %s", incremental, e, diff)
+				verdict.Fatalf(t, "incremental %v, %v: %s", incremental, e, diff)
 			}
 			data, sent := readAll(t, v, e, export.Everything)
 			if !bytes.Equal(data, b.Content[e.Offset:e.End()]) || sent.Bytes() != e.Length {
-				t.Fatalf("incremental %v: other bytes in %v", incremental, e)
+				verdict.Fatalf(t, "incremental %v: other bytes in %v", incremental, e)
 			}
 			wantData, wantSent := readAll(t, b.Volume, e, export.Changed)
 			data, sent = readAll(t, v, e, export.Changed)
 			if !bytes.Equal(data, wantData) || !cmp.Equal(sent, wantSent, cmp.AllowUnexported(extent.Set{})) {
-				t.Fatalf("incremental %v: other changes in %v", incremental, e)
+				verdict.Fatalf(t, "incremental %v: other changes in %v", incremental, e)
 			}
 		}
 	}
@@ -200,7 +201,7 @@ func TestRegions_zeroesCountOnlyIfTheyAreSeenTwice(t *testing.T) {
 	v := open(t, b, "")
 	for _, r := range regionsOf(t, v, extent.Extent{Length: size}) {
 		if r.Kind != export.Data {
-			t.Errorf("%v is %d after %d queries", r.Extent, r.Kind, queries.Load())
+			verdict.Errorf(t, "%v is %d after %d queries", r.Extent, r.Kind, queries.Load())
 		}
 	}
 }
@@ -231,7 +232,7 @@ func TestRead_endsWithTheSinksError(t *testing.T) {
 	}
 	// The connections are as they were.
 	if data, _ := readAll(t, v, extent.Extent{Offset: 512, Length: 4096}, export.Everything); !bytes.Equal(data, b.Content[512:512+4096]) {
-		t.Error("other bytes after a read that was given up")
+		verdict.Errorf(t, "other bytes after a read that was given up")
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/export/podspec"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // endless sends until its client is gone.
@@ -92,13 +93,13 @@ func TestAnswer_isNotHeldBack(t *testing.T) {
 		}
 		first := make([]byte, 5)
 		if _, err := io.ReadFull(response.Body, first); err != nil || string(first) != "first" {
-			t.Errorf("%q: %v", first, err)
+			verdict.JudgeErrorf(t, err == nil, "%q: %v", first, err)
 		}
 		close(goOn)
 		rest, err := io.ReadAll(response.Body)
 		response.Body.Close()
 		if err != nil || string(rest) != " second" {
-			t.Errorf("%q: %v", rest, err)
+			verdict.JudgeErrorf(t, err == nil, "%q: %v", rest, err)
 		}
 	}
 }
@@ -193,7 +194,7 @@ func TestStrangers_doNotCutADownload(t *testing.T) {
 	crowd.Wait()
 	close(goOn)
 	if got, err := io.ReadAll(response.Body); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("%d bytes: %v", len(got), err)
+		verdict.JudgeErrorf(t, err == nil, "%d bytes: %v", len(got), err)
 	}
 }
 

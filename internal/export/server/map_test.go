@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/server"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 type regionJSON struct {
@@ -102,7 +103,7 @@ func TestMap_pagesOfAnySizeAreTheWholeMap(t *testing.T) {
 			want := wantRegions(disk, extent.Extent{Length: size}, clean)
 			whole := s.askMap(t, "root", url.Values{"start": {"0"}, "clean": {fmt.Sprint(clean)}})
 			if diff := cmp.Diff(want, whole.Regions); diff != "" || whole.NextOffset != nil || whole.Size != size || whole.Extents != nil {
-				t.Fatalf("one page: %v %s", whole.NextOffset, diff)
+				verdict.Fatalf(t, "one page: %v %s", whole.NextOffset, diff)
 			}
 			for range 8 {
 				limit := 1 + random.Int64N(1<<random.IntN(24))
@@ -113,7 +114,7 @@ func TestMap_pagesOfAnySizeAreTheWholeMap(t *testing.T) {
 					page := s.askMap(t, "root", url.Values{"start": {fmt.Sprint(start)}, "limit": {fmt.Sprint(limit)}, "clean": {fmt.Sprint(clean)}})
 					part := extent.Extent{Offset: start, Length: min(limit, size-start)}
 					if diff := cmp.Diff(wantRegions(disk, part, clean), page.Regions, cmp.Transformer("nil", func(r []regionJSON) []regionJSON { return append([]regionJSON{}, r...) })); diff != "" {
-						t.Fatalf("page %v: %s", part, diff)
+						verdict.Fatalf(t, "page %v: %s", part, diff)
 					}
 					all = append(all, page.Regions...)
 					if page.NextOffset == nil {
@@ -128,7 +129,7 @@ func TestMap_pagesOfAnySizeAreTheWholeMap(t *testing.T) {
 					start = *page.NextOffset
 				}
 				if diff := cmp.Diff(want, mergeRegions(all)); diff != "" {
-					t.Fatalf("%d pages of %d bytes: %s", pages, limit, diff)
+					verdict.Fatalf(t, "%d pages of %d bytes: %s", pages, limit, diff)
 				}
 			}
 		}
@@ -168,7 +169,7 @@ func TestMap_upstreamsDialect(t *testing.T) {
 		part := extent.Extent{Offset: 100_000, Length: 5_000_000}
 		whole := s.askMap(t, "root", url.Values{"offset": {"100000"}, "length": {"5000000"}})
 		if diff := cmp.Diff(wantExtents(disk, part), whole.Extents); diff != "" || whole.NextOffset != nil || whole.Regions != nil {
-			t.Errorf("one page: %v %s", whole.NextOffset, diff)
+			verdict.Errorf(t, "one page: %v %s", whole.NextOffset, diff)
 		}
 		if toEnd := s.askMap(t, "root", url.Values{"offset": {"100000"}, "length": {"0"}}); toEnd.Extents[len(toEnd.Extents)-1].Offset+toEnd.Extents[len(toEnd.Extents)-1].Length != size {
 			t.Errorf("length 0 ends at %+v", toEnd.Extents[len(toEnd.Extents)-1])
@@ -186,7 +187,7 @@ func TestMap_upstreamsDialect(t *testing.T) {
 			next = *page.NextOffset
 		}
 		if diff := cmp.Diff(wantExtents(disk, extent.Extent{Length: size}), all); diff != "" {
-			t.Error(diff)
+			verdict.Errorf(t, "%s", diff)
 		}
 	}
 }
@@ -203,17 +204,17 @@ func TestMap_withoutParametersIsInBothDialects(t *testing.T) {
 	}
 	part := extent.Extent{Length: *page.NextOffset}
 	if diff := cmp.Diff(wantRegions(disk, part, false), page.Regions); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 	if diff := cmp.Diff(wantExtents(disk, part), page.Extents); diff != "" {
-		t.Error(diff)
+		verdict.Errorf(t, "%s", diff)
 	}
 	if n := len(wantRegions(disk, part, true)); n != 512 {
 		t.Errorf("a page of %d regions", n)
 	}
 	rest := s.askMap(t, "root", url.Values{"start": {strconv.FormatInt(*page.NextOffset, 10)}})
 	if diff := cmp.Diff(wantRegions(disk, extent.Extent{Length: size}, false), mergeRegions(append(page.Regions, rest.Regions...))); diff != "" || rest.NextOffset != nil {
-		t.Error(rest.NextOffset, diff)
+		verdict.Errorf(t, "%v %s", rest.NextOffset, diff)
 	}
 }
 
@@ -229,7 +230,7 @@ func TestMap_aPageHasAtMostTenThousandRegions(t *testing.T) {
 		}
 		for _, r := range page.Regions {
 			if r.Offset != int64(count)*scatterBytes || r.Length != 64<<10 {
-				t.Fatalf("region %d is %+v", count, r)
+				verdict.Fatalf(t, "region %d is %+v", count, r)
 			}
 			count++
 		}
@@ -239,7 +240,7 @@ func TestMap_aPageHasAtMostTenThousandRegions(t *testing.T) {
 		start = *page.NextOffset
 	}
 	if want := (1 << 40) / scatterBytes; count != want {
-		t.Errorf("%d regions on %d pages, not %d", count, pages, want)
+		verdict.Errorf(t, "%d regions on %d pages, not %d", count, pages, want)
 	}
 }
 

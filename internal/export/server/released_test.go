@@ -12,6 +12,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/server"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // releasedClient reads backups as a client of KubeVirt 1.8's API does. It knows the backup's status in upstream's types,
@@ -101,7 +102,7 @@ func TestMap_releasedClientGetsEveryDisk(t *testing.T) {
 					t.Errorf("disk %s: the client fetches %d bytes, want %d", name, fetched, want)
 				}
 				if !bytes.Equal(held, disk.Content) {
-					t.Errorf("disk %s: the client's copy is wrong", name)
+					verdict.Errorf(t, "disk %s: the client's copy is wrong", name)
 				}
 			}
 		})

@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/server"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // flaky is a volume behind a tunnel that breaks now and then.
@@ -91,7 +92,7 @@ func TestResume_goesOnWhereTheTunnelBroke(t *testing.T) {
 			}
 			if c.endpoint == "data" {
 				if !bytes.Equal(got.body, v.Content) {
-					t.Errorf("other bytes: %d", len(got.body))
+					verdict.Errorf(t, "other bytes: %d", len(got.body))
 				}
 				return
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/server"
 	"github.com/varvebackup/varve/internal/export/stream"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // received is what came of a stream: disks by name, and the regions that its frames are.
@@ -96,7 +97,7 @@ func (r *received) check(t *testing.T, volumes ...*exporttest.Volume) {
 	t.Helper()
 	for _, v := range volumes {
 		if !bytes.Equal(r.disks[v.Description.Name], v.Content) {
-			t.Errorf("volume %s has other bytes", v.Description.Name)
+			verdict.Errorf(t, "volume %s has other bytes", v.Description.Name)
 		}
 	}
 }
@@ -121,7 +122,7 @@ func TestStream_hasExactlyTheRegionsOfTheMap(t *testing.T) {
 		name := v.Description.Name
 		want := s.askMap(t, name, url.Values{"start": {"0"}})
 		if diff := cmp.Diff(want.Regions, mergeRegions(all.regions[name])); diff != "" {
-			t.Errorf("volume %s: %s", name, diff)
+			verdict.Errorf(t, "volume %s: %s", name, diff)
 		}
 		if diff := cmp.Diff(stream.Volume{Name: name, Bytes: v.Description.Bytes, Incremental: v.Description.Incremental, PointInTime: v.Description.PointInTime}, all.volumes[i]); diff != "" {
 			t.Error(diff)
@@ -132,7 +133,7 @@ func TestStream_hasExactlyTheRegionsOfTheMap(t *testing.T) {
 		}
 		one.check(t, v)
 		if diff := cmp.Diff(want.Regions, mergeRegions(one.regions[name])); diff != "" {
-			t.Errorf("volume %s alone: %s", name, diff)
+			verdict.Errorf(t, "volume %s alone: %s", name, diff)
 		}
 	}
 }
@@ -183,7 +184,7 @@ func TestStream_goesOnAfterACut(t *testing.T) {
 	for name, regions := range all.regions {
 		for i := range regions[1:] {
 			if regions[i+1].Offset < regions[i].Offset+regions[i].Length {
-				t.Errorf("volume %s: %+v came after %+v", name, regions[i+1], regions[i])
+				verdict.Errorf(t, "volume %s: %+v came after %+v", name, regions[i+1], regions[i])
 			}
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/stream"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 var update = flag.Bool("update", false, "write the golden file")
@@ -106,7 +107,7 @@ func TestStream_bringsEveryByte(t *testing.T) {
 	}
 	for i, v := range volumes {
 		if !bytes.Equal(disks[i], v.Content) {
-			t.Errorf("volume %s has other bytes", v.Description.Name)
+			verdict.Errorf(t, "volume %s has other bytes", v.Description.Name)
 		}
 	}
 	if positions[0] != volumes[0].Description.Bytes {
@@ -136,7 +137,7 @@ func TestStream_cutAnywhereIsContinued(t *testing.T) {
 		}
 		for i, v := range volumes {
 			if !bytes.Equal(disks[i], v.Content) {
-				t.Fatalf("cut at %d: volume %s has other bytes", cut, v.Description.Name)
+				verdict.Fatalf(t, "cut at %d: volume %s has other bytes", cut, v.Description.Name)
 			}
 		}
 	}
@@ -214,7 +215,7 @@ func TestStream_versionOneStaysReadable(t *testing.T) {
 	}
 	want, err := os.ReadFile(golden)
 	if err != nil || !bytes.Equal(have, want) {
-		t.Errorf("the encoder writes other bytes than before: %v", err)
+		t.Errorf(verdict.GoldenMark+"the encoder writes other bytes than before: %v", err)
 	}
 	d, err := stream.NewDecoder(bytes.NewReader(want))
 	if err != nil {
@@ -224,7 +225,7 @@ func TestStream_versionOneStaysReadable(t *testing.T) {
 		_, err = d.Next()
 	}
 	if diff := cmp.Diff([]stream.Totals{{ZeroBytes: 4096, Frames: 1}, {DataBytes: 20, ZeroBytes: 1 << 38, Frames: 2}}, d.Totals()); diff != "" || !errors.Is(err, io.EOF) {
-		t.Errorf("%v %s", err, diff)
+		t.Errorf(verdict.GoldenMark+"%v %s", err, diff)
 	}
 }
 

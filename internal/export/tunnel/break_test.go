@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // proxy is a network between launcher and far end that breaks.
@@ -166,7 +167,7 @@ func TestBreak_readsGoOnAfterCuts(t *testing.T) {
 			}
 			got, err := readStubbornly(testContext(t), r.server, c.volume.Description.Name, e, c.scope)
 			if err != nil || !bytes.Equal(got, want) {
-				t.Errorf("%s, scope %d: other bytes: %v", c.volume.Description.Name, c.scope, err)
+				verdict.JudgeErrorf(t, err == nil, "%s, scope %d: other bytes: %v", c.volume.Description.Name, c.scope, err)
 			}
 		})
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // endlessVolume has a TiB of data that costs nothing, and counts the calls of Read that are under way.
@@ -96,7 +97,7 @@ func TestFlow_slowReadersSlowNobody(t *testing.T) {
 	for range 3 {
 		got, _, err := readAll(testContext(t), r.open(t, "disk"), extent.Extent{Length: 8 << 20}, export.Everything)
 		if err != nil || !bytes.Equal(got, disk.Content) {
-			t.Errorf("the fast reader: %v", err)
+			verdict.JudgeErrorf(t, err == nil, "the fast reader: %v", err)
 		}
 	}
 	if n := len(allRegions(t, r.open(t, "disk"), extent.Extent{Length: 8 << 20}, 1<<20)); n < 2 {
@@ -132,7 +133,7 @@ func TestFlow_requestsTakeTurns(t *testing.T) {
 	<-begun
 	got, _, err := readAll(testContext(t), r.open(t, "disk"), extent.Extent{Length: 4 << 20}, export.Everything)
 	if err != nil || !bytes.Equal(got, disk.Content) {
-		t.Errorf("beside an endless read: %v", err)
+		verdict.JudgeErrorf(t, err == nil, "beside an endless read: %v", err)
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) || errclass.Of(err) != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // whole returns a frame with its tail.
@@ -421,7 +422,7 @@ func TestSplitChunk_keepsTheSum(t *testing.T) {
 		var joined []byte
 		err := splitChunk(c, func(p export.Chunk) error {
 			if p.Offset != 77+int64(len(joined)) || p.Length != int64(len(p.Data)) || len(p.Data) > maxPieceBytes || export.Checksum(p.Data) != p.Checksum {
-				t.Fatalf("piece %v after %d", p.Extent, len(joined))
+				verdict.Fatalf(t, "piece %v after %d", p.Extent, len(joined))
 			}
 			joined = append(joined, p.Data...)
 			return nil
@@ -430,7 +431,7 @@ func TestSplitChunk_keepsTheSum(t *testing.T) {
 		case damaged && (!errors.Is(err, errclass.Corrupt) || len(joined) == len(data)):
 			t.Fatalf("damage: %v", err)
 		case !damaged && (err != nil || !bytes.Equal(joined, data)):
-			t.Fatalf("%d bytes of %d: %v", len(joined), len(data), err)
+			verdict.Fatalf(t, "%d bytes of %d: %v", len(joined), len(data), err)
 		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // readAll returns what Read sends, as bytes with the offsets that were sent.
@@ -25,10 +26,10 @@ func readAll(ctx context.Context, v export.Volume, e extent.Extent, scope export
 	at := e.Offset
 	err = v.Read(ctx, e, scope, func(c export.Chunk) error {
 		if c.Offset < at || !e.Contains(c.Extent) || c.Data != nil && int64(len(c.Data)) != c.Length {
-			return fmt.Errorf("chunk %v with %d bytes after %d", c.Extent, len(c.Data), at)
+			return verdict.Error("chunk %v with %d bytes after %d", c.Extent, len(c.Data), at)
 		}
 		if c.Data != nil && export.Checksum(c.Data) != c.Checksum {
-			return fmt.Errorf("chunk %v has another checksum", c.Extent)
+			return verdict.Error("chunk %v has another checksum", c.Extent)
 		}
 		part := content[c.Offset-e.Offset : c.End()-e.Offset]
 		clear(part)
@@ -82,14 +83,14 @@ func TestVolume_isTheLaunchersVolume(t *testing.T) {
 		}
 		got, gotSent, err := readAll(context.Background(), far, e, scope)
 		if err != nil || !bytes.Equal(got, want) {
-			rt.Fatalf("%s %v: other bytes: %v", name, e, err)
+			verdict.JudgeFatalf(rt, err == nil, "%s %v: other bytes: %v", name, e, err)
 		}
 		if diff := cmp.Diff(wantSent, gotSent); diff != "" {
-			rt.Fatalf("%s %v: other extents: %s", name, e, diff)
+			verdict.Fatalf(rt, "%s %v: other extents: %s", name, e, diff)
 		}
 		most := rapid.IntRange(1, 1000).Draw(rt, "regions")
 		if diff := cmp.Diff(allRegions(rt, near, e, most), allRegions(rt, far, e, most)); diff != "" {
-			rt.Fatalf("%s %v: other regions: %s", name, e, diff)
+			verdict.Fatalf(rt, "%s %v: other regions: %s", name, e, diff)
 		}
 	})
 }
@@ -123,14 +124,14 @@ func TestRegions_areReadInPages(t *testing.T) {
 	far := r.open(t, "disk")
 	whole := extent.Extent{Length: near.info.Bytes}
 	if got, want := allRegions(t, far, whole, 1<<30), allRegions(t, near, whole, 1<<30); len(got) != 20000 || !slices.Equal(got, want) {
-		t.Errorf("%d regions", len(got))
+		verdict.Errorf(t, "%d regions", len(got))
 	}
 	if near.calls > 10 {
 		t.Errorf("%d pages", near.calls)
 	}
 	near.uniform = true
 	if got := allRegions(t, far, whole, 1<<30); len(got) != 1 || got[0].Extent != whole {
-		t.Errorf("%d regions of one kind", len(got))
+		verdict.Errorf(t, "%d regions of one kind", len(got))
 	}
 }
 

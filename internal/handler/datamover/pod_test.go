@@ -25,6 +25,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/handler/metric"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func upload() *velerov2.DataUpload {
@@ -189,7 +190,7 @@ func TestMoverPod_readsTheDiskOfARunningMachineThroughItsPort(t *testing.T) {
 		`"tunnel":{"backupUID":"b1","volume":"root","checkpoint":"daily-2","baseCheckpoint":"daily-1","baseUID":"b0"},` +
 		`"labels":{"varvebackup.io/data-upload-group":"monday","velero.io/backup-name":"b1"}}`
 	if diff := cmp.Diff(golden, c.Env[0].Value); diff != "" {
-		t.Error(diff)
+		t.Error(verdict.GoldenMark + diff)
 	}
 	if _, err := datamove.DecodeJob(c.Env[0].Value); err != nil {
 		t.Error(err)

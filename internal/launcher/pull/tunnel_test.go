@@ -20,6 +20,7 @@ import (
 	"github.com/varvebackup/varve/internal/launcher/backupjob"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"
 )
 
@@ -73,7 +74,7 @@ func (f *farEnd) wantVolume(t *testing.T, b *bench, name string) {
 		return nil
 	})
 	if err != nil || !bytes.Equal(got, b.volumes[name].Content) {
-		t.Errorf("volume %s at the far end differs: %v", name, err)
+		verdict.JudgeErrorf(t, err == nil, "volume %s at the far end differs: %v", name, err)
 	}
 }
 

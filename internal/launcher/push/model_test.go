@@ -22,6 +22,7 @@ import (
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/launcher/target"
 	"github.com/varvebackup/varve/internal/manifest"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // modelBase is what a tracker records about its last backup, with the claim that has the files.
@@ -139,7 +140,7 @@ func (m *model) backup(tracker string, slot int, during func() error) {
 	m.done = append(m.done, modelBackup{claim: claim, directory: req.Directory, content: content})
 	// At this moment everything that the new restore point needs must exist.
 	if restored, err := m.restore(claim, req.Directory); err != nil || !maps.Equal(restored, content) {
-		m.t.Fatalf("%s (incremental %v) restores %v, want %v: %v", req.Directory, got.Volumes[0].Incremental, restored, content, err)
+		verdict.Fatalf(m.t, "%s (incremental %v) restores %v, want %v: %v", req.Directory, got.Volumes[0].Incremental, restored, content, err)
 	}
 }
 

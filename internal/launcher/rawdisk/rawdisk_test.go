@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 const kib, mib, gib = 1 << 10, 1 << 20, 1 << 30
@@ -63,7 +65,7 @@ func TestBlank_existingDiskIsLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != "content" {
-		t.Errorf("%q, %v", got, err)
+		verdict.Errorf(t, "%q, %v", got, err)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // hang has the volume's storage give no answer to the nth removal, until the function that it returns is called.
@@ -87,7 +89,7 @@ func TestRelease_thatComesTooLateRemovesNothingNew(t *testing.T) {
 			synctest.Wait()
 			for _, name := range []string{"a", "b"} {
 				if data, err := os.ReadFile(second.Path(PartialFile("vm/b1", name))); err != nil || string(data) != "new" {
-					t.Errorf("%d: the next attempt's file: %q, %v", nth, data, err)
+					verdict.Errorf(t, "%d: the next attempt's file: %q, %v", nth, data, err)
 				}
 			}
 			if _, err := first.FreeBytes(); err == nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/varvebackup/varve/internal/manifest"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // open opens a directory as if it were mounted.
@@ -203,7 +204,7 @@ func TestVolume_backupAppearsWhenItIsComplete(t *testing.T) {
 	sealed, err := v.Seal(t.Context(), "vm/b1/root.qcow2", func(n int) { read += n })
 	const ofData = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
 	if err != nil || sealed.SHA256 != ofData || sealed.AllocatedBytes == 0 || read != len("data") {
-		t.Errorf("%+v after %d bytes, %v", sealed, read, err)
+		verdict.Errorf(t, "%+v after %d bytes, %v", sealed, read, err)
 	}
 	if err := v.Begin("vm/b1", "another"); !errors.Is(err, ErrInvalid) {
 		t.Errorf("over another backup: %v", err)
@@ -233,10 +234,10 @@ func TestSeal_freesZeroes(t *testing.T) {
 		t.Errorf("%+v, %v", sealed, err)
 	}
 	if want := fmt.Sprintf("%x", sha256.Sum256(data)); sealed.SHA256 != want {
-		t.Errorf("hash %s, want %s", sealed.SHA256, want)
+		verdict.Errorf(t, "hash %s, want %s", sealed.SHA256, want)
 	}
 	if got, err := os.ReadFile(v.Path(name)); err != nil || !bytes.Equal(got, data) {
-		t.Errorf("the content changed (%v)", err)
+		verdict.Errorf(t, "the content changed (%v)", err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // collect takes one look, some time later.
@@ -50,7 +51,7 @@ func (s *site) looks(left string, later ...time.Duration) Collected {
 		}
 	}
 	if got := s.points(); got != left {
-		s.Errorf("left: %q, want %q", got, left)
+		verdict.Errorf(s, "left: %q, want %q", got, left)
 	}
 	return done
 }
@@ -170,7 +171,7 @@ func TestCollect_followsNoMemoryOfAnotherVersion(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if got := s.points(); got != "a" {
-		t.Errorf("left: %q", got)
+		verdict.Errorf(t, "left: %q", got)
 	}
 }
 
@@ -193,7 +194,7 @@ func TestCollect_endsWhenItCannotList(t *testing.T) {
 		t.Error("a listing that fails looks empty")
 	}
 	if got := s.points(); got != "a" {
-		t.Errorf("left: %q", got)
+		verdict.Errorf(t, "left: %q", got)
 	}
 }
 

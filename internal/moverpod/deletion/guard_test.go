@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // A restore point counts as deleted, or as pinned, because of what is known of it, and not because the repository is gone from where it was
@@ -58,6 +59,6 @@ func TestRemove_deletesTheOthers(t *testing.T) {
 		}
 	})
 	if got := s.points(); got != "b" {
-		t.Errorf("left: %q", got)
+		verdict.Errorf(t, "left: %q", got)
 	}
 }

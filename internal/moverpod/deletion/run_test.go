@@ -11,6 +11,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // delete runs the program for restore points, and returns its report.
@@ -70,7 +71,7 @@ func TestRun_deletesAndCanBeRepeated(t *testing.T) {
 			t.Fatalf("%+v %v", report, err)
 		}
 		if got := s.points(); got != "c" {
-			t.Errorf("left: %s", got)
+			verdict.Errorf(t, "left: %s", got)
 		}
 	}
 }
@@ -91,7 +92,7 @@ func TestRun_keepsWhatMustStay(t *testing.T) {
 		t.Errorf("%+v %v", report.Kept, err)
 	}
 	if got := s.points(); got != "abc" {
-		t.Errorf("left: %s", got)
+		verdict.Errorf(t, "left: %s", got)
 	}
 }
 
@@ -133,7 +134,7 @@ func TestRun_failsRatherThanGuess(t *testing.T) {
 			}
 			s.access = right
 			if got := s.points(); got != "a" {
-				t.Errorf("left: %q", got)
+				verdict.Errorf(t, "left: %q", got)
 			}
 		})
 	}

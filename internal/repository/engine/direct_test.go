@@ -25,6 +25,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repository/table"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // varveFormat is the format that Create chooses.
@@ -153,10 +154,10 @@ func TestDirectReader_readsWhatKopiaReads(t *testing.T) {
 			got, ok := r.direct.readContent(t.Context(), info)
 			with[info.ContentID] = ok
 			if ok != known(name) || (ok && !bytes.Equal(got, data)) {
-				rt.Fatalf("%d bytes with %q: read directly %t, equal %t", len(data), name, ok, bytes.Equal(got, data))
+				verdict.Fatalf(rt, "%d bytes with %q: read directly %t, equal %t", len(data), name, ok, bytes.Equal(got, data))
 			}
 			if got, err := r.Reader().GetContent(t.Context(), info.ContentID); err != nil || !bytes.Equal(got, data) {
-				rt.Fatalf("%d bytes with %q: %v", len(data), name, err)
+				verdict.Fatalf(rt, "%d bytes with %q: %v", len(data), name, err)
 			}
 		}
 		if rapid.Bool().Draw(rt, "shuffled") {
@@ -165,7 +166,7 @@ func TestDirectReader_readsWhatKopiaReads(t *testing.T) {
 		next := 0
 		err := r.Reader().Contents(t.Context(), infos, func(i int, data []byte, err error) error {
 			if i != next || err != nil || !bytes.Equal(data, want[infos[i].ContentID]) {
-				rt.Fatalf("content %d came as %d: %v, equal %t", next, i, err, bytes.Equal(data, want[infos[i].ContentID]))
+				verdict.Fatalf(rt, "content %d came as %d: %v, equal %t", next, i, err, bytes.Equal(data, want[infos[i].ContentID]))
 			}
 			next++
 			return nil
@@ -200,11 +201,11 @@ func TestDirectReader_leavesTheRestToKopia(t *testing.T) {
 			data := material(random, 1<<20, "text")
 			infos := store(t, r, func(put func([]byte, compression.Name, content.IDPrefix)) { put(data, "s2-default", "") })
 			if got, err := r.Reader().GetContent(t.Context(), infos[0].ContentID); err != nil || !bytes.Equal(got, data) {
-				t.Error(err)
+				verdict.Errorf(t, "%v", err)
 			}
 			err := r.Reader().Contents(t.Context(), infos, func(_ int, got []byte, err error) error {
 				if !bytes.Equal(got, data) {
-					t.Error(err)
+					verdict.Errorf(t, "%v", err)
 				}
 				return err
 			})
@@ -269,7 +270,7 @@ func TestDirectReader_readsNothingDamaged(t *testing.T) {
 				case i == victim && !same(err):
 					t.Errorf("content %d in a run, %s: %v\nkopia: %v", victim, name, err, kopias)
 				case strings.HasPrefix(name, "byte") && i != victim && (err != nil || !bytes.Equal(got, want[i])):
-					t.Errorf("content %d, %s: its neighbour %d: %v", victim, name, i, err)
+					verdict.Errorf(t, "content %d, %s: its neighbour %d: %v", victim, name, i, err)
 				}
 				return nil
 			})
@@ -317,7 +318,7 @@ func FuzzDecodeS2(f *testing.F) {
 			room := make([]byte, 3, 3+len(want))
 			got, ok := decodeS2(stream, room[3:])
 			if ok && (err != nil || !bytes.Equal(got, want)) {
-				t.Fatalf("%x: %d bytes, and %d of s2.Reader: %v", stream, len(got), len(want), err)
+				verdict.Fatalf(t, "%x: %d bytes, and %d of s2.Reader: %v", stream, len(got), len(want), err)
 			}
 			if whole && !ok {
 				t.Fatalf("%x was not decoded", stream)
@@ -356,7 +357,7 @@ func TestBuffer(t *testing.T) {
 			b := make(fixedBuffer, 0, 10)
 			n, err := b.ReadFrom(wrap(bytes.NewReader(data)))
 			if fits && (err != nil || int(n) != length || !bytes.Equal(b, data)) || !fits && !errors.Is(err, io.ErrShortBuffer) {
-				t.Errorf("%s: %d of %d bytes: %v", name, n, length, err)
+				verdict.Errorf(t, "%s: %d of %d bytes: %v", name, n, length, err)
 			}
 			b.Reset()
 			written, err := b.Write(data)

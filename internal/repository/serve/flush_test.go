@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // large is a disk of zeroes that is not in memory.
@@ -248,7 +249,7 @@ func (d *deaths) recovers(t *testing.T, path string, below content, step string,
 		}
 		for i := range got {
 			if got[i] != flushed[i] && (round > 0 || got[i] != next[i]) {
-				t.Fatalf("%s: byte %d is %d, was flushed as %d, and would have been %d; round %d", step, i, got[i], flushed[i], next[i], round)
+				verdict.Fatalf(t, "%s: byte %d is %d, was flushed as %d, and would have been %d; round %d", step, i, got[i], flushed[i], next[i], round)
 			}
 		}
 		flushed = got
@@ -320,7 +321,7 @@ func TestFlush_storesAMapThatWasNotStored(t *testing.T) {
 			for at, want := range map[int64]string{0: "again", clusterBytes: "written"} {
 				p := make([]byte, len(want))
 				if err := o.ReadAt(t.Context(), p, at); err != nil || string(p) != want {
-					t.Errorf("%q, %v", p, err)
+					verdict.Errorf(t, "%q, %v", p, err)
 				}
 			}
 			if err := o.Close(); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // goldenBytes is the size of the golden maps' disk: a window, and a byte of the next one.
@@ -59,12 +60,12 @@ func TestMap_isAsItIsWritten(t *testing.T) {
 	}
 	data = append(data, u.data...)
 	if diff := cmp.Diff(strings.Join(golden, ""), hex.EncodeToString(data)); diff != "" {
-		t.Errorf("-golden +encoded:\n%s", diff)
+		t.Errorf(verdict.GoldenMark+"-golden +encoded:\n%s", diff)
 	}
 	got := newClusters("a disk", goldenBytes)
 	l, err := got.decodeMap(decoded(t, strings.Join(golden, "")))
 	if err != nil || !slices.Equal(got.bits, want.bits) || l != u.next {
-		t.Errorf("%v, want %v; %+v, %v", got.bits, want.bits, l, err)
+		verdict.Errorf(t, "%v, want %v; %+v, %v", got.bits, want.bits, l, err)
 	}
 }
 
@@ -155,7 +156,7 @@ func TestMap_withATornEnd(t *testing.T) {
 			torn = append(torn[:u.at*sectorBytes], append(u.data, torn[min(len(torn), int(u.at)*sectorBytes+len(u.data)):]...)...)
 			again, _, err := read(torn)
 			if err != nil || !slices.Equal(again.bits, c.bits) {
-				t.Fatalf("flush %d without sectors %b, and then another one: %v", n, missing, err)
+				verdict.Fatalf(t, "flush %d without sectors %b, and then another one: %v", n, missing, err)
 			}
 		}
 		// What a later flush has found to be there must stay.
@@ -213,7 +214,7 @@ func FuzzMap(f *testing.F) {
 			out, l := c.encodeMap()
 			again := newClusters("a disk", size)
 			if got, err := again.decodeMap(out); err != nil || got != l || !slices.Equal(again.bits, c.bits) {
-				t.Errorf("%+v, %+v: %v", got, l, err)
+				verdict.Errorf(t, "%+v, %+v: %v", got, l, err)
 			}
 		}
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // model is what an overlay must hold.
@@ -71,10 +72,10 @@ func (m *model) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"": func(*rapid.T) {
 			if !bytes.Equal(m.content(), m.want) {
-				m.t.Fatal("the overlay differs")
+				verdict.Fatalf(m.t, "the overlay differs")
 			}
 			if !bytes.Equal(m.below, m.kept) {
-				m.t.Fatal("the disk below was written")
+				verdict.Fatalf(m.t, "the disk below was written")
 			}
 		},
 		"write": func(t *rapid.T) {
@@ -93,7 +94,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			m.done(e, m.o.Trim(ctx, e))
 			for i, got := range m.content()[e.Offset:e.End()] {
 				if was := &m.want[int(e.Offset)+i]; got != *was && got != 0 {
-					m.t.Fatalf("trim made %d of %d", got, *was)
+					verdict.Fatalf(m.t, "trim made %d of %d", got, *was)
 				} else {
 					*was = got
 				}
@@ -259,7 +260,7 @@ func TestOverlay_keepsNobodyWaitingForTheSlow(t *testing.T) {
 		t.Helper()
 		p := make([]byte, 100)
 		if err := o.ReadAt(t.Context(), p, 5); err != nil || p[0] != 1 {
-			t.Errorf("%d, %v", p[0], err)
+			verdict.Errorf(t, "%d, %v", p[0], err)
 		}
 		if err := o.WriteAt(t.Context(), []byte{2}, 1000); err != nil {
 			t.Error(err)
@@ -315,7 +316,7 @@ func TestOverlay_joinsWritesToOneCluster(t *testing.T) {
 	}
 	p := make([]byte, clusterBytes)
 	if err := o.ReadAt(t.Context(), p, 0); err != nil || p[0] != 1 || p[clusterBytes-1] != 1 {
-		t.Errorf("%d and %d: %v", p[0], p[clusterBytes-1], err)
+		verdict.Errorf(t, "%d and %d: %v", p[0], p[clusterBytes-1], err)
 	}
 	if err := o.Close(); err != nil {
 		t.Error(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/internal/repository"
 	blobstorage "github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func TestMain(m *testing.M) {
@@ -128,7 +129,7 @@ func TestRestorePoint_isADisk(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(got, want) {
-			t.Fatal("the disk differs")
+			verdict.Fatalf(t, "the disk differs")
 		}
 	}
 	d.cache.fetching.Wait()
@@ -144,7 +145,7 @@ func TestRestorePoint_isADisk(t *testing.T) {
 	})
 	wanted := extent.NewSet(extent.Extent{Length: mib}, extent.Extent{Offset: 2 * mib, Length: 256 << 10}, extent.Extent{Offset: 3 * mib, Length: 512})
 	if err != nil || !data.Subtract(wanted).Empty() || !wanted.Subtract(data).Empty() {
-		t.Errorf("data %v, want %v: %v", data, wanted, err)
+		verdict.Errorf(t, "data %v, want %v: %v", data, wanted, err)
 	}
 	if err := c.WriteAt(t.Context(), []byte{1}, 0, 0); err == nil {
 		t.Error("it was written")
@@ -178,7 +179,7 @@ func TestSequentialReadsFetchEachBlockOnce(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(got, want) {
-			t.Error("the disk differs")
+			verdict.Errorf(t, "the disk differs")
 		}
 		d.cache.fetching.Wait()
 		if diff := cmp.Diff(map[int64]int{0: 1, 1: 1, 2: 1, 3: 1, 8: 1, 12: 1}, fetched); diff != "" {
@@ -212,7 +213,7 @@ func TestFetchesAtOnceAreBounded(t *testing.T) {
 		})
 		stay.Go(func() {
 			if data, err := c.getBlock(t.Context(), life, n); err != nil || data[0] != byte(n) {
-				t.Errorf("block %d: %v, %v", n, data, err)
+				verdict.Errorf(t, "block %d: %v, %v", n, data, err)
 			}
 		})
 	}

@@ -20,6 +20,8 @@ import (
 
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/blob/s3"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // stallingServer is a fake S3 server with one blob. It accepts requests, and then falls silent.
@@ -156,7 +158,7 @@ var requests = map[string]func(context.Context, blob.Storage, *stallingServer) e
 
 func sameBytes(got, want []byte) error {
 	if !bytes.Equal(got, want) {
-		return fmt.Errorf("%d other bytes, of %d", len(got), len(want))
+		return verdict.Error("%d other bytes, of %d", len(got), len(want))
 	}
 	return nil
 }

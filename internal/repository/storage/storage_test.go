@@ -19,6 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repository/storage/blobhttp"
 	"github.com/varvebackup/varve/internal/repository/storage/storagetest"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 func newDirectory(t *testing.T) blob.Storage {
@@ -115,7 +116,7 @@ func TestView_hidesAndReplaces(t *testing.T) {
 		{"p2", 0, -1, "stored"},
 	} {
 		if got := read(c.id, c.offset, c.length); got != c.want {
-			t.Errorf("%d bytes of %s from %d on: %q, want %q", c.length, c.id, c.offset, got, c.want)
+			verdict.Errorf(t, "%d bytes of %s from %d on: %q, want %q", c.length, c.id, c.offset, got, c.want)
 		}
 	}
 	if _, err := v.GetMetadata(t.Context(), "x1"); !errors.Is(err, blob.ErrBlobNotFound) {
@@ -127,7 +128,7 @@ func TestView_hidesAndReplaces(t *testing.T) {
 	v.Hide(nil)
 	v.Replace("p1", nil)
 	if a, b := read("x1", 0, -1), read("p1", 0, -1); a != "stored" || b != "stored" {
-		t.Errorf("what is shown again: %q, %q", a, b)
+		verdict.Errorf(t, "what is shown again: %q, %q", a, b)
 	}
 }
 

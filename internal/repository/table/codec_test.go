@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/kopia/kopia/repo/object"
 	"pgregory.net/rapid"
+
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // equalIDs compares objects by their text.
@@ -37,11 +39,11 @@ func TestTablesAreJSON(t *testing.T) {
 		}
 		got := Encode(entries)
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
-			t.Fatal(diff)
+			verdict.Fatalf(t, "%s", diff)
 		}
 		back, ok := parseEncoded(got)
 		if diff := cmp.Diff(entries, back, equalIDs); !ok || diff != "" {
-			t.Fatal(ok, diff)
+			verdict.Fatalf(t, "%v %s", ok, diff)
 		}
 		var spaced any
 		if err := json.Unmarshal(want, &spaced); err != nil {
@@ -52,7 +54,7 @@ func TestTablesAreJSON(t *testing.T) {
 			t.Fatal(err)
 		}
 		if back, err = Decode(other); err != nil || cmp.Diff(entries, back, equalIDs) != "" {
-			t.Fatalf("written otherwise: %v", err)
+			verdict.Fatalf(t, "written otherwise: %v", err)
 		}
 	})
 }
@@ -79,7 +81,7 @@ func FuzzDecodeTable(f *testing.F) {
 		}
 		if len(want.Entries)+len(fast) > 0 {
 			if diff := cmp.Diff(want.Entries, fast, equalIDs); diff != "" {
-				t.Error(diff)
+				verdict.Errorf(t, "%s", diff)
 			}
 		}
 	})

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // fakeStorage keeps blobs in memory. It fails with failure, if there is one.
@@ -303,7 +304,7 @@ func TestClient_asksAgain(t *testing.T) {
 				out := &bytesOut{}
 				err := c.GetBlob(t.Context(), "x", 0, -1, out)
 				if err == nil && out.String() != "content" {
-					err = fmt.Errorf("got %q", out)
+					err = verdict.Error("got %q", out)
 				}
 				return err
 			},
@@ -326,7 +327,7 @@ func TestClient_asksAgain(t *testing.T) {
 				t.Errorf("%s, %s: %v", name, what, err)
 			}
 			if what == "put" && string(st.blobs["y"]) != "new" {
-				t.Errorf("%s: put %q", name, st.blobs["y"])
+				verdict.Errorf(t, "%s: put %q", name, st.blobs["y"])
 			}
 		}
 	}
@@ -388,7 +389,7 @@ func TestClient_escapesNames(t *testing.T) {
 		}
 		out := &bytesOut{}
 		if err := c.GetBlob(t.Context(), id, 0, -1, out); err != nil || out.String() != string(id) {
-			t.Errorf("%q: %q %v", id, out, err)
+			verdict.JudgeErrorf(t, err == nil, "%q: %q %v", id, out, err)
 		}
 	}
 }
