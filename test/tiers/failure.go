@@ -42,6 +42,7 @@ var finalSigns = []struct {
 	{regexp.MustCompile(regexp.QuoteMeta(verdict.GoldenMark)), "a golden file"},
 	{regexp.MustCompile(`^panic: |^fatal error: `), "a panic"},
 	{regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`), "a data race"},
+	{regexp.MustCompile(`\[rapid\] (failed|panic) after`), "a property that a seed breaks"}, // another seed would pass
 	{regexp.MustCompile(`found unexpected goroutines`), "a leaked goroutine"},
 	{regexp.MustCompile(`FAIL: \S+:\d+: \S+ and \S+ differ`), "files that a script compares"}, // testscript's cmp
 	// What qemu-img compare, qemu-io's read -P and cmp say, in scripts.

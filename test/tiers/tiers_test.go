@@ -173,12 +173,13 @@ func TestMarks(t *testing.T) {
 	for line, want := range map[string]string{
 		"    restore_test.go:12: " + verdict.Error("disk root").Error(): wrongData,
 		"WARNING: DATA RACE": "a data race",
-		"        FAIL: testdata/x.txt:12: got.raw and want.raw differ": "files that a script compares",
-		"        Content mismatch at offset 512!":                      wrongData,
-		"Pattern verification failed at offset 0, 512 bytes":           wrongData,
-		"web.raw restored.raw differ: byte 513, line 2":                wrongData,
-		"panic: runtime error":                                         "a panic",
-		"    a_test.go:1: the launcher says panic: boom":               "",
+		"    set_test.go:20: [rapid] failed after 17 tests: [1 2] is not [1]": "a property that a seed breaks",
+		"        FAIL: testdata/x.txt:12: got.raw and want.raw differ":        "files that a script compares",
+		"        Content mismatch at offset 512!":                             wrongData,
+		"Pattern verification failed at offset 0, 512 bytes":                  wrongData,
+		"web.raw restored.raw differ: byte 513, line 2":                       wrongData,
+		"panic: runtime error":                                                "a panic",
+		"    a_test.go:1: the launcher says panic: boom":                      "",
 	} {
 		if got := whyFinal([]string{"before", line}); got != want {
 			t.Errorf("%q: %q, want %q", line, got, want)

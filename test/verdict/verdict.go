@@ -6,7 +6,6 @@
 package verdict
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -66,52 +65,6 @@ func JudgeFatalf(tb TB, wrong bool, format string, args ...any) {
 // is marked.
 func Error(format string, args ...any) error {
 	return fmt.Errorf(Mark+"%w", fmt.Errorf(format, args...))
-}
-
-// Bytes reports wrong data unless got is want, with the first offset that differs. It returns whether they are equal.
-func Bytes(tb TB, what string, got, want []byte) bool {
-	tb.Helper()
-	if bytes.Equal(got, want) {
-		return true
-	}
-	at, count := 0, 0
-	for i := range min(len(got), len(want)) {
-		if got[i] != want[i] {
-			if count == 0 {
-				at = i
-			}
-			count++
-		}
-	}
-	if count == 0 {
-		at = min(len(got), len(want))
-	}
-	Errorf(tb, "%s: %d bytes, want %d; %d differ, the first at %d", what, len(got), len(want), count, at)
-	return false
-}
-
-// Files reports wrong data unless two files have the same content. It returns whether they have.
-func Files(tb TB, got, want string) bool {
-	tb.Helper()
-	a, err := os.ReadFile(got)
-	if err != nil {
-		tb.Fatalf("%v", err)
-	}
-	b, err := os.ReadFile(want)
-	if err != nil {
-		tb.Fatalf("%v", err)
-	}
-	return Bytes(tb, got+" beside "+want, a, b)
-}
-
-// Equal reports wrong data unless got is want, for hashes and other names of a content. It returns whether it is.
-func Equal[T comparable](tb TB, what string, got, want T) bool {
-	tb.Helper()
-	if got == want {
-		return true
-	}
-	Errorf(tb, "%s is %v, want %v", what, got, want)
-	return false
 }
 
 // Differ tells whether err says that contents differ, and is the error of a command that compares them: cmp and
