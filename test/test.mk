@@ -27,6 +27,7 @@ UNIT_PACKAGES = $$($(GO) list ./... | grep -vxF "$$($(GO) list $(TESTS_IN_MEMORY
 
 .PHONY: test-unit
 test-unit: tiers-tool ## Unit tests: no root, no cluster; with the race detector where it is cheap
+	hack/deps.sh build # the race detector needs a C compiler
 	# The tag is kopia's: a repository's key comes from its password in no time.
 	$(GO) build -tags testing $(TESTS_IN_MEMORY)
 	hack/in-memory.sh $(GO_TEST) -tags testing -parallel 4 -timeout 30m $(filter-out $(RACE_IN_MEMORY),$(TESTS_IN_MEMORY))
@@ -39,6 +40,7 @@ RACE_IN_MEMORY := ./internal/launcher/push/
 
 .PHONY: test-race
 test-race: tiers-tool ## The unit tests of all other packages with the race detector: half an hour
+	hack/deps.sh build
 	hack/in-memory.sh $(GO_TEST) -race -tags testing -parallel 4 -timeout 60m $(filter-out $(RACE_IN_MEMORY),$(TESTS_IN_MEMORY))
 	$(GO_TEST) -race -tags testing -timeout 60m $(call UNIT_PACKAGES,-v)
 
@@ -50,19 +52,21 @@ test-control-plane: kube peers virtctl velero tiers-tool ## Reconcilers and admi
 .PHONY: test-interop
 test-interop: kube launcher-root guest tiers-tool ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
 	hack/deps.sh interop
-	$(GO_TEST) -tags root -timeout 20m -run "$$(hack/tests-with-tag.sh root)" ./internal/handler/ ./internal/handler/mount/ ./internal/disk/ ./internal/moverpod/
-	$(GO_TEST) -tags root -parallel 8 -run "$$(hack/tests-with-tag.sh root)" -timeout 20m ./internal/repository/
-	$(GO_TEST) -tags nbd_interop -timeout 20m -run "$$(hack/tests-with-tag.sh nbd_interop)" $$(hack/packages-with-tag.sh nbd_interop)
-	$(GO_TEST) -tags libvirt_dlopen -p 1 -timeout 20m $$(hack/packages-with-tag.sh libvirt_dlopen)
+	hack/passed.sh $@ root $(INTEROP_INPUTS) './internal/handler ./internal/handler/mount ./internal/disk ./internal/moverpod' \
+		$(GO_TEST) -tags root -timeout 20m -run "$$(hack/tests-with-tag.sh root)"
+	hack/passed.sh $@ root $(INTEROP_INPUTS) ./internal/repository $(GO_TEST) -tags root -parallel 8 -timeout 20m -run "$$(hack/tests-with-tag.sh root)"
+	hack/passed.sh $@ nbd_interop $(INTEROP_INPUTS) "$$(hack/packages-with-tag.sh nbd_interop)" \
+		$(GO_TEST) -tags nbd_interop -timeout 20m -run "$$(hack/tests-with-tag.sh nbd_interop)"
+	hack/passed.sh $@ libvirt_dlopen $(INTEROP_INPUTS) "$$(hack/packages-with-tag.sh libvirt_dlopen)" $(GO_TEST) -tags libvirt_dlopen -p 1 -timeout 20m
+
+# What the tests depend on beside the sources: versions, how they are run, the libvirt and the guests that are built, and what scripts run.
+INTEROP_INPUTS := 'go.mod go.sum hack test/test.mk images box/go.mod box/kube.sh'
+PEERS_INPUTS := 'go.mod go.sum hack test/test.mk test/peers'
 
 .PHONY: test-peers
 test-peers: peers tiers-tool ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
-	packages=$$(hack/passed.sh due test-peers peers $(PEERS_INPUTS)); [ -z "$$packages" ] || \
-		$(GO_TEST) -tags peers -parallel 4 -timeout 30m -run "$$(hack/tests-with-tag.sh peers)" $$packages
-	hack/passed.sh note test-peers peers $(PEERS_INPUTS)
-
-# What their tests depend on beside the sources.
-PEERS_INPUTS := 'go.mod go.sum test/peers hack'
+	hack/passed.sh $@ peers $(PEERS_INPUTS) "$$(hack/packages-with-tag.sh peers)" \
+		$(GO_TEST) -tags peers -parallel 4 -timeout 30m -run "$$(hack/tests-with-tag.sh peers)"
 
 .PHONY: test-e2e
 test-e2e: NODES = 2
