@@ -135,6 +135,9 @@ func (s *session) storeEverything(writers []*diskWriter) error {
 		if err := s.storeManifest(s.ctx, engine.SessionRunning); err != nil {
 			return fmt.Errorf("store the last data: %w", err)
 		}
+		if err := s.checkDisks(s.ctx, writers); err != nil {
+			return err
+		}
 		if !slices.ContainsFunc(writers, func(w *diskWriter) bool { return s.work.isBroken(w.work) }) {
 			return nil
 		}

@@ -42,6 +42,11 @@ func (s *siteStorage) ListBlobs(ctx context.Context, prefix blob.ID, call func(b
 		return err
 	}
 	s.site.requests.lists.Add(1)
+	if unlisted := s.site.unlisted.Load(); unlisted != nil {
+		if err := (*unlisted)(prefix); err != nil {
+			return err
+		}
+	}
 	if s.site.lists != nil {
 		if err := s.site.lists(); err != nil {
 			return err

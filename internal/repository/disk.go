@@ -142,9 +142,10 @@ func (w *diskWriter) storeMissing() error {
 	return err
 }
 
-// isUnchanged says whether region i, which is e, is the same as in the parent.
+// isUnchanged says whether region i, which is e, is the same as in the parent. If blobs are lost, only the region's table says whether
+// all of its blocks are there.
 func (w *diskWriter) isUnchanged(i int, e extent.Extent) bool {
-	return w.plan.isIncremental() && w.previous.hasRegion(i, e) && !w.source.Changes.Set.Overlaps(e)
+	return w.plan.isIncremental() && w.previous.hasRegion(i, e) && !w.source.Changes.Set.Overlaps(e) && !w.w.Losses().Any()
 }
 
 // isKnownHole says whether e is known to be zero without reading it.
@@ -221,9 +222,9 @@ func (r *regionWriter) writeBlocks(ctx context.Context, i int, was []object.ID) 
 	return group.Wait()
 }
 
-// isKept says whether block j of region i is the same as in the parent, where it was the object was[j].
+// isKept says whether block j of region i is the same as in the parent, where it was the object was[j], and is not lost.
 func (r *regionWriter) isKept(i, j int, was []object.ID) bool {
-	return was[j] != object.EmptyID && r.plan.isIncremental() && !r.source.Changes.Set.Overlaps(r.plan.geometry.Block(i, j))
+	return was[j] != object.EmptyID && r.plan.isIncremental() && !r.source.Changes.Set.Overlaps(r.plan.geometry.Block(i, j)) && !r.isLost(was[j])
 }
 
 // runEnd returns the block behind the run that begins with block j of region i: of blocks in a row that have to be stored, are all

@@ -144,6 +144,9 @@ func (b *filesBackup) preparePoint(description *Files) (*RestorePoint, *snapshot
 			return nil, nil, fmt.Errorf("store the last data: %w", err)
 		}
 		engine.Reached("tree stored")
+		if err := b.checkStoredTree(b.ctx); err != nil {
+			return nil, nil, err
+		}
 		p := &RestorePoint{ID: b.id, Source: b.session.q.Source, Time: b.session.q.Time.UTC(), After: b.after, Group: b.q.Group, Labels: b.session.q.Labels, Disks: []Disk{}, Files: description}
 		root, err := b.writeDirectory(p)
 		if err != nil {
@@ -273,7 +276,7 @@ func (b *filesBackup) addDone(count, bytes int64) {
 // checkTakenOver says whether everything is there that was taken over. This session did not write it, so nothing else would notice
 // that it is gone.
 func (b *filesBackup) checkTakenOver(parent *RestorePoint) (bool, error) {
-	doubt := b.tree.earlier != nil
+	doubt := b.tree.earlier != nil || b.w.Losses().Any()
 	if parent != nil && !doubt {
 		var err error
 		if doubt, err = filesInDoubt(b.ctx, b.w, parent.ID); err != nil {

@@ -24,10 +24,10 @@ func filesInDoubt(ctx context.Context, w repo.DirectRepositoryWriter, parentID s
 // errGone ends a search early.
 var errGone = errors.New("a content is gone")
 
-// hasTree says whether the index has everything of a tree, and nothing of it is marked as deleted.
+// hasTree says whether the index has everything of a tree, and nothing of it is marked as deleted or lost.
 func (s *session) hasTree(ctx context.Context, root *snapshot.DirEntry) (bool, error) {
 	err := s.eachTreeContent(ctx, root, func(ctx context.Context, id content.ID) error {
-		err := verify.CheckContents(ctx, s.w.ContentReader(), object.DirectObjectID(id))
+		err := verify.CheckContents(ctx, s.w.Intact(), object.DirectObjectID(id))
 		if errors.Is(err, errclass.Corrupt) {
 			return errGone
 		}
@@ -51,13 +51,35 @@ func (c *contentChecker) checkTree(ctx context.Context, entries []*snapshot.DirE
 			return err
 		})
 		if errors.Is(err, errGone) || errors.Is(err, errclass.Corrupt) {
-			return fmt.Errorf("%w: some of what this backup has stored is gone, because it was interrupted for hours: back up again", errclass.Conflict)
+			return c.s.errStoredIsGone()
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// errStoredIsGone says that a backup of files has to be repeated.
+func (s *session) errStoredIsGone() error {
+	if l := s.w.Losses(); l.Any() {
+		return fmt.Errorf("%w: some of what this backup has stored or found is gone: %s: back up again", errclass.Conflict, l.Describe())
+	}
+	return fmt.Errorf("%w: some of what this backup has stored is gone, because it was interrupted for hours: back up again", errclass.Conflict)
+}
+
+// checkStoredTree looks for what has been lost since the session began, in everything that the restore point is about to refer to. What is
+// gone cannot be stored again without the file that it is from.
+func (s *session) checkStoredTree(ctx context.Context) error {
+	if err := s.findLatestLosses(ctx); err != nil || !s.w.Unchecked() {
+		return err
+	}
+	s.w.Checked()
+	c := &contentChecker{s}
+	if err := c.checkTree(ctx, s.tree.entries()); err != nil {
+		return err
+	}
+	return s.w.Flush(ctx)
 }
 
 // eachTreeContent calls call with each content of a tree, or of a single object, from several goroutines.

@@ -2,11 +2,14 @@ package repository
 
 import (
 	"context"
+	"errors"
 
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/table"
 	"github.com/varvebackup/varve/internal/repository/verify"
 )
@@ -28,24 +31,32 @@ type previousTables struct {
 }
 
 // diagnosedReader reads as a session does. What cannot be read is read again by the connection, which tells damage from a storage that does
-// not answer: damage makes a full backup, and anything else may pass. It is for what was there before the session.
+// not answer: damage makes a full backup, which does not take the damaged pack for stored, and anything else may pass. It is for what was there
+// before the session.
 type diagnosedReader struct {
 	table.ContentReader
 
 	connection table.ContentReader
+	w          *engine.MendingWriter
 }
 
 // GetContent implements table.ContentReader.
 func (d *diagnosedReader) GetContent(ctx context.Context, id content.ID) ([]byte, error) {
 	data, err := d.ContentReader.GetContent(ctx, id)
-	if err == nil || table.IsMissing(err) || ctx.Err() != nil {
+	if err == nil || ctx.Err() != nil {
 		return data, err
 	}
-	return d.connection.GetContent(ctx, id)
+	if !table.IsMissing(err) {
+		data, err = d.connection.GetContent(ctx, id)
+	}
+	if table.IsMissing(err) || errors.Is(err, errclass.Corrupt) {
+		d.w.Distrust(ctx, id)
+	}
+	return data, err
 }
 
 func (w *diskWriter) loadPreviousTables() (previousTables, error) {
-	p := previousTables{r: &diagnosedReader{w.w.ContentReader(), w.r.conn.Reader()}, needed: w.plan.isIncremental()}
+	p := previousTables{r: &diagnosedReader{w.w.ContentReader(), w.r.conn.Reader(), w.w}, needed: w.plan.isIncremental()}
 	d := w.plan.previous
 	if d == nil {
 		return p, nil

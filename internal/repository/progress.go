@@ -133,5 +133,5 @@ func (s *session) hadBlockBefore(ctx context.Context, block object.ID) bool {
 		return false
 	}
 	info, err := s.r.conn.Kopia.ContentReader().ContentInfo(ctx, id)
-	return err == nil && !info.Deleted
+	return err == nil && !info.Deleted && !s.w.Losses().Has(info)
 }

@@ -35,7 +35,7 @@ const (
 // The manifest is an incomplete kopia snapshot whose root names the parent and everything that is finished.
 type session struct {
 	ctx      context.Context //nolint:containedctx // kopia's writer belongs to a context of its own
-	w        repo.DirectRepositoryWriter
+	w        *engine.MendingWriter
 	r        *Repository
 	q        *Request
 	progress *progress
@@ -55,6 +55,8 @@ type session struct {
 	work      sessionWork
 	// tree is what is stored of a tree of files; nil in a backup of disks.
 	tree *sessionTree
+	// lookedForLosses is when the index was last compared with the packs.
+	lookedForLosses time.Time
 	// manifests are the session manifests that exist or may exist; the last one counts. stored is when storing it began.
 	manifests []manifest.ID
 	stored    time.Time
@@ -69,8 +71,12 @@ func (r *Repository) newSession(ctx context.Context, q *Request) (*session, erro
 		s.progress.reports.Stop()
 		return nil, fmt.Errorf("begin to write: %w", err)
 	}
-	s.ctx, s.w = inner, w
-	s.cancel, s.started = cancel, w.Time()
+	s.ctx, s.cancel, s.started = inner, cancel, w.Time()
+	if s.w, err = engine.NewMendingWriter(inner, w); err != nil {
+		cancel(nil)
+		s.progress.reports.Stop()
+		return nil, errors.Join(fmt.Errorf("begin to write: %w", err), w.Close(inner))
+	}
 	return s, nil
 }
 
@@ -93,6 +99,10 @@ func (s *session) protectParent(parent *RestorePoint) (*RestorePoint, error) {
 	if err := engine.CheckNoExclusiveMaintenance(s.ctx, s.w); err != nil {
 		return nil, err
 	}
+	if err := s.findLosses(s.ctx); err != nil {
+		return nil, err
+	}
+	s.w.Checked()
 	if s.parent == nil {
 		return nil, nil
 	}

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
-	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
 	"golang.org/x/sync/errgroup"
@@ -17,13 +15,7 @@ import (
 )
 
 // contentChecker checks whether contents are there to stay, according to the index and the storage as they are now.
-type contentChecker struct {
-	s *session
-
-	mu sync.Mutex
-	// packs says which packs exist.
-	packs map[blob.ID]bool
-}
+type contentChecker struct{ s *session }
 
 // checkFinishedAgain checks everything in f that no session manifest has named in time: garbage collection may have marked it as
 // deleted, and kopia may have forgotten it. It takes marks back, and notes as broken what is gone.
@@ -38,7 +30,10 @@ func (s *session) checkFinishedAgain(ctx context.Context, f finishedWork) error 
 	if err := engine.CheckNoExclusiveMaintenance(ctx, s.w); err != nil {
 		return err
 	}
-	c := &contentChecker{s: s, packs: map[blob.ID]bool{}}
+	if err := s.findLosses(ctx); err != nil {
+		return err
+	}
+	c := &contentChecker{s}
 	if s.tree != nil {
 		if err := c.checkTree(ctx, s.tree.entries()); err != nil {
 			return err
@@ -146,33 +141,11 @@ func (c *contentChecker) checkContent(ctx context.Context, id content.ID) (bool,
 	if err != nil {
 		return false, err
 	}
-	there, err := c.hasPack(ctx, info.PackBlobID)
-	if err != nil {
-		return false, err
+	if c.s.w.Losses().Has(info) {
+		return false, nil
 	}
-	switch {
-	case !there && !info.Deleted: // Without the mark, kopia would not store the block again.
-		return false, m.DeleteContent(ctx, id)
-	case there && info.Deleted:
+	if info.Deleted {
 		return true, m.UndeleteContent(ctx, id)
 	}
-	return there, nil
-}
-
-// hasPack says whether a pack exists.
-func (c *contentChecker) hasPack(ctx context.Context, id blob.ID) (bool, error) {
-	c.mu.Lock()
-	there, known := c.packs[id]
-	c.mu.Unlock()
-	if known {
-		return there, nil
-	}
-	_, err := c.s.r.conn.Kopia.BlobReader().GetMetadata(ctx, id)
-	if err != nil && !errors.Is(err, blob.ErrBlobNotFound) {
-		return false, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.packs[id] = err == nil
-	return err == nil, nil
+	return true, nil
 }

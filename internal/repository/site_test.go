@@ -45,6 +45,8 @@ type site struct {
 	asked atomic.Pointer[func(id blob.ID)]
 	// failing returns an error for a blob that is about to be read; if it is nil, nothing fails.
 	failing atomic.Pointer[func(id blob.ID) error]
+	// unlisted returns an error for a list with a prefix, or a blob that is about to be looked for; if it is nil, nothing fails.
+	unlisted atomic.Pointer[func(name blob.ID) error]
 	// silent says whether the storage does not answer a request for a blob, or a list of blobs with that prefix; nil: it always does.
 	silent atomic.Pointer[func(id blob.ID) bool]
 	// requests counts the requests to the storage.
@@ -271,6 +273,11 @@ func (s *siteStorage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadat
 		(*asked)(id)
 	}
 	s.site.requests.heads.Add(1)
+	if unlisted := s.site.unlisted.Load(); unlisted != nil {
+		if err := (*unlisted)(id); err != nil {
+			return blob.Metadata{}, err
+		}
+	}
 	return s.Storage.GetMetadata(ctx, id)
 }
 

@@ -202,7 +202,7 @@ func runExclusive(ctx context.Context, c *engine.Connection, w repo.DirectReposi
 			if err := CollectGarbage(ctx, w, safety, p.MaintenanceStartTime); err != nil {
 				return err
 			}
-			if err := extendObjectLocks(ctx, w); err != nil {
+			if err := errors.Join(extendObjectLocks(ctx, w), dropDamageRecords(ctx, w)); err != nil {
 				return err
 			}
 			engine.Reached("garbage marked")

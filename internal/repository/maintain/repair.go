@@ -22,13 +22,17 @@ import (
 	"github.com/varvebackup/varve/internal/repository/verify"
 )
 
-// RepairReport is what Repair found and did. It does not list damaged packs: what they held is gone, and Verify names it.
+// RepairReport is what Repair found and did.
 type RepairReport struct {
 	// Format lists the format blobs that were put back from their copy.
 	Format []string `json:"format,omitempty"`
 	// Indexes lists index blobs that could not be read and were removed.
 	Indexes []string `json:"indexes,omitempty"`
-	// Contents is how many contents that no index named were found in the packs.
+	// Packs lists packs that are missing, too short or damaged although the index names contents in them. Verify says which restore
+	// points have them. No backup takes those contents for stored: the next one that has them stores them again, which mends every
+	// restore point that has them.
+	Packs []string `json:"packs,omitempty"`
+	// Contents is how many contents were found in the packs that no index named, or only where they are lost.
 	Contents int64 `json:"contents"`
 	// Manifests lists contents with manifests that could not be read and were removed.
 	Manifests []string `json:"manifests,omitempty"`
@@ -45,7 +49,7 @@ type LostPoint struct {
 	Reason string `json:"reason"`
 }
 
-// Nothing says that there was nothing to repair.
+// Nothing says that there was nothing to repair. Packs that are lost cannot be repaired.
 func (p *RepairReport) Nothing() bool {
 	return len(p.Format)+len(p.Indexes)+len(p.Manifests)+len(p.Records)+len(p.Points)+len(p.Lost) == 0 && p.Contents == 0
 }
@@ -73,6 +77,8 @@ type repairer struct {
 	*verify.Inspection
 	dryRun bool
 	report RepairReport
+	// losses is what the packs lack according to the index.
+	losses *engine.Losses
 	w      repo.DirectRepositoryWriter
 }
 
@@ -85,6 +91,11 @@ func (r *repairer) repairAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !r.dryRun {
+		if err := r.RecordDamage(ctx, state); err != nil {
+			return err
+		}
+	}
 	if err := r.repairBlobs(ctx); err != nil {
 		return err
 	}
@@ -93,7 +104,18 @@ func (r *repairer) repairAll(ctx context.Context) error {
 		return err
 	}
 	r.w = w
-	return errors.Join(r.repairContents(ctx, state.Damaged() || len(r.DamagedIndexes) > 0), w.Close(ctx))
+	return errors.Join(r.repairContents(ctx, state.Damaged() || len(r.DamagedIndexes) > 0), r.findLosses(ctx), w.Close(ctx))
+}
+
+// findLosses finds out which contents of the index are lost.
+func (r *repairer) findLosses(ctx context.Context) (err error) {
+	if err := r.Kopia.Refresh(ctx); err != nil {
+		return fmt.Errorf("read the indexes again: %w", err)
+	}
+	if r.losses, err = r.FindLosses(ctx); err == nil {
+		r.report.Packs = r.losses.Packs()
+	}
+	return err
 }
 
 // repairBlobs puts the format back and removes the indexes that cannot be read.
@@ -238,8 +260,11 @@ func (r *repairer) storeRecords(ctx context.Context, known []*engine.StoredPoint
 	return nil
 }
 
-// recoverIndexes adds contents that no index names to an index. Each pack has a list of what is in it.
+// recoverIndexes adds contents that no index names, or only where they are lost, to an index. Each pack has a list of what is in it.
 func (r *repairer) recoverIndexes(ctx context.Context) error {
+	if err := r.findLosses(ctx); err != nil {
+		return err
+	}
 	var packs []blob.Metadata
 	for _, prefix := range content.PackBlobIDPrefixes {
 		more, err := storage.ListBlobs(ctx, r.Storage, prefix)
@@ -275,10 +300,14 @@ func (r *repairer) recoverPack(ctx context.Context, p blob.Metadata) (int64, err
 	}
 	var missed int64
 	for _, info := range held {
-		if _, err := r.Kopia.ContentReader().ContentInfo(ctx, info.ContentID); table.IsMissing(err) {
+		known, err := r.Kopia.ContentReader().ContentInfo(ctx, info.ContentID)
+		switch {
+		case table.IsMissing(err):
 			missed++
-		} else if err != nil {
+		case err != nil:
 			return 0, err
+		case r.losses.Has(known) && !r.losses.Has(info) && info.TimestampSeconds > known.TimestampSeconds:
+			missed++ // A backup has stored it again, and the index that says so was lost.
 		}
 	}
 	if missed > 0 && !r.dryRun {

@@ -48,7 +48,7 @@ func CheckRepository(ctx context.Context, st blob.Reader, id []byte) error {
 	}
 	now, err := ParseUniqueID(data)
 	if err != nil {
-		return fmt.Errorf("%w: the format of the repository in %s: %w", errclass.Corrupt, Describe(st.ConnectionInfo()), err)
+		return fmt.Errorf("%w: blob %s of the repository in %s: %w", errclass.Corrupt, format.KopiaRepositoryBlobID, Describe(st.ConnectionInfo()), err)
 	}
 	if !bytes.Equal(now, id) {
 		return fmt.Errorf("%w in %s: open it again", ErrReplaced, Describe(st.ConnectionInfo()))

@@ -15,6 +15,9 @@ const (
 	// DeletingPrefix and a restore point's ID name a blob that exists while the restore point is being deleted. The record goes
 	// first, and nobody may take it for missing.
 	DeletingPrefix = "varve.deleting-"
+	// DamagedPrefix and the name of a pack name a blob that exists because the pack has other bytes than were written. No backup
+	// takes for stored what is in that pack.
+	DamagedPrefix = "varve.damaged-"
 	// IndexPrefix begins the names of kopia's index blobs.
 	IndexPrefix = "x"
 )

@@ -60,6 +60,12 @@ type Report struct {
 	// Unlisted is damage that belongs to no disk: restore points that are lost or whose description cannot be read, indexes, the
 	// format.
 	Unlisted error
+	// Unrecorded says why later backups may still take for stored what is in packs that were found to have other bytes than were written:
+	// their names could not be stored, or the connection is read-only. It is nil if there are none.
+	Unrecorded error
+
+	// rotten holds the contents that have other bytes than were written, by their packs.
+	rotten map[blob.ID][]content.ID
 }
 
 // Damaged says whether anything is wrong.
@@ -79,6 +85,9 @@ func Run(ctx context.Context, a *engine.Access, o Options) (*Report, error) {
 		return nil, err
 	}
 	report, err := CheckConnection(ctx, i.Connection, o)
+	if err == nil {
+		report.Unrecorded = i.RecordDamage(ctx, report)
+	}
 	if err := errors.Join(err, i.Close(ctx)); err != nil {
 		return nil, err
 	}
@@ -114,8 +123,8 @@ func CheckConnection(ctx context.Context, r *engine.Connection, o Options) (*Rep
 	}
 	report.Unlisted = errors.Join(err, engine.LostError(lost), records)
 	report.Points = points
-	v := &tableCheck{r: r.Reader(), rehash: r.Rehasher(), bad: bad, known: map[object.ID]*regionDamage{}, gone: map[blob.ID]bool{}}
-	if v.packs, err = listPacks(ctx, r.Kopia); err != nil {
+	v := &tableCheck{r: r.Reader(), rehash: r.Rehasher(), bad: bad, refresh: r.Kopia.Refresh, known: map[object.ID]*regionDamage{}, gone: map[blob.ID]bool{}, rotten: map[blob.ID][]content.ID{}, verdicts: map[content.ID]error{}}
+	if v.packs, err = engine.ListPacks(ctx, r.Kopia.BlobReader()); err != nil {
 		return nil, err
 	}
 	for _, p := range report.Points {
@@ -136,6 +145,16 @@ func CheckConnection(ctx context.Context, r *engine.Connection, o Options) (*Rep
 			report.Damage = append(report.Damage, x)
 		}
 	}
+	// A later backup may also find what none of these restore points has.
+	for id, read := range bad {
+		if v.verdicts[id] != nil {
+			continue
+		}
+		if err := v.checkContent(ctx, id, read); err != nil && !errors.Is(err, errclass.Corrupt) {
+			return nil, err
+		}
+	}
+	report.rotten = v.rotten
 	return report, nil
 }
 
@@ -180,7 +199,9 @@ type tableCheck struct {
 	r      table.ContentReader
 	rehash func(content.ID, []byte) error
 	bad    map[content.ID]error
-	packs  *packList
+	packs  *engine.PackList
+	// refresh reads the indexes again.
+	refresh func(context.Context) error
 
 	mu sync.Mutex
 	// known holds the tables of regions that were checked, with what is wrong with them, or nil.
@@ -188,6 +209,10 @@ type tableCheck struct {
 	// generation counts how often the indexes were read again. gone holds the blobs whose absence was the reason for that.
 	generation int
 	gone       map[blob.ID]bool
+	// rotten holds the contents that were read twice and have other bytes than were written, by their packs. verdicts says what is
+	// wrong with each of them.
+	rotten   map[blob.ID][]content.ID
+	verdicts map[content.ID]error
 	// bytes is how much of all disks was checked so far, and of is their size.
 	bytes, of int64
 	reports   *reporter.Reporter[reportedBytes]
@@ -201,6 +226,9 @@ func (v *tableCheck) checkDisk(ctx context.Context, d engine.Disk) ([]Damage, er
 	}
 	list, err := table.ReadList(ctx, v.r, g, d.Object)
 	if errors.Is(err, errclass.Corrupt) {
+		if err := v.noteTable(ctx, d.Object); err != nil {
+			return nil, err
+		}
 		v.countChecked(d.Bytes)
 		return []Damage{{Disk: d.Name, Err: err}}, nil
 	}
@@ -265,7 +293,7 @@ func (v *tableCheck) isGone(ctx context.Context, id blob.ID, generation int) (bo
 	case v.gone[id]:
 		return true, nil
 	}
-	if err := v.packs.rep.Refresh(ctx); err != nil {
+	if err := v.refresh(ctx); err != nil {
 		return false, fmt.Errorf("read the indexes again: %w", err)
 	}
 	v.generation++
@@ -349,7 +377,7 @@ func (v *tableCheck) checkContent(ctx context.Context, id content.ID, read error
 		if err != nil {
 			return fmt.Errorf("look up content %s: %w", id, err)
 		}
-		there, err := v.packs.holdsContent(ctx, info)
+		there, err := v.packs.HoldsContent(ctx, info)
 		switch {
 		case err != nil:
 			return err
@@ -368,10 +396,17 @@ func (v *tableCheck) checkContent(ctx context.Context, id content.ID, read error
 
 // rereadContent says what is wrong with a content that could not be read before. Maintenance may have moved it at that moment.
 func (v *tableCheck) rereadContent(ctx context.Context, info content.Info) error {
+	v.mu.Lock()
+	verdict := v.verdicts[info.ContentID]
+	v.mu.Unlock()
+	if verdict != nil {
+		return verdict
+	}
 	data, err := v.r.GetContent(ctx, info.ContentID)
 	err = checkContentHash(v.rehash, info.ContentID, data, err)
 	if errors.Is(err, errclass.Corrupt) {
-		return &damageError{text: fmt.Sprintf("blob %s has other bytes than were written", info.PackBlobID), err: err}
+		err = &damageError{text: fmt.Sprintf("blob %s has other bytes than were written", info.PackBlobID), err: err}
+		v.noteRotten(info, err)
 	}
 	return err
 }

@@ -1,15 +1,6 @@
 package verify
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"sync"
-
-	"github.com/kopia/kopia/repo"
-	"github.com/kopia/kopia/repo/blob"
-	"github.com/kopia/kopia/repo/content"
-
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/engine"
@@ -71,49 +62,4 @@ func (d *damageList) addDamage(e extent.Extent, err error, table bool) {
 	}
 	d.all = append(d.all, Damage{Disk: d.disk, Extent: e, Err: err})
 	d.table = table
-}
-
-// packList knows which blobs exist, and their lengths. It is safe for concurrent use.
-type packList struct {
-	rep repo.DirectRepository
-
-	mu    sync.Mutex
-	bytes map[blob.ID]int64
-	// checkedAgain holds the blobs that were looked for again.
-	checkedAgain map[blob.ID]bool
-}
-
-// listPacks lists the blobs.
-func listPacks(ctx context.Context, rep repo.DirectRepository) (*packList, error) {
-	p := &packList{rep: rep, bytes: map[blob.ID]int64{}, checkedAgain: map[blob.ID]bool{}}
-	err := rep.BlobReader().ListBlobs(ctx, "", func(b blob.Metadata) error {
-		p.bytes[b.BlobID] = b.Length
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list the blobs: %w", err)
-	}
-	return p, nil
-}
-
-// holdsContent says whether the storage has the place of a content. If the list does not have the blob, or has it shorter,
-// holdsContent looks for it again, because it may be newer than the list.
-func (p *packList) holdsContent(ctx context.Context, i content.Info) (bool, error) {
-	end := int64(i.PackOffset) + int64(i.PackedLength)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if n, ok := p.bytes[i.PackBlobID]; ok && end <= n || p.checkedAgain[i.PackBlobID] {
-		return ok && end <= n, nil
-	}
-	p.checkedAgain[i.PackBlobID] = true
-	b, err := p.rep.BlobReader().GetMetadata(ctx, i.PackBlobID)
-	switch {
-	case errors.Is(err, blob.ErrBlobNotFound):
-		delete(p.bytes, i.PackBlobID)
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("look for blob %s: %w", i.PackBlobID, err)
-	}
-	p.bytes[i.PackBlobID] = b.Length
-	return end <= b.Length, nil
 }

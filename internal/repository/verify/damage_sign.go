@@ -34,12 +34,12 @@ func HasSignOfDamage(ctx context.Context, c *engine.Connection) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	packs, err := listPacks(ctx, c.Kopia)
+	packs, err := engine.ListPacks(ctx, c.Kopia.BlobReader())
 	if err != nil {
 		return false, err
 	}
 	err = c.Kopia.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
-		there, err := packs.holdsContent(ctx, info)
+		there, err := packs.HoldsContent(ctx, info)
 		if err == nil && !there {
 			err = errDamageSign
 		}

@@ -27,6 +27,8 @@ type filesCheck struct {
 	// dirs has the directories that were checked, and bad what is wrong with objects.
 	dirs map[object.ID]struct{}
 	bad  map[object.ID]error
+	// unreadable are directories that could not be read.
+	unreadable []object.ID
 }
 
 func newFilesCheck(v *tableCheck) *filesCheck {
@@ -46,6 +48,12 @@ func (v *filesCheck) checkFiles(ctx context.Context, f *engine.Files) ([]Damage,
 	if err := files.Walk(ctx, v.r, root, table.DefaultWorkers, files.Visitor{Visit: v.visit, Unreadable: v.noteUnreadable}); err != nil {
 		return nil, err
 	}
+	for _, id := range v.unreadable {
+		if err := v.noteObject(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+	v.unreadable = nil
 	found, err := v.locateDamage(ctx, root)
 	v.countChecked(f.Bytes)
 	return append(out, found...), err
@@ -84,6 +92,9 @@ func (v *filesCheck) noteUnreadable(_ string, e *snapshot.DirEntry, err error) e
 		return err
 	}
 	v.note(e.ObjectID, fmt.Errorf("the directory: %w", err))
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.unreadable = append(v.unreadable, e.ObjectID)
 	return nil
 }
 
@@ -95,7 +106,13 @@ func (v *filesCheck) note(id object.ID, err error) {
 
 // checkObject says what is wrong with the first content of an object that is damaged.
 func (v *filesCheck) checkObject(ctx context.Context, id object.ID) error {
-	return table.EachContent(ctx, v.r, id, func(id content.ID) error { return v.checkContent(ctx, id, v.tableCheck.bad[id]) })
+	err := table.EachContent(ctx, v.r, id, func(id content.ID) error { return v.checkContent(ctx, id, v.tableCheck.bad[id]) })
+	if errors.Is(err, errclass.Corrupt) {
+		if err := v.noteTable(ctx, id); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // locateDamage returns where in a tree damaged objects are.
