@@ -59,6 +59,9 @@ func Check(ctx context.Context, s *repoaccess.Session, w io.Writer, form string,
 		if err := c.printAs(w, form, list, percent > 0); err != nil {
 			return err
 		}
+		if report.Unrecorded != nil {
+			s.Warn(fmt.Errorf("backups may still take what is damaged for stored: %w", report.Unrecorded))
+		}
 		return c.damageError()
 	})
 }

@@ -23,7 +23,8 @@ func newRepairCommand(s *repoaccess.Session) *cobra.Command {
 		Use: "repair", Short: "Repair a repository whose indexes, manifests or format are damaged",
 		Long: `Repair everything but data: the format from its copy, indexes from the packs, and lost restore
 points from their records. Nothing that can be read is removed. Damaged data cannot be repaired:
-varve disk verify lists the restore points that have it.
+varve disk verify lists the restore points that have it. The next backup of a disk that still has
+that data stores it again, and those restore points are whole again.
 
 No backup and no maintenance may run at the same time. Use --dry-run first. Without it, the command
 shows what it would do and asks; without a terminal, it needs --yes.`,
@@ -86,7 +87,7 @@ func printRepair(w io.Writer, form string, r *repository.RepairReport, would boo
 	if form != "" {
 		return output.PrintData(w, form, r)
 	}
-	if r.Nothing() {
+	if r.Nothing() && len(r.Packs) == 0 {
 		_, err := fmt.Fprintln(w, "there is nothing to repair")
 		return err
 	}
@@ -110,6 +111,12 @@ func printRepair(w io.Writer, form string, r *repository.RepairReport, would boo
 	each("{put} back from its record: restore point", r.Points)
 	for _, p := range r.Lost {
 		lines = append(lines, fmt.Sprintf("lost: restore point %s: %s", p.ID, p.Reason))
+	}
+	for _, name := range r.Packs {
+		lines = append(lines, "missing, too short or damaged: blob "+name)
+	}
+	if len(r.Packs) > 0 {
+		lines = append(lines, "such data cannot be repaired: `varve disk verify` lists the restore points that lack it; the next backup stores again what the disks still have of it")
 	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err
