@@ -83,6 +83,16 @@ func (m *memoryBlobs) rot(id blob.ID) {
 	m.blobs[id] = b
 }
 
+// flip flips one bit of a blob.
+func (m *memoryBlobs) flip(id blob.ID, at int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.blobs[id]
+	b.data = bytes.Clone(b.data)
+	b.data[at] ^= 1
+	m.blobs[id] = b
+}
+
 // named returns the names of the blobs that begin with prefix.
 func (m *memoryBlobs) named(prefix string) (out []blob.ID) {
 	for id := range m.now() {

@@ -40,7 +40,7 @@ func (r *Repository) Maintain(ctx context.Context, o MaintenanceOptions) error {
 func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceMode, error) {
 	schedule, err := maintenance.GetSchedule(ctx, r.conn.Kopia)
 	if err != nil {
-		return "", fmt.Errorf("read when maintenance is due: %w", err)
+		return "", fmt.Errorf("read when maintenance is due, from blob kopia.maintenance: %w", err)
 	}
 	if r.conn.Kopia.Time().Before(schedule.NextFullMaintenanceTime) {
 		return QuickMaintenance, nil

@@ -54,6 +54,9 @@ func isPack(name string) bool {
 	return false
 }
 
+// Damaged says whether somebody has found a pack to be damaged.
+func (p *PackList) Damaged(id blob.ID) bool { return p.damaged[id] }
+
 // HoldsContent says whether the storage has the place of a content. If the list does not have the blob, or has it shorter,
 // HoldsContent looks for it again, because it may be newer than the list.
 func (p *PackList) HoldsContent(ctx context.Context, i content.Info) (bool, error) {

@@ -66,7 +66,7 @@ func ClonesInDoubt(ctx context.Context, w repo.DirectRepositoryWriter, parentID 
 	}
 	schedule, err := maintenance.GetSchedule(ctx, w)
 	if err != nil {
-		return false, fmt.Errorf("read when garbage was collected: %w", err)
+		return false, fmt.Errorf("read when garbage was collected, from blob kopia.maintenance: %w", err)
 	}
 	if lastCollectionFailed(schedule) {
 		return true, nil

@@ -22,7 +22,7 @@ var errDamageSign = errors.New("a content has no place in the storage")
 func HasSignOfDamage(ctx context.Context, c *engine.Connection) (bool, error) {
 	schedule, err := maintenance.GetSchedule(ctx, c.Kopia)
 	if err != nil {
-		return false, fmt.Errorf("read when garbage was collected: %w", err)
+		return false, fmt.Errorf("read when garbage was collected, from blob kopia.maintenance: %w", err)
 	}
 	if lastCollectionFailed(schedule) {
 		return true, nil
