@@ -140,6 +140,7 @@ soak-repository: peers ## 200 generations of disks, deaths at every blob, backup
 .PHONY: soak-bases
 soak-bases:
 	VARVE_TEST_SOAK=1 $(GO) test -tags testing -count=1 -timeout 90m -run '^TestBase_random' ./internal/repository/ -rapid.checks=60 -rapid.steps=40
+	VARVE_TEST_SOAK=1 $(GO) test -tags testing -count=1 -timeout 90m -run '^TestLosses_published' ./internal/repository/ -rapid.checks=500 -rapid.steps=25
 
 .PHONY: soak-sessions
 soak-sessions:
