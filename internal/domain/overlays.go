@@ -49,6 +49,8 @@ const (
 	WrittenWithoutOverlay Renewed = "WrittenWithoutOverlay"
 	// NotClean: QEMU did not end cleanly, or nothing recorded that it did.
 	NotClean Renewed = "NotClean"
+	// NotMoved: the overlay could not be moved from the state claim that was too small.
+	NotMoved Renewed = "NotMoved"
 )
 
 // Overlays are the qcow2 files, in one directory, that track a guest's disks.

@@ -68,6 +68,50 @@ func TestOverlay_neverChangesTheDisk(t *testing.T) {
 	}
 }
 
+// An overlay with a bitmap moves to a larger claim: QEMU finds the bitmap there, over the same disk, and the file is as sparse as
+// it was, without which a full backup would read the whole disk.
+func TestOverlay_movesWithItsBitmaps(t *testing.T) {
+	t.Parallel()
+	const size = 64 * mib
+	old, larger := &Overlays{Dir: t.TempDir()}, &Overlays{Dir: t.TempDir()}
+	raw, content := rawDisk(t, size)
+	id := Identity{ClaimUID: "a", VirtualBytes: size}
+	prepareRun(t, old, raw, id, Run{ID: "first"})
+	run(t, "qemu-img", "bitmap", "--add", old.Path("root"), "base")
+	run(t, "qemu-io", "-f", "qcow2", "-c", "write -P 7 1M 64k", old.Path("root"))
+	if err := old.MarkStarted([]string{"root"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := old.MarkClean(map[string]Opened{"root": {RawPath: raw, Run: "first"}}); err != nil {
+		t.Fatal(err)
+	}
+	copy(content[mib:], bytes.Repeat([]byte{7}, 64<<10))
+	used := diskUsage(t, old.Path("root"))
+
+	next := Run{ID: "second", Previous: "first"}
+	lost, err := larger.MoveFrom(t.Context(), old.Dir, map[string]Owner{"root": {ClaimUID: "a", Run: next}})
+	if err != nil || len(lost) > 0 {
+		t.Fatal(err, lost)
+	}
+	if got := prepareRun(t, larger, raw, id, next); got != Kept {
+		t.Fatalf("renewed: %q", got)
+	}
+	if got := prepareRun(t, old, raw, id, next); got != NewOverlay {
+		t.Errorf("the old one: %q", got)
+	}
+	if info := run(t, "qemu-img", "info", larger.Path("root")); !strings.Contains(info, "name: base") || !strings.Contains(info, raw) {
+		t.Errorf("no bitmap, or another disk:\n%s", info)
+	}
+	run(t, "qemu-img", "check", larger.Path("root"))
+	run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, larger.Path("root"))
+	if after, err := os.ReadFile(raw); err != nil || !bytes.Equal(content, after) {
+		t.Errorf("the raw disk changed: %v", err)
+	}
+	if moved := diskUsage(t, larger.Path("root")); moved > used {
+		t.Errorf("%d bytes used, %d before", moved, used)
+	}
+}
+
 func TestOverlay_isKeptOnlyForItsDisk(t *testing.T) {
 	t.Parallel()
 	const size = 4 * mib
