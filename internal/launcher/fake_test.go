@@ -170,6 +170,10 @@ type fakeOverlays struct {
 	retained        []string
 	notStarted      []string
 	letGo           []string
+	movedFrom       string
+	owners          map[string]domain.Owner
+	lost            map[string]error
+	moveErr         error
 	handedOn        map[string]domain.Run
 	diskOf          int64
 	prepared        map[string]domain.Identity
@@ -217,6 +221,16 @@ func (f *fakeOverlays) HandOn(volume, _ string, run domain.Run) error {
 	defer f.mu.Unlock()
 	f.handedOn[volume] = run
 	return nil
+}
+
+func (f *fakeOverlays) MoveFrom(_ context.Context, dir string, owners map[string]domain.Owner) (map[string]error, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.handedOn)+len(f.prepared)+len(f.retained)+len(f.started) > 0 {
+		return nil, errors.New("the overlays were used before they moved")
+	}
+	f.movedFrom, f.owners = dir, owners
+	return f.lost, f.moveErr
 }
 
 func (f *fakeOverlays) LetGo(volume string) error {
@@ -272,7 +286,7 @@ func newBench(t *testing.T) *bench {
 		Connect:  func() (Guest, error) { return b.guest, nil },
 		Overlays: b.overlays, Images: plainImages{},
 		OpenTarget:   func(string) (*target.Volume, error) { return target.Open(dir, mountInfo(t, dir)) },
-		Paths:        Paths{DiskFile: in, DiskDevice: in, Kernel: "/kernel", Initrd: "/initrd", OverlayDir: in("cbt")},
+		Paths:        Paths{DiskFile: in, DiskDevice: in, Kernel: "/kernel", Initrd: "/initrd", OverlayDir: in("cbt"), PreviousOverlayDir: in("previous")},
 		LibvirtGone:  b.gone,
 		EndEmulators: func(context.Context) error { b.ended++; return nil },
 		Clock:        clock.RealClock{}, Log: slog.New(slog.DiscardHandler),

@@ -46,6 +46,7 @@ type Guest interface {
 // Overlays keeps the files that track the disks. domain.Overlays implements it.
 type Overlays interface {
 	Prepare(ctx context.Context, volume, rawPath string, id domain.Identity, run domain.Run) (domain.Renewed, error)
+	MoveFrom(ctx context.Context, dir string, owners map[string]domain.Owner) (lost map[string]error, err error)
 	HandOn(volume, claimUID string, run domain.Run) error
 	LetGo(volume string) error
 	DiskOf(claimUID, contentGeneration string) (int64, error)
@@ -62,6 +63,9 @@ type Paths struct {
 	Kernel, Initrd       string
 	// OverlayDir is a directory that the launcher creates on the state volume.
 	OverlayDir string
+	// PreviousOverlayDir is the same directory on the claim that the overlays move away from. It exists only while there is
+	// such a claim.
+	PreviousOverlayDir string
 	// NBDSocket is where QEMU serves the disks of a pull backup.
 	NBDSocket string
 }
@@ -70,7 +74,7 @@ type Paths struct {
 func PodPaths() Paths {
 	return Paths{
 		DiskFile: layout.DiskFile, DiskDevice: layout.DiskDevice,
-		Kernel: layout.KernelFile, Initrd: layout.InitrdFile, OverlayDir: layout.OverlayDir, NBDSocket: layout.NBDSocket,
+		Kernel: layout.KernelFile, Initrd: layout.InitrdFile, OverlayDir: layout.OverlayDir, PreviousOverlayDir: layout.PreviousOverlayDir, NBDSocket: layout.NBDSocket,
 	}
 }
 

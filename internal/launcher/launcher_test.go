@@ -320,6 +320,59 @@ func TestOutcome_saysThatAStartWasAskedFor(t *testing.T) {
 	})
 }
 
+func TestStart_movesOverlaysOutOfASmallClaim(t *testing.T) {
+	t.Parallel()
+	run := domain.Run{ID: "second", Previous: "first"}
+	for name, c := range map[string]struct {
+		lost    map[string]error
+		renewed domain.Renewed
+		want    domain.Renewed
+	}{
+		"moved":                          {},
+		"not moved":                      {map[string]error{"root": errors.New("no room")}, domain.NewOverlay, domain.NotMoved},
+		"not moved, and of no use":       {map[string]error{"root": errors.New("no room")}, domain.DiskReplaced, domain.DiskReplaced},
+		"another one could not be moved": {map[string]error{"data": errors.New("no room")}, domain.NewOverlay, domain.NewOverlay},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				b, req := newBench(t), startRequest(t)
+				req.Disks[0].ClaimUid, req.Disks[0].Run, req.Disks[0].PreviousRun = "claim", run.ID, run.Previous
+				b.overlays.lost, b.overlays.renewed = c.lost, c.renewed
+				previous := b.cfg.Paths.PreviousOverlayDir
+				if err := os.Mkdir(previous, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := b.Start(t.Context(), req); err != nil {
+					t.Fatal(err)
+				}
+				owners := map[string]domain.Owner{"root": {ClaimUID: "claim", Run: run}}
+				if diff := cmp.Diff(owners, b.overlays.owners); diff != "" || b.overlays.movedFrom != previous {
+					t.Errorf("moved from %q, %s", b.overlays.movedFrom, diff)
+				}
+				if got := b.start.renewed["root"]; got != c.want {
+					t.Errorf("renewed: %q, want %q", got, c.want)
+				}
+				b.cancel()
+				<-b.outcome
+			})
+		})
+	}
+}
+
+func TestStart_failsRatherThanLeaveTwoValidOverlays(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		b := newBench(t)
+		b.overlays.moveErr = errors.New("the old record cannot be removed")
+		if err := os.Mkdir(b.cfg.Paths.PreviousOverlayDir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Start(t.Context(), startRequest(t)); err == nil || b.guest.count("Start") != 0 {
+			t.Errorf("the guest was started %d times, error %v", b.guest.count("Start"), err)
+		}
+		<-b.outcome
+	})
+}
+
 func TestStart_untrackedGuestHasNoOverlays(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b, req := newBench(t), startRequest(t)

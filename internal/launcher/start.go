@@ -21,6 +21,9 @@ import (
 const (
 	// startTimeout bounds a start, overlays included.
 	startTimeout = 5 * time.Minute
+	// moveTimeout bounds how long overlays may take to get into a larger claim. The disks of those that have not moved by
+	// then get new ones.
+	moveTimeout = 3 * time.Minute
 	// sectorBytes divides the size of every disk that can be tracked.
 	sectorBytes = 512
 	// defaultGrace is the default of terminationGracePeriodSeconds.
@@ -136,13 +139,9 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 	if req.ChangedBlockTracking {
 		eligible = tracking.EligibleVolumes(&vmi.Spec)
 	}
-	if len(eligible) > 0 {
-		if err := makeOverlayDir(l.cfg.Paths.OverlayDir); err != nil {
-			return nil, err
-		}
-		if err := l.handOn(req, eligible); err != nil {
-			return nil, err
-		}
+	notMoved, err := l.takeOverlays(ctx, req, eligible)
+	if err != nil {
+		return nil, err
 	}
 	// This must come before Retain removes anything that knows about a disk.
 	if err := l.refuseLostDisks(req); err != nil {
@@ -184,6 +183,9 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 				errs = append(errs, err)
 				continue
 			}
+			if notMoved[v.Name] != nil && renewed[v.Name] == domain.NewOverlay {
+				renewed[v.Name] = domain.NotMoved
+			}
 			disk.Overlay = l.cfg.Overlays.Path(v.Name)
 		}
 		disks = append(disks, disk)
@@ -191,6 +193,42 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 	}
 	l.changeState(func() { s.disks, s.renewed, s.untracked = known, renewed, untracked })
 	return disks, errors.Join(errs...)
+}
+
+// takeOverlays gets the overlays of the eligible volumes, of which there may be none, to their place and hands them on to this
+// run. It returns why some could not be moved.
+func (l *Launcher) takeOverlays(ctx context.Context, req *pb.StartRequest, eligible []string) (notMoved map[string]error, err error) {
+	if len(eligible) == 0 {
+		return nil, nil
+	}
+	if err := makeOverlayDir(l.cfg.Paths.OverlayDir); err != nil {
+		return nil, err
+	}
+	if notMoved, err = l.moveOverlays(ctx, req, eligible); err != nil {
+		return nil, err
+	}
+	return notMoved, l.handOn(req, eligible)
+}
+
+// moveOverlays moves the overlays away from the claim that is too small for them, if there is one. It returns why some could not
+// be moved: their disks get new ones, because a start must not fail for them.
+func (l *Launcher) moveOverlays(ctx context.Context, req *pb.StartRequest, eligible []string) (map[string]error, error) {
+	if _, err := os.Stat(l.cfg.Paths.PreviousOverlayDir); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, moveTimeout)
+	defer cancel()
+	owners := map[string]domain.Owner{}
+	for _, source := range req.Disks {
+		if slices.Contains(eligible, source.Volume) {
+			owners[source.Volume] = domain.Owner{ClaimUID: source.ClaimUid, Run: domain.Run{ID: source.Run, Previous: source.PreviousRun}}
+		}
+	}
+	lost, err := l.cfg.Overlays.MoveFrom(ctx, l.cfg.Paths.PreviousOverlayDir, owners)
+	for volume, why := range lost {
+		l.cfg.Log.Warn("the overlay could not be moved to the larger claim: the next backup of the disk is full", "volume", volume, "error", why)
+	}
+	return lost, err
 }
 
 // handOn hands every overlay on to this run, before anything that can fail: a failed start must not cost any disk its base.

@@ -34,10 +34,14 @@ const (
 	DevicesDir = "/dev/varve"
 	StateDir   = "/run/varve/state"
 	OverlayDir = StateDir + "/cbt"
-	UtilityDir = "/run/varve/utility"
-	SocketsDir = "/run/varve/sockets"
-	Socket     = SocketsDir + "/launcher.sock"
-	KernelDir  = "/run/varve/kernel"
+	// PreviousStateDir and PreviousOverlayDir are the same on the claim that the overlays move away from. They exist only
+	// while there is one.
+	PreviousStateDir   = "/run/varve/previous-state"
+	PreviousOverlayDir = PreviousStateDir + "/cbt"
+	UtilityDir         = "/run/varve/utility"
+	SocketsDir         = "/run/varve/sockets"
+	Socket             = SocketsDir + "/launcher.sock"
+	KernelDir          = "/run/varve/kernel"
 	// PrivateDir has what the launcher, libvirt and QEMU write that belongs on no claim. It is in memory.
 	PrivateDir = "/run/varve/private"
 	// NBDSocket is where QEMU serves the disks of a pull backup. Nobody else may enter its directory.
@@ -88,6 +92,11 @@ const (
 	AnnotationContentGeneration = "varvebackup.io/content-generation"
 	// AnnotationRunEpoch records on a claim which run mounted it writable last (package runepoch).
 	AnnotationRunEpoch = "varvebackup.io/run-epoch"
+	// AnnotationMovesFrom on a claim that holds a machine's overlays is the UID of the claim that they move from (package
+	// stateclaim).
+	AnnotationMovesFrom = "varvebackup.io/moves-from"
+	// AnnotationStateGrowth on an instance says how its state claim is being given more room (package stateclaim).
+	AnnotationStateGrowth = "varvebackup.io/state-claim-growth"
 	// AnnotationCopiesPerNode on the KubeVirt object is how many backups may copy on one node at a time. Default:
 	// 4.
 	AnnotationCopiesPerNode = "varvebackup.io/parallel-backups-per-node"
@@ -175,8 +184,15 @@ func boundedName(prefix, key string) string {
 	return prefix + suffix
 }
 
-// StatePVC returns the name of the claim that holds a machine's overlays.
+// StatePVC returns the name of the claim that holds a machine's overlays at first.
 func StatePVC(vm string) string { return "persistent-state-for-" + vm }
+
+// SecondStatePVC returns the name of the claim that a machine's overlays move to when the first one is too small. From there
+// they move to one with the first name again. No machine's name makes the two equal.
+func SecondStatePVC(vm string) string { return "persistent-state-2-for-" + vm }
+
+// StatePVCs returns the names of the claims that may hold a machine's overlays. Package stateclaim tells which one does.
+func StatePVCs(vm string) []string { return []string{StatePVC(vm), SecondStatePVC(vm)} }
 
 // BackupUtilityVolume returns the name of a backup's utility volume.
 func BackupUtilityVolume(backup types.UID) string {

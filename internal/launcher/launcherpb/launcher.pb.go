@@ -1221,7 +1221,7 @@ type Disk struct {
 	// True: an overlay tracks this disk.
 	Tracked bool `protobuf:"varint,4,opt,name=tracked,proto3" json:"tracked,omitempty"`
 	// Why the overlay was made anew at this start, so that older checkpoints of the disk are void.
-	// Empty: it was kept. Values: NewOverlay, DiskReplaced, UsedElsewhere, WrittenWithoutOverlay, NotClean.
+	// Empty: it was kept. Values: NewOverlay, DiskReplaced, UsedElsewhere, WrittenWithoutOverlay, NotClean, NotMoved.
 	OverlayRenewed string `protobuf:"bytes,5,opt,name=overlay_renewed,json=overlayRenewed,proto3" json:"overlay_renewed,omitempty"`
 	// For people: why a disk that was to be tracked is not. Empty: it is tracked, or was not to be.
 	NotTracked    string `protobuf:"bytes,6,opt,name=not_tracked,json=notTracked,proto3" json:"not_tracked,omitempty"`
