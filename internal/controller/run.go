@@ -213,7 +213,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return virtualmachine.Setup(mgr, virtualmachine.Options{Configuration: configuration, Clock: o.Clock})
 		}},
 		{"changedblocktracking", func() error {
-			return changedblocktracking.Setup(mgr, changedblocktracking.Options{Configuration: configuration})
+			return changedblocktracking.Setup(mgr, changedblocktracking.Options{Configuration: configuration, Clock: o.Clock})
 		}},
 		{"virtualmachineinstance", func() error {
 			return virtualmachineinstance.Setup(mgr, virtualmachineinstance.Options{

@@ -72,7 +72,7 @@ func trackingOnAndOff(w *world) {
 		w.Fatalf("annotations %v", vmi.Annotations)
 	}
 	state := wait(w, w.stateClaim(), exists)
-	if got, want := state.Spec.Resources.Requests.Storage().Value(), tracking.StateClaimSize([]int64{10 << 30}); got != want {
+	if got, want := state.Spec.Resources.Requests.Storage().Value(), tracking.StateClaimRequest([]int64{10 << 30}); got != want {
 		w.Errorf("the state claim has %d bytes, want %d", got, want)
 	}
 	if *state.Spec.StorageClassName != "fast" || state.Spec.AccessModes[0] != corev1.ReadWriteOnce || !metav1.IsControlledBy(state, vm) {

@@ -36,6 +36,7 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 	for _, o := range []client.Object{
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{corev1.LabelHostname: "host-1"}}},
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Provisioner: "test.example/none"},
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: expandable}, Provisioner: "test.example/none", AllowVolumeExpansion: ptr.To(true)},
 	} {
 		if err := admin.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
@@ -58,6 +59,13 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 		"tracking by namespace":              trackingByNamespace,
 		"invalid selector":                   invalidSelector,
 		"state claim too small":              stateClaimTooSmall,
+		"state claim expands, disk added":    addedDiskExpands,
+		"state claim expands, disk grown":    grownDiskExpands,
+		"state claim moves, disk added":      addedDiskMoves,
+		"state claim moves, disk grown":      grownDiskMoves,
+		"state claim does not expand":        expansionFails,
+		"state claim under a quota":          quotaRefuses,
+		"state claim's second name is taken": secondNameTaken,
 		"utility volume":                     utilityVolume,
 		"utility volume waits for its claim": utilityVolumeWaits,
 		"utility volume of a dead guest":     utilityVolumeOfDeadGuest,

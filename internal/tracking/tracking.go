@@ -88,6 +88,25 @@ func StateClaimSize(diskBytes []int64) int64 {
 	return (size + mib - 1) / mib * mib
 }
 
+// StateClaimRequest returns the size in bytes to request for a claim that must have StateClaimSize of these disks. It is
+// twice that, in whole GiB, so that the disks can double, or more disks can be added, in the same claim: a claim of
+// 1 GiB has room for eight disks of 1 TiB, and one for 10 TiB takes the place of a ten-thousandth of the disk. Many
+// provisioners make no smaller volumes anyway. A claim that has become too small costs the next start a wait, because the
+// overlays have to get into a larger one.
+func StateClaimRequest(diskBytes []int64) int64 {
+	const gib = 1 << 30
+	return (2*StateClaimSize(diskBytes) + gib - 1) / gib * gib
+}
+
+// ClaimBytes returns the size in bytes of the volume behind a claim, or what the claim requests while it has no
+// volume.
+func ClaimBytes(claim *corev1.PersistentVolumeClaim) int64 {
+	if q, ok := claim.Status.Capacity[corev1.ResourceStorage]; ok {
+		return q.Value()
+	}
+	return claim.Spec.Resources.Requests.Storage().Value()
+}
+
 // ClusterSize returns the cluster size in bytes of the overlay over a disk of diskBytes: the smallest power of two
 // from 64 KiB to 2 MiB with diskBytes <= 4.5 * cluster^2. Up to that size QEMU recognizes a hole-punched overlay as
 // preallocated metadata and asks the raw file for its holes, so that a full backup of a sparse disk stays sparse.

@@ -1,6 +1,7 @@
 package tracking
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -91,6 +92,33 @@ func TestClusterSize_keepsFullBackupsSparse(t *testing.T) {
 		if got := ClusterSize(disk); got != want {
 			t.Errorf("%d bytes: cluster of %d bytes, want %d", disk, got, want)
 		}
+	}
+}
+
+func TestStateClaimRequest_hasRoomForGrowth(t *testing.T) {
+	t.Parallel()
+	const gib, tib = int64(1) << 30, int64(1) << 40
+	for _, disks := range [][]int64{{gib}, {10 * gib}, {100 * gib, tib}, {tib, tib, tib}, {10 * tib}, {64 * tib}} {
+		request := StateClaimRequest(disks)
+		var all int64
+		doubled := slices.Clone(disks)
+		for i, n := range disks {
+			all += n
+			doubled[i] *= 2
+		}
+		for what, grown := range map[string][]int64{
+			"another disk of 100 GiB": append(slices.Clone(disks), 100*gib), "a disk as large as the largest": append(slices.Clone(disks), slices.Max(disks)), "the disks doubled": doubled,
+		} {
+			if need := StateClaimSize(grown); need > request {
+				t.Errorf("%v, %s: needs %d bytes, the claim has %d", disks, what, need, request)
+			}
+		}
+		if request%gib != 0 || request > max(gib, all/1000) {
+			t.Errorf("%v: %d bytes requested for %d of disks", disks, request, all)
+		}
+	}
+	if request := StateClaimRequest([]int64{10 * gib}); StateClaimSize([]int64{10 * gib, tib, tib, tib, tib, tib, tib, tib, tib}) > request {
+		t.Errorf("%d bytes have no room for eight more disks of 1 TiB", request)
 	}
 }
 

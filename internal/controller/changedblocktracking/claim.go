@@ -3,6 +3,7 @@ package changedblocktracking
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -15,6 +16,8 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/stateclaim"
+	"github.com/varvebackup/varve/internal/tracking"
 )
 
 // LabelState is on the claim that holds a machine's overlays; its value is the machine's name.
@@ -40,74 +43,88 @@ func StateClaim(vm *kubevirtv1.VirtualMachine, bytes int64, class *string) *core
 	}
 }
 
-// claimAction is what has to happen to the state claim that an instance needs.
-type claimAction int
-
-const (
-	claimKeep claimAction = iota
-	claimCreate
-	// claimReplace deletes a claim that is too small for the machine's present disks. It is created again once it
-	// is gone.
-	claimReplace
-	claimWait
-	// claimForeign means that a claim of this name belongs to somebody else.
-	claimForeign
-)
-
-// decideClaim compares the existing claim, or nil, with what is needed. It replaces a claim only before the
-// launcher pod exists. The overlays are lost then, and the next backup is full.
-func decideClaim(vm *kubevirtv1.VirtualMachine, have *corev1.PersistentVolumeClaim, bytes int64, phase kubevirtv1.Phase) claimAction {
-	switch {
-	case have == nil:
-		return claimCreate
-	case !metav1.IsControlledBy(have, vm):
-		return claimForeign
-	case have.DeletionTimestamp != nil:
-		return claimWait
-	case virtualmachineinstance.ClaimBytes(have) < bytes && (phase == "" || phase == kubevirtv1.PhasePending):
-		return claimReplace
-	default:
-		return claimKeep
-	}
-}
-
-// ensureClaim creates the state claim that an instance needs. It waits, without an error, for the claims of the
-// disks.
-func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
+// ensureClaim gives an instance a state claim with room for its overlays. It waits, without an error, for the claims of the
+// disks. It returns when to look again, or 0.
+func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) (time.Duration, error) {
 	claims := map[string]*corev1.PersistentVolumeClaim{}
 	var first *corev1.PersistentVolumeClaim
 	for _, v := range instance.Spec.Volumes {
-		claim, err := r.findClaim(ctx, r.cached, vm.Namespace, v.PersistentVolumeClaim.ClaimName)
+		claim, err := r.findClaim(ctx, vm.Namespace, v.PersistentVolumeClaim.ClaimName)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if claim == nil {
-			return nil // Its creation triggers a reconcile.
+			return 0, nil // Its creation triggers a reconcile.
 		}
 		claims[claim.Name] = claim
 		if first == nil {
 			first = claim
 		}
 	}
-	bytes := virtualmachineinstance.StateClaimBytes(instance, claims)
-	have, err := r.findClaim(ctx, r.cached, vm.Namespace, layout.StatePVC(vm.Name))
-	if err != nil {
-		return err
+	disks := virtualmachineinstance.TrackedDiskBytes(instance, claims)
+	in := claimInput{Now: r.clock.Now(), VM: vm, Instance: instance, Bytes: tracking.StateClaimSize(disks)}
+	var err error
+	if in.Claims, err = r.findStateClaims(ctx, vm); err != nil {
+		return 0, err
 	}
-	switch decideClaim(vm, have, bytes, instance.Status.Phase) {
+	if in.Expandable, in.SuccessorBinds, err = r.askClasses(ctx, in.Claims); err != nil {
+		return 0, err
+	}
+	d := decideClaim(in)
+	if err := r.writeGrowth(ctx, instance, d.Growth); err != nil {
+		return 0, err
+	}
+	return d.RequeueAfter, r.applyClaim(ctx, in, d, first, tracking.StateClaimRequest(disks))
+}
+
+// applyClaim does what was decided. bytes is the size of a claim that is made or expanded, disk the claim of the machine's
+// first disk, or nil.
+func (r *reconciler) applyClaim(ctx context.Context, in claimInput, d claimDecision, disk *corev1.PersistentVolumeClaim, bytes int64) error {
+	vm, current := in.VM, in.Claims.Current
+	switch d.Action {
 	case claimCreate:
-		return r.createClaim(ctx, vm, bytes, first)
+		return r.createClaim(ctx, vm, bytes, disk)
+	case claimExpand:
+		return r.expandClaim(ctx, in, d.Growth, bytes)
+	case claimSucceed:
+		return r.createSuccessor(ctx, in, d.Growth, bytes, disk)
+	case claimRetire:
+		r.events.Eventf(vm, current, corev1.EventTypeNormal, ReasonClaimRetired, "Track",
+			"Deleted PersistentVolumeClaim %s: its overlays have moved to %s.", current.Name, in.Claims.Successor.Name)
+		return r.deleteClaim(ctx, current)
 	case claimReplace:
-		r.events.Eventf(vm, have, corev1.EventTypeWarning, ReasonClaimReplaced, "Track",
-			"PersistentVolumeClaim %s is too small for the machine's disks: Varve replaces it by one of %d bytes, and the next backup is full.", have.Name, bytes)
-		return r.deleteClaim(ctx, have)
+		r.events.Eventf(vm, current, corev1.EventTypeWarning, ReasonClaimReplaced, "Track",
+			"PersistentVolumeClaim %s is too small for the machine's disks, which need %d bytes: Varve replaces it, and the next backup is full.%s", current.Name, in.Bytes, because(d.Growth.Refusal))
+		return r.deleteClaim(ctx, current)
+	case claimRemake:
+		return r.deleteClaim(ctx, in.Claims.Successor)
 	case claimForeign:
-		r.events.Eventf(vm, have, corev1.EventTypeWarning, ReasonClaimForeign, "Track",
-			"PersistentVolumeClaim %s exists and does not belong to this machine; delete it so that Varve can create it for the overlays.", have.Name)
+		r.events.Eventf(vm, current, corev1.EventTypeWarning, ReasonClaimForeign, "Track",
+			"PersistentVolumeClaim %s exists and does not belong to this machine; delete it so that Varve can create it for the overlays.", current.Name)
 	case claimKeep, claimWait:
-		// The claim is as it should be, or its deletion triggers a reconcile.
+		// The claim is as it should be, or a change of a claim or the deadline triggers a reconcile.
 	}
 	return nil
+}
+
+func because(refusal string) string {
+	if refusal == "" {
+		return ""
+	}
+	return " It could neither be expanded nor moved: " + refusal
+}
+
+// findStateClaims returns the machine's state claims.
+func (r *reconciler) findStateClaims(ctx context.Context, vm *kubevirtv1.VirtualMachine) (stateclaim.Claims, error) {
+	claims := map[string]*corev1.PersistentVolumeClaim{}
+	for _, name := range layout.StatePVCs(vm.Name) {
+		claim, err := r.findClaim(ctx, vm.Namespace, name)
+		if err != nil {
+			return stateclaim.Claims{}, err
+		}
+		claims[name] = claim
+	}
+	return stateclaim.Find(vm.Name, vm.UID, claims), nil
 }
 
 func (r *reconciler) createClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, bytes int64, disk *corev1.PersistentVolumeClaim) error {
@@ -149,30 +166,36 @@ func (r *reconciler) storageClass(ctx context.Context, disk *corev1.PersistentVo
 	return disk.Spec.StorageClassName, nil
 }
 
-// dropClaim deletes the state claim of a machine that does not need it.
-func (r *reconciler) dropClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
-	have, err := r.findClaim(ctx, r.cached, vm.Namespace, layout.StatePVC(vm.Name))
-	if err != nil || have == nil || have.DeletionTimestamp != nil || !metav1.IsControlledBy(have, vm) {
-		return err
+// dropClaims deletes the state claims of a machine that does not need them.
+func (r *reconciler) dropClaims(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
+	for _, name := range layout.StatePVCs(vm.Name) {
+		have, err := r.findClaim(ctx, vm.Namespace, name)
+		if err != nil {
+			return err
+		}
+		if have == nil || have.DeletionTimestamp != nil || !metav1.IsControlledBy(have, vm) {
+			continue
+		}
+		if err := r.deleteClaim(ctx, have); err != nil {
+			return err
+		}
+		r.events.Eventf(vm, have, corev1.EventTypeNormal, ReasonClaimDeleted, "Untrack", "Deleted PersistentVolumeClaim %s: the machine is not tracked any more.", have.Name)
 	}
-	if err := r.deleteClaim(ctx, have); err != nil {
-		return err
-	}
-	r.events.Eventf(vm, have, corev1.EventTypeNormal, ReasonClaimDeleted, "Untrack", "Deleted PersistentVolumeClaim %s: the machine is not tracked any more.", have.Name)
 	return nil
 }
 
 func (r *reconciler) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	if err := r.cached.Delete(ctx, claim, client.Preconditions{UID: &claim.UID}); client.IgnoreNotFound(err) != nil {
+	preconditions := client.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion}
+	if err := r.cached.Delete(ctx, claim, preconditions); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	return nil
 }
 
 // findClaim reads a claim. It returns nil if the claim does not exist.
-func (r *reconciler) findClaim(ctx context.Context, from client.Reader, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+func (r *reconciler) findClaim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
 	claim := &corev1.PersistentVolumeClaim{}
-	err := from.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, claim)
+	err := r.cached.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, claim)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}

@@ -5,7 +5,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -87,33 +86,6 @@ func TestDecide(t *testing.T) {
 				t.Error(diff)
 			}
 		})
-	}
-}
-
-func TestDecide_claim(t *testing.T) {
-	t.Parallel()
-	vm := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Name: "vm", UID: "1"}}
-	other := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Name: "vm", UID: "2"}}
-	going := StateClaim(vm, 100, nil)
-	going.DeletionTimestamp = &metav1.Time{}
-	grown := StateClaim(vm, 50, nil)
-	grown.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Ki")}
-	for name, c := range map[string]struct {
-		have  *corev1.PersistentVolumeClaim
-		phase kubevirtv1.Phase
-		want  claimAction
-	}{
-		"absent":                       {nil, kubevirtv1.PhasePending, claimCreate},
-		"large enough":                 {StateClaim(vm, 100, nil), kubevirtv1.PhasePending, claimKeep},
-		"its volume is large enough":   {grown, kubevirtv1.PhasePending, claimKeep},
-		"too small before the pod":     {StateClaim(vm, 99, nil), kubevirtv1.PhasePending, claimReplace},
-		"too small under a pod":        {StateClaim(vm, 99, nil), kubevirtv1.PhaseScheduling, claimKeep},
-		"being deleted":                {going, kubevirtv1.PhasePending, claimWait},
-		"of another machine that left": {StateClaim(other, 100, nil), kubevirtv1.PhasePending, claimForeign},
-	} {
-		if got := decideClaim(vm, c.have, 100, c.phase); got != c.want {
-			t.Errorf("%s: %d, want %d", name, got, c.want)
-		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,31 +27,32 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		// The machine owns the claim, so the claim goes with it.
 		return ctrl.Result{}, nil
 	}
-	err := r.reconcileMachine(ctx, vm)
+	again, err := r.reconcileMachine(ctx, vm)
 	if errors.Is(err, selection.ErrInvalid) {
 		// selectorReconciler reports it. Fixing the selector triggers a reconcile.
 		return ctrl.Result{}, nil
 	}
-	return reconcile.RetryConflict(ctrl.Result{}, err)
+	return reconcile.RetryConflict(ctrl.Result{RequeueAfter: again}, err)
 }
 
-func (r *reconciler) reconcileMachine(ctx context.Context, vm *kubevirtv1.VirtualMachine) error {
+// reconcileMachine returns when the machine must be looked at again, or 0.
+func (r *reconciler) reconcileMachine(ctx context.Context, vm *kubevirtv1.VirtualMachine) (time.Duration, error) {
 	instance, err := r.findInstance(ctx, vm)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	selected, err := selection.Wanted(ctx, r.cached, r.configuration, vm)
 	if errors.Is(err, selection.ErrInvalid) && instance != nil {
-		if kept := r.keepTrackedClaim(ctx, vm, instance); kept != nil {
-			return kept
+		if again, kept := r.keepTrackedClaim(ctx, vm, instance); kept != nil || again > 0 {
+			return again, kept
 		}
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
 	gate, err := selection.GateOn(ctx, r.cached, r.configuration)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	in := input{Selected: selected, GateOff: !gate, Instance: instance}
 	if vm.Status.ChangedBlockTracking != nil {
@@ -58,27 +60,27 @@ func (r *reconciler) reconcileMachine(ctx context.Context, vm *kubevirtv1.Virtua
 	}
 	d := decide(in)
 	if err := r.writeInstance(ctx, instance, d.Instance); err != nil {
-		return err
+		return 0, err
 	}
 	if err := r.writeVM(ctx, vm, d.VM); err != nil {
-		return err
+		return 0, err
 	}
 	switch {
 	case d.NeedClaim:
 		return r.ensureClaim(ctx, vm, instance)
 	case d.DropClaim:
-		return r.dropClaim(ctx, vm)
+		return 0, r.dropClaims(ctx, vm)
 	}
-	return nil
+	return 0, nil
 }
 
 // keepTrackedClaim creates the claim of an instance that was created as tracked, while the selectors are invalid.
-func (r *reconciler) keepTrackedClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {
+func (r *reconciler) keepTrackedClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) (time.Duration, error) {
 	// Selected affects only the claim here: no state is written.
 	if decide(input{Selected: true, Instance: instance}).NeedClaim {
 		return r.ensureClaim(ctx, vm, instance)
 	}
-	return nil
+	return 0, nil
 }
 
 // findInstance returns the machine's own instance, or nil.

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -23,11 +24,16 @@ import (
 type Options struct {
 	// Configuration is the KubeVirt object with the selectors.
 	Configuration types.NamespacedName
+	// Clock tells the time. Default: the machine's.
+	Clock clock.PassiveClock
 }
 
 // Setup adds the controllers to mgr: one for machines, one that reports invalid selectors.
 func Setup(mgr ctrl.Manager, opts Options) error {
-	r := &reconciler{cached: mgr.GetClient(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-changedblocktracking")), configuration: opts.Configuration}
+	if opts.Clock == nil {
+		opts.Clock = clock.RealClock{}
+	}
+	r := &reconciler{clock: opts.Clock, cached: mgr.GetClient(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-changedblocktracking")), configuration: opts.Configuration}
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("changedblocktracking").
 		For(&kubevirtv1.VirtualMachine{}).
@@ -97,6 +103,7 @@ func (r *reconciler) requestsForMachines(ctx context.Context, opts ...client.Lis
 
 // reconciler applies what decide says to one machine.
 type reconciler struct {
+	clock         clock.PassiveClock
 	cached        client.Client
 	events        events.EventRecorder
 	configuration types.NamespacedName

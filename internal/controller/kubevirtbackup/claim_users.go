@@ -3,6 +3,7 @@ package kubevirtbackup
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -93,7 +94,8 @@ func (r *reconciler) claimUsers(ctx context.Context, namespace, claim string) ([
 // isStateClaim reports whether a claim holds, or is reserved for, a machine's record of changes. Such a claim is
 // deleted with everything on it as soon as its machine is no longer tracked.
 func isStateClaim(claim *corev1.PersistentVolumeClaim) bool {
-	if _, labelled := claim.Labels[layout.LabelState]; labelled || strings.HasPrefix(claim.Name, layout.StatePVC("")) {
+	reserved := slices.ContainsFunc(layout.StatePVCs(""), func(prefix string) bool { return strings.HasPrefix(claim.Name, prefix) })
+	if _, labelled := claim.Labels[layout.LabelState]; labelled || reserved {
 		return true
 	}
 	owner := metav1.GetControllerOf(claim)

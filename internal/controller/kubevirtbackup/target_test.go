@@ -149,7 +149,8 @@ func TestTarget_claimOfAMachineIsRefused(t *testing.T) {
 			vm := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Name: "other", UID: "other"}}
 			w.claim.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(vm, kubevirtv1.GroupVersion.WithKind("VirtualMachine"))}
 		},
-		"a state claim, by its name": func(w *world) { w.claim.Name = layout.StatePVC("other") },
+		"a state claim, by its name":        func(w *world) { w.claim.Name = layout.StatePVC("other") },
+		"a state claim, by its second name": func(w *world) { w.claim.Name = layout.SecondStatePVC("other") },
 	} {
 		for _, attached := range []bool{false, true} {
 			w := newWorld()

@@ -15,7 +15,6 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
-	"github.com/varvebackup/varve/internal/tracking"
 )
 
 // gatherInput reads what decide looks at.
@@ -32,7 +31,9 @@ func (r *reconciler) gatherInput(ctx context.Context, instance *kubevirtv1.Virtu
 		return in, err
 	}
 	in.Missing = missingClaim(instance, claims)
-	in.Unbound, err = r.findUnboundClaims(ctx, claims)
+	if in.Unbound, err = r.findUnboundClaims(ctx, claims); err == nil && in.Missing == nil {
+		in.Missing = unboundSuccessor(instance, claims, in.Unbound)
+	}
 	return in, err
 }
 
@@ -114,33 +115,14 @@ func missingClaim(instance *kubevirtv1.VirtualMachineInstance, claims map[string
 	if !Tracked(instance) {
 		return nil
 	}
-	name := layout.StatePVC(instance.Name)
-	state := claims[name]
-	if state == nil || state.DeletionTimestamp != nil || ClaimBytes(state) < StateClaimBytes(instance, claims) {
-		return &obstacle{ReasonStateClaim, fmt.Sprintf("PersistentVolumeClaim %s for the overlays of the tracked disks is being created.", name)}
-	}
-	return nil
-}
-
-// StateClaimBytes returns the size in bytes that the instance's state claim must have. Every claim of the
-// instance's disks must exist.
-func StateClaimBytes(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*corev1.PersistentVolumeClaim) int64 {
-	names := map[string]string{}
-	for _, v := range instance.Spec.Volumes {
-		names[v.Name] = v.PersistentVolumeClaim.ClaimName
-	}
-	var sizes []int64
-	for _, v := range tracking.EligibleVolumes(&instance.Spec) {
-		sizes = append(sizes, ClaimBytes(claims[names[v]]))
-	}
-	return tracking.StateClaimSize(sizes)
+	return whyNoStateClaim(instance, claims)
 }
 
 // findUnboundClaims returns the claims that have no volume yet.
 func (r *reconciler) findUnboundClaims(ctx context.Context, claims map[string]*corev1.PersistentVolumeClaim) ([]unboundClaim, error) {
 	var unbound []unboundClaim
 	for name, claim := range claims {
-		if claim.Status.Phase == corev1.ClaimBound {
+		if claim.Status.Phase == corev1.ClaimBound || claim.DeletionTimestamp != nil {
 			continue
 		}
 		u := unboundClaim{Name: name, Immediate: true}

@@ -46,6 +46,8 @@ func (r *reconciler) takeClaims(ctx context.Context, instance *kubevirtv1.Virtua
 	if o := missingClaim(instance, claims); o != nil {
 		return nil, o, nil
 	}
+	claims = mountedClaims(instance, claims)
+	all = slices.DeleteFunc(all, func(u use) bool { return claims[u.claim] == nil })
 	if err := r.isUnchanged(ctx, instance); err != nil {
 		return nil, nil, err
 	}
@@ -244,7 +246,7 @@ func (r *reconciler) recordDisks(ctx context.Context, instance *kubevirtv1.Virtu
 	}
 	for name, claim := range claims {
 		epoch, err := runepoch.Of(claim)
-		if err != nil || epoch.Run != runepoch.InstanceRun(instance.UID) || tracking.IsBlock(claim.Spec.VolumeMode) || name == layout.StatePVC(instance.Name) {
+		if err != nil || epoch.Run != runepoch.InstanceRun(instance.UID) || tracking.IsBlock(claim.Spec.VolumeMode) || slices.Contains(layout.StatePVCs(instance.Name), name) {
 			continue
 		}
 		if err := r.writeEpoch(ctx, claim.DeepCopy(), epoch.WithDisk()); err != nil {

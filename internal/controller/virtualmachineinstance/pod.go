@@ -34,7 +34,7 @@ type Images struct {
 // podInput is everything that a launcher pod depends on.
 type podInput struct {
 	Instance *kubevirtv1.VirtualMachineInstance
-	// Claims are the claims of the instance's volumes by name; all of them exist.
+	// Claims are the claims of the instance's volumes, and the state claims of a tracked instance, by name; all of them exist.
 	Claims map[string]*corev1.PersistentVolumeClaim
 	Images Images
 	// Configuration is the KubeVirt object, or nil.
@@ -175,10 +175,11 @@ func (r *renderer) addDisks() {
 // addDirectories adds the state claim and the directories that the handler shares with the launcher.
 func (r *renderer) addDirectories() {
 	if Tracked(r.Instance) {
-		r.volumes = append(r.volumes, corev1.Volume{Name: "state", VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: layout.StatePVC(r.Instance.Name)},
-		}})
-		r.mounts = append(r.mounts, corev1.VolumeMount{Name: "state", MountPath: layout.StateDir})
+		state := stateClaims(r.Instance, r.Claims)
+		r.addStateClaim("state", state.Target(), layout.StateDir)
+		if state.Successor != nil {
+			r.addStateClaim("previous-state", state.Current, layout.PreviousStateDir)
+		}
 	}
 	r.volumes = append(r.volumes, emptyDir(layout.SocketsVolume), emptyDir(layout.UtilityVolume))
 	r.mounts = append(r.mounts,
@@ -188,6 +189,13 @@ func (r *renderer) addDirectories() {
 			// What the handler mounts below it on the node appears in the running container.
 			MountPropagation: ptr.To(corev1.MountPropagationHostToContainer),
 		})
+}
+
+func (r *renderer) addStateClaim(volume string, claim *corev1.PersistentVolumeClaim, path string) {
+	r.volumes = append(r.volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim.Name},
+	}})
+	r.mounts = append(r.mounts, corev1.VolumeMount{Name: volume, MountPath: path})
 }
 
 // privateVolume is the volume of layout.PrivateDir.

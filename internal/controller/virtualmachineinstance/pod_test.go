@@ -66,6 +66,8 @@ func fullInput() podInput {
 			"root-claim": sizedClaim("10Gi", corev1.PersistentVolumeFilesystem),
 			"data-claim": sizedClaim("1Ti", corev1.PersistentVolumeBlock),
 			"iso-claim":  sizedClaim("1Gi", corev1.PersistentVolumeFilesystem),
+
+			layout.StatePVC("vm"): {ObjectMeta: metav1.ObjectMeta{Name: layout.StatePVC("vm"), UID: "small"}},
 		},
 		Images:       Images{Launcher: "varve-launcher:1", Varve: "varve:1", PullPolicy: corev1.PullNever},
 		UseEmulation: true,

@@ -7,6 +7,10 @@ const (
 	ReasonClaimNotFound = "FailedPvcNotFound"
 	// ReasonStateClaim: the claim that holds the overlays of tracked disks does not exist yet.
 	ReasonStateClaim = "WaitingForStateClaim"
+	// ReasonStateClaimExpanding: that claim is too small and is being expanded.
+	ReasonStateClaimExpanding = "StateClaimExpanding"
+	// ReasonStateClaimMoving: that claim is too small, and the overlays wait for a larger one that they move to.
+	ReasonStateClaimMoving = "StateClaimMoving"
 	// ReasonClaimInUse: another machine may write to a claim; stop it, or make the disk shareable in both.
 	ReasonClaimInUse = "ClaimInUse"
 	// ReasonClaimRecord: a claim's record of its runs cannot be read; delete the annotation.

@@ -64,7 +64,7 @@ func memoryOverhead(in podInput) int64 {
 		eligible := tracking.EligibleVolumes(&in.Instance.Spec)
 		for _, v := range in.Instance.Spec.Volumes {
 			if slices.Contains(eligible, v.Name) {
-				n += trackedDisk(ClaimBytes(in.Claims[v.PersistentVolumeClaim.ClaimName]))
+				n += trackedDisk(tracking.ClaimBytes(in.Claims[v.PersistentVolumeClaim.ClaimName]))
 			}
 		}
 	}
@@ -75,15 +75,6 @@ func memoryOverhead(in podInput) int64 {
 func trackedDisk(bytes int64) int64 {
 	tables := bytes / int64(tracking.ClusterSize(bytes)) * 8
 	return bitmaps*(bytes/bitmapGranularity/8) + min(tables, metadataCache)
-}
-
-// ClaimBytes returns the size in bytes of the volume behind a claim, or what the claim requests while it has no
-// volume.
-func ClaimBytes(claim *corev1.PersistentVolumeClaim) int64 {
-	if q, ok := claim.Status.Capacity[corev1.ResourceStorage]; ok {
-		return q.Value()
-	}
-	return claim.Spec.Resources.Requests.Storage().Value()
 }
 
 // virtualCPUs returns the number of the guest's virtual CPUs, at least one.

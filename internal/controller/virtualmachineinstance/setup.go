@@ -63,14 +63,14 @@ func waitsFor(instance *kubevirtv1.VirtualMachineInstance, claim string) bool {
 	return !handedOver(instance.Status.Phase) && slices.Contains(claimNames(instance), claim)
 }
 
-// claimNames returns the names of the claims that the launcher pod mounts.
+// claimNames returns the names of the claims that the launcher pod mounts. Of two names of state claims, it may mount one.
 func claimNames(instance *kubevirtv1.VirtualMachineInstance) []string {
 	var names []string
 	for _, v := range instance.Spec.Volumes {
 		names = append(names, v.PersistentVolumeClaim.ClaimName)
 	}
 	if Tracked(instance) {
-		names = append(names, layout.StatePVC(instance.Name))
+		names = append(names, layout.StatePVCs(instance.Name)...)
 	}
 	return names
 }

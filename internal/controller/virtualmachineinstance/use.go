@@ -23,6 +23,7 @@ type use struct {
 }
 
 // writableUses returns how the instance uses each claim that its launcher pod mounts writable, sorted by the claims' names.
+// It mounts a state claim only if that exists.
 func writableUses(instance *kubevirtv1.VirtualMachineInstance) []use {
 	var all []use
 	add := func(u use) {
@@ -46,7 +47,9 @@ func writableUses(instance *kubevirtv1.VirtualMachineInstance) []use {
 		add(u)
 	}
 	if Tracked(instance) {
-		add(use{claim: layout.StatePVC(instance.Name), writes: true, volumes: []string{"the overlays"}})
+		for _, name := range layout.StatePVCs(instance.Name) {
+			add(use{claim: name, writes: true, volumes: []string{"the overlays"}})
+		}
 	}
 	slices.SortFunc(all, func(a, b use) int { return strings.Compare(a.claim, b.claim) })
 	return all

@@ -104,7 +104,7 @@ func (r *Reconciler) admitToDisks(ctx context.Context, vmi *kubevirtv1.VirtualMa
 		}
 	}
 	if vmi.Annotations[layout.AnnotationTracking] == "true" {
-		claims = append(claims, layout.StatePVC(vmi.Name))
+		claims = append(claims, layout.StatePVCs(vmi.Name)...) // one of them may not exist
 	}
 	for _, claim := range claims {
 		source, err := attachment.OfPod(ctx, r.Live, types.NamespacedName{Namespace: vmi.Namespace, Name: claim}, pod)
