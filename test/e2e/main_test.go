@@ -130,18 +130,25 @@ func (s *scene) must(err error) {
 	}
 }
 
-// boot creates the claims and starts a tracked machine with these disks. Filesystem claims get an ext4 file system of most of their size.
+// boot creates the claims and starts a tracked machine with these disks.
 func (s *scene) boot(disks ...lab.Disk) {
 	s.t.Helper()
 	ctx := s.t.Context()
 	s.disks = disks
+	s.createDisks(disks...)
+	s.must(s.StartTracked(ctx, s.vm, lab.TestSystem, bootTimeout, disks...))
+}
+
+// createDisks creates the claims of disks. Filesystem claims get an ext4 file system of most of their size.
+func (s *scene) createDisks(disks ...lab.Disk) {
+	s.t.Helper()
+	ctx := s.t.Context()
 	s.must(s.CreateClaims(ctx, s.vm, disks...))
 	for _, d := range disks {
 		if !d.Block {
 			s.must(s.PopulateExt4(ctx, s.vm, d.Name, d.Bytes/8*7/mib*mib, d.Name, 0))
 		}
 	}
-	s.must(s.StartTracked(ctx, s.vm, lab.TestSystem, bootTimeout, disks...))
 }
 
 // target creates a claim for backups.
@@ -181,7 +188,7 @@ func (s *scene) verify(claim string, chain []*lab.PointInTime) {
 		s.t.Errorf("backup %s has %d volumes, want %d", last.Backup.Name, len(last.Backup.Status.IncludedVolumes), len(s.disks))
 	}
 	for _, v := range last.Backup.Status.IncludedVolumes {
-		restored, err := tool.Restore(ctx, claim, backups, v.Name, false)
+		restored, err := tool.Restore(ctx, claim, withVolume(backups, v.Name), v.Name, false)
 		s.must(err)
 		if restored.SHA256 != last.Sums[v.Name] {
 			verdict.Errorf(s.t, "backup %s, volume %s (%s): restored %s, the disk held %s", last.Backup.Name, v.Name, v.Type, restored.SHA256, last.Sums[v.Name])
