@@ -24,7 +24,7 @@ func TestCost_aBackupListsThePacksOnce(t *testing.T) {
 	d := newBitmapDisk(4 * mib)
 	r := s.opened(t, s.connect(t, "machine", cached))
 	firstWeek(t, r, d)
-	for _, minutes := range []time.Duration{0, 20} {
+	for _, minutes := range []int{0, 20} {
 		var lists atomic.Int64
 		count := func(name blob.ID) error {
 			if name == "" {
@@ -36,7 +36,7 @@ func TestCost_aBackupListsThePacksOnce(t *testing.T) {
 		d.add(change)
 		q := d.request("wednesday", change, 4+int64(minutes))
 		q.Parent = ParentNone
-		q.Disks[0].Reader = &lossyReader{bitmapDisk: d, once: func() { s.move(minutes * time.Minute) }}
+		q.Disks[0].Reader = &lossyReader{bitmapDisk: d, once: func() { s.move(time.Duration(minutes) * time.Minute) }}
 		s.unlisted.Store(&count)
 		took := s.costOf(t, func() error {
 			_, err := r.Backup(t.Context(), q)
@@ -44,7 +44,7 @@ func TestCost_aBackupListsThePacksOnce(t *testing.T) {
 		})
 		s.unlisted.Store(nil)
 		t.Logf("%d minutes: %s, %d lists of all blobs", minutes, took, lists.Load())
-		if want := map[time.Duration]int64{0: 1, 20: 2}[minutes]; lists.Load() != want {
+		if want := map[int]int64{0: 1, 20: 2}[minutes]; lists.Load() != want {
 			t.Errorf("a backup of %d minutes has listed all blobs %d times, want %d", minutes, lists.Load(), want)
 		}
 		if took.heads > 0 {

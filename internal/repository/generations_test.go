@@ -308,6 +308,7 @@ func (m *generations) pin() {
 	now := m.list()[at]
 	if now == nil {
 		verdict.Fatalf(m.t, "restore point %d is gone", at)
+		return
 	}
 	if done := slices.Contains(now.Pins, name) != j.Unpin; !done && !o.Killed {
 		verdict.Fatalf(m.t, "restore point %d has pins %v", at, now.Pins)

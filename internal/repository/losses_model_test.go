@@ -80,6 +80,7 @@ type lossPoint struct {
 const lossBlock = 256 * kib
 
 func newLossModel(t *testing.T, rt *rapid.T) *lossModel {
+	t.Helper()
 	m := &lossModel{t: t, site: newMemorySite(t), points: map[string]*lossPoint{}, harmed: map[blob.ID]bool{}, rotten: map[blob.ID]bool{}, did: map[string]int{}}
 	for i, cache := range []bool{true, false, false} {
 		x := &lossMachine{name: fmt.Sprint("machine", i), data: make([]byte, 3*lossBlock+lossBlock/2)}
@@ -255,7 +256,7 @@ func (m *lossModel) explain(rt *rapid.T, p *RestorePoint, restored error, undete
 func (m *lossModel) restoreAll(rt *rapid.T, each func(p *lossPoint, wrong error)) {
 	r, err := m.site.open(context.Background(), m.machines[2].config)
 	if err == nil {
-		defer r.Close(context.Background()) //nolint:errcheck // it only reads
+		defer r.Close(context.Background())
 	}
 	for _, id := range slices.Sorted(maps.Keys(m.points)) {
 		p, wrong := m.points[id], err

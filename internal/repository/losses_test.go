@@ -123,6 +123,7 @@ func TestLosses_areStoredAgain(t *testing.T) {
 }
 
 func testLoss(t *testing.T, harm, kind, how string, cache bool) {
+	t.Helper()
 	s := newMemorySite(t)
 	d := newBitmapDisk(5 * mib)
 	d.add("c1")

@@ -145,17 +145,25 @@ func CheckConnection(ctx context.Context, r *engine.Connection, o Options) (*Rep
 			report.Damage = append(report.Damage, x)
 		}
 	}
-	// A later backup may also find what none of these restore points has.
+	if err := v.checkUnreferenced(ctx, bad); err != nil {
+		return nil, err
+	}
+	report.rotten = v.rotten
+	return report, nil
+}
+
+// checkUnreferenced gives verdicts on contents that could not be read and that none of the restore points has: a later
+// backup may find them.
+func (v *tableCheck) checkUnreferenced(ctx context.Context, bad map[content.ID]error) error {
 	for id, read := range bad {
 		if v.verdicts[id] != nil {
 			continue
 		}
 		if err := v.checkContent(ctx, id, read); err != nil && !errors.Is(err, errclass.Corrupt) {
-			return nil, err
+			return err
 		}
 	}
-	report.rotten = v.rotten
-	return report, nil
+	return nil
 }
 
 // checkPoint returns what cannot be restored of a restore point.
