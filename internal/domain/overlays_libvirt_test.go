@@ -105,7 +105,7 @@ func TestOverlay_movesWithItsBitmaps(t *testing.T) {
 	run(t, "qemu-img", "check", larger.Path("root"))
 	run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, larger.Path("root"))
 	if after, err := os.ReadFile(raw); err != nil || !bytes.Equal(content, after) {
-		t.Errorf("the raw disk changed: %v", err)
+		verdict.Errorf(t, "the raw disk changed: %v", err)
 	}
 	if moved := diskUsage(t, larger.Path("root")); moved > used {
 		t.Errorf("%d bytes used, %d before", moved, used)

@@ -20,6 +20,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repository/table"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // Machines with data in common back up, verify, repair, delete and maintain, while blobs of every kind are lost, cut or changed. Whatever
@@ -202,7 +203,7 @@ func (m *lossModel) backUp(rt *rapid.T) {
 		// kopia believes for some minutes in an index that it has written or read itself. Nothing but that index is lost.
 		m.did["published on a lost index"]++
 		if m.mustRepair(rt); !point.good {
-			rt.Fatalf("restore point %s does not restore after a repair: %v", p.ID, wrong)
+			verdict.Fatalf(rt, "restore point %s does not restore after a repair: %v", p.ID, wrong)
 		}
 	default:
 		m.did["published on undetected rot"]++
@@ -227,7 +228,7 @@ func (m *lossModel) names(rt *rapid.T, what string, err error) {
 func (m *lossModel) explain(rt *rapid.T, p *RestorePoint, restored error, undetected map[blob.ID]bool) {
 	a := m.machines[1]
 	if a.r == nil {
-		rt.Fatalf("restore point %s does not restore: %v", p.ID, restored)
+		verdict.Fatalf(rt, "restore point %s does not restore: %v", p.ID, restored)
 	}
 	report, err := a.r.Verify(context.Background(), VerifyOptions{Percent: 100})
 	if err != nil {
@@ -244,11 +245,11 @@ func (m *lossModel) explain(rt *rapid.T, p *RestorePoint, restored error, undete
 			known = known || strings.Contains(x.Err.Error(), "blob "+string(id)+" has other bytes")
 		}
 		if !known {
-			rt.Fatalf("restore point %s was published with damage: %s: %v (restored: %v; undetected was %v)", p.ID, x.Extent, x.Err, restored, undetected)
+			verdict.Fatalf(rt, "restore point %s was published with damage: %s: %v (restored: %v; undetected was %v)", p.ID, x.Extent, x.Err, restored, undetected)
 		}
 	}
 	if !found {
-		rt.Fatalf("restore point %s does not restore, and verify finds nothing wrong with it: %v; %v", p.ID, restored, report.Unlisted)
+		verdict.Fatalf(rt, "restore point %s does not restore, and verify finds nothing wrong with it: %v; %v", p.ID, restored, report.Unlisted)
 	}
 }
 
@@ -278,7 +279,7 @@ func restoreLossPoint(rt *rapid.T, r *Repository, p *lossPoint) error {
 		return err
 	}
 	if !bytes.Equal(got, p.data) {
-		rt.Fatalf("restore point %s has other bytes", p.point.ID)
+		verdict.Fatalf(rt, "restore point %s has other bytes", p.point.ID)
 	}
 	return nil
 }
@@ -287,7 +288,7 @@ func restoreLossPoint(rt *rapid.T, r *Repository, p *lossPoint) error {
 func (m *lossModel) check(rt *rapid.T, when string) {
 	m.restoreAll(rt, func(p *lossPoint, wrong error) {
 		if wrong != nil && p.good {
-			rt.Fatalf("%s: restore point %s was good: %v", when, p.point.ID, wrong)
+			verdict.Fatalf(rt, "%s: restore point %s was good: %v", when, p.point.ID, wrong)
 		}
 		if wrong == nil && !p.good {
 			m.did["mended"]++

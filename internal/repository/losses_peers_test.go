@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/varvebackup/varve/test/s3"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // The upstream kopia finds a lost pack, and nothing wrong once a backup has stored it again: the earlier restore points are whole as well.
@@ -47,7 +48,7 @@ func TestLosses_kopiaReadsWhatWasStoredAgain(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if got, err := os.ReadFile(filepath.Join(dir, "root")); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("kopia restores %d bytes that differ: %v", len(got), err)
+			verdict.Errorf(t, "kopia restores %d bytes that differ: %v", len(got), err)
 		}
 	}
 }
