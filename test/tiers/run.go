@@ -90,8 +90,8 @@ func execute(ctx context.Context, command, env []string, stdout io.Writer, stder
 	observed.execution, scanErr = testjson.ScanTestOutput(testjson.ScanConfig{Stdout: events, Handler: observed, IgnoreNonJSONOutputLines: true})
 	_, copyErr := io.Copy(io.Discard, events) // so that the command ends
 	err = cmd.Wait()
-	if scanErr != nil || copyErr != nil {
-		return nil, 0, errors.Join(scanErr, copyErr)
+	if scanErr != nil || copyErr != nil || ctx.Err() != nil { // what an interrupt ended says nothing about its tests
+		return nil, 0, errors.Join(scanErr, copyErr, context.Cause(ctx))
 	}
 	testjson.PrintSummary(stdout, observed.execution, testjson.SummarizeErrors)
 	var exit *exec.ExitError

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -161,6 +163,29 @@ func TestRun_failsWithItsCommand(t *testing.T) {
 			t.Errorf("%v: failures %+v, %v", c.command, failures, err)
 		}
 	}
+}
+
+// What an interrupt ended has not failed, and is not run again.
+func TestRun_isInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	// The output of the tests comes first, and ends the context.
+	out := writerFunc(func([]byte) { cancel() })
+	command := []string{"sh", "-c", "echo text that is no event; exec sleep 600"}
+	r := tierRun{file: filepath.Join(t.TempDir(), "times", "times.tsv"), command: command, again: true, stdout: out, stderr: os.Stderr}
+	if code, err := r.run(ctx); code == 0 || !errors.Is(err, context.Canceled) {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+	if failures, err := readFailures(failuresOf(r.file)); err != nil || len(failures) > 0 {
+		t.Errorf("failures %+v, %v", failures, err)
+	}
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(p []byte) (int, error) {
+	f(p)
+	return len(p), nil
 }
 
 // The marks that the sample has as text are those of the package that tests use.
