@@ -3,7 +3,7 @@
 # which it takes minutes to compile, and that do not compare hundreds of megabytes byte by byte, which takes the detector
 # minutes on a busy machine. `make test-race` runs all others.
 set -eu
-slow='internal/collection internal/disk internal/export/endpoint internal/export/nbdvolume internal/export/stream'
+slow='internal/collection internal/disk internal/export/endpoint internal/export/nbdvolume internal/export/server internal/export/stream'
 go list -tags testing -test -f '{{$p := .ImportPath}}{{range .Deps}}{{$p}} {{.}}{{"\n"}}{{end}}' ./... |
 	awk -v slow="$slow" 'BEGIN { n = split(slow, names); for (i = 1; i <= n; i++) heavy["github.com/varvebackup/varve/" names[i]] }
 		$1 !~ /\.test$/ { next }
