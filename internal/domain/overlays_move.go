@@ -156,7 +156,7 @@ func openPlainFile(path string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%w: %s is no regular file", errclass.Invalid, path)
+		err = fmt.Errorf("%w: %s is not a regular file", errclass.Invalid, path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

@@ -76,5 +76,5 @@ func (s *session) isLost(block object.ID) bool {
 		return false
 	}
 	lost, err := s.w.IsLost(s.ctx, id)
-	return err == nil && lost // What no index has is found by whoever looks it up.
+	return err == nil && lost // A content that no index has fails where it is looked up.
 }
