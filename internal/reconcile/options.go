@@ -31,6 +31,7 @@ func Options(workers int) controller.Options {
 		// controller-runtime's own queue may stand still when it is stopped while events come in, and the process with it until its grace period is
 		// over. It is mended in controller-runtime 0.25.2 (kubernetes-sigs/controller-runtime#3538).
 		UsePriorityQueue: ptr.To(false),
+		NewQueue:         newTurnsQueue,
 		RateLimiter:      workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](firstRetry, lastRetry),
 	}
 }

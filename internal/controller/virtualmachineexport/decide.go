@@ -10,6 +10,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/export/podspec"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // decide says what an export needs now.
@@ -24,7 +25,7 @@ func decide(in *input) decision {
 	d := decision{RequeueAfter: expires.Sub(in.Now)}
 	if o := firstObstacle(in); o != nil {
 		d.Status = statusWith(in, o, nil)
-		d.sooner(o.again)
+		d.lookAgain(in, o)
 		d.stopServing(in, o)
 		return d
 	}
@@ -34,7 +35,7 @@ func decide(in *input) decision {
 		o = waitFor(exportv1.ReasonRefused, "The API server refuses what the export needs, and is asked again: %s", in.Refusal)
 	}
 	if o != nil {
-		d.sooner(o.again)
+		d.lookAgain(in, o)
 	}
 	d.Status = statusWith(in, o, linksOf(in, o == nil))
 	return d
@@ -128,6 +129,22 @@ func (d *decision) stopServing(in *input, o *obstacle) {
 
 func (d *decision) deletePod(reason, format string, args ...any) {
 	d.DeletePod, d.DeleteReason, d.DeleteMessage = true, reason, fmt.Sprintf(format, args...)
+}
+
+// lookAgain looks again at what is in the way. At what nobody tells of, it looks the more rarely the longer the export has waited, so
+// that thousands that nobody cares for cost next to nothing.
+func (d *decision) lookAgain(in *input, o *obstacle) {
+	if !o.polls {
+		d.sooner(o.again)
+		return
+	}
+	var waited time.Duration
+	for _, c := range in.Export.Status.Conditions {
+		if c.Type == exportv1.ConditionReady && c.Status != corev1.ConditionTrue {
+			waited = in.Now.Sub(c.LastTransitionTime.Time)
+		}
+	}
+	d.sooner(max(o.again, reconcile.PollInterval(waited)))
 }
 
 // removeStuck removes a deleted pod by force that does not go.

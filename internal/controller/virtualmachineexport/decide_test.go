@@ -86,6 +86,26 @@ func machineInput() *input {
 
 func notOurs(o metav1.Object) { o.SetOwnerReferences(nil) }
 
+// An export that waits for what nobody tells of looks again after 2 seconds at first, and once a minute after 8 minutes. One that was
+// served until now begins anew.
+func TestDecide_looksAreRarerWithTime(t *testing.T) {
+	t.Parallel()
+	for waited, want := range map[time.Duration]time.Duration{0: retryUnwatched, time.Minute: 7500 * time.Millisecond, 8 * time.Minute: time.Minute, 100 * time.Hour: time.Minute} {
+		in := claimInput()
+		in.Pod = nil
+		in.Export.Spec.TokenSecretRef, in.Token = ptr.To("mine"), nil
+		in.Export.Status.Conditions = []exportv1.Condition{{Type: exportv1.ConditionReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(in.Now.Add(-waited))}}
+		in.Export.Spec.TTLDuration = &metav1.Duration{Duration: 1000 * time.Hour}
+		if d := decide(in); d.RequeueAfter != want {
+			t.Errorf("after %s: again in %s, want %s", waited, d.RequeueAfter, want)
+		}
+		in.Export.Status.Conditions[0].Status = corev1.ConditionTrue
+		if d := decide(in); d.RequeueAfter != retryUnwatched {
+			t.Errorf("served until now: again in %s", d.RequeueAfter)
+		}
+	}
+}
+
 // TestDecide is about one thing each that is not as in an export that is served.
 func TestDecide(t *testing.T) {
 	t.Parallel()

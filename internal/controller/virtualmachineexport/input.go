@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// retryUnwatched is when an export looks again that waits for something that the controller does not watch.
+	// retryUnwatched is when an export first looks again that waits for something that the controller does not watch; see
+	// decision.lookAgain.
 	retryUnwatched = 2 * time.Second
 	// retryInUse is the same for a claim that a pod of somebody else can write to. Each look lists the namespace's pods.
 	retryInUse = 10 * time.Second

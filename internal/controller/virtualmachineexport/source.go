@@ -36,6 +36,8 @@ type obstacle struct {
 	reason, message string
 	// again is when to look again, because nothing tells when the obstacle is gone. 0: something does.
 	again time.Duration
+	// polls says that the looks become rarer with time.
+	polls bool
 }
 
 func waitFor(reason, format string, args ...any) *obstacle {
@@ -45,7 +47,7 @@ func waitFor(reason, format string, args ...any) *obstacle {
 // pollFor is waitFor for something that the controller does not watch.
 func pollFor(reason, format string, args ...any) *obstacle {
 	o := waitFor(reason, format, args...)
-	o.again = retryUnwatched
+	o.again, o.polls = retryUnwatched, true
 	return o
 }
 

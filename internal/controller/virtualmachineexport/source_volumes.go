@@ -119,7 +119,7 @@ func (s *volumeSource) writtenClaim(c claim) *obstacle {
 	}
 	o := waitFor(exportv1.ReasonClaimInUse, "Pod %s%s can write to PersistentVolumeClaim %s: the export waits until the pod has ended; stop the virtual machine that it runs.",
 		c.writers[0], more, c.name)
-	o.again = retryInUse
+	o.again, o.polls = retryInUse, true
 	return o
 }
 
