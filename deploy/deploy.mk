@@ -17,6 +17,8 @@ uninstall: ## Remove Varve, its kinds and all their objects from the box; claims
 generate: ## Generate deepcopy, CRDs, RBAC, protobuf code, the operator's alerts and the tables of docs/
 	hack/deps.sh generate
 	$(CONTROLLER_GEN) object:headerFile=/dev/null crd paths=./api/... output:crd:dir=deploy/crd
+	# The condition Done of a backup has a sentence as its reason, as in KubeVirt 1.8.
+	sed -i '/pattern: ^\[A-Za-z\](\[A-Za-z0-9_,:\]/d' deploy/crd/backup.kubevirt.io_virtualmachinebackups.yaml
 	$(CONTROLLER_GEN) rbac:roleName=varve-controller paths="./internal/controller/...;./internal/admission/..." output:rbac:dir=deploy/rbac/controller
 	$(CONTROLLER_GEN) rbac:roleName=varve-handler paths=./internal/handler/... output:rbac:dir=deploy/rbac/handler
 	GOBIN=$(CURDIR)/build/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11

@@ -168,6 +168,7 @@ var sources = map[string]struct{ dir, typ, prefix string }{
 	"VolumePhase":               {"../api/kubevirt/v1", "VolumePhase", ""},
 	"BackupPhase":               {"../api/backup/v1alpha1", "BackupPhase", ""},
 	"FullReason":                {"../api/backup/v1alpha1", "FullReason", ""},
+	"ExclusionReason":           {"../api/backup/v1alpha1", "ExclusionReason", ""},
 	"Condition":                 {"../api/backup/v1alpha1", "", "Condition"},
 	"ExportPhase":               {"../api/export/v1beta1", "VirtualMachineExportPhase", ""},
 	"ExportReason":              {"../api/export/v1beta1", "", "Reason"},

@@ -82,7 +82,7 @@ var phases = []Phase{
 		Name: backupv1.BackupPruned, Owner: Controller, Condition: backupv1.ConditionProgressing,
 		Next: []backupv1.BackupPhase{backupv1.BackupDone, backupv1.BackupFailed},
 	},
-	{Name: backupv1.BackupDone, Condition: backupv1.ConditionDone},
+	{Name: backupv1.BackupDone, Condition: backupv1.ConditionComplete},
 	{Name: backupv1.BackupFailed, Condition: backupv1.ConditionFailed},
 }
 

@@ -92,12 +92,43 @@ func FinishingCollected() State {
 }
 
 // Pulled says that a backup in pull mode has succeeded.
-func Pulled(disks int, machine string) State {
+func Pulled(s *backupv1.VirtualMachineBackupStatus) State {
 	what := "1 disk of VirtualMachine %s was read by clients."
-	if disks != 1 {
+	if disks := len(s.IncludedVolumes); disks != 1 {
 		what = strconv.Itoa(disks) + " disks of VirtualMachine %s were read by clients."
 	}
-	return state(backupv1.ReasonCompleted, what, machine)
+	return state(backupv1.ReasonCompleted, what, s.SourceName).With(LeftOut(s.ExcludedVolumes))
+}
+
+// LeftOut names the volumes that are not in a backup. It is empty if there are none.
+func LeftOut(volumes []backupv1.ExcludedVolume) string {
+	if len(volumes) == 0 {
+		return ""
+	}
+	var names []string
+	for _, v := range volumes {
+		names = append(names, v.Name+" ("+string(v.Reason)+")")
+	}
+	return "Not in the backup: " + strings.Join(names, ", ") + "; status.excludedVolumes says why."
+}
+
+// VolumeNotAttached says that a volume of a machine's template is not attached to its running guest.
+func VolumeNotAttached(machine string) string {
+	return "The volume was added to VirtualMachine " + machine + " while it ran: restart the machine, and the next backup has it."
+}
+
+// VolumeReadOnly says that the guest cannot write to a volume.
+const VolumeReadOnly = "The guest cannot write to the disk, so no backup has it: back up its PersistentVolumeClaim by itself."
+
+// VolumeShareable says that several guests may write to a volume.
+const VolumeShareable = "Other guests may write to the disk as well, so its changes cannot be recorded: back it up from within a guest."
+
+// VolumeNotTracked says that changes of a volume are not recorded and why, as far as the launcher tells.
+func VolumeNotTracked(why string) string {
+	if why == "" {
+		why = "Its changes are not recorded: restart the machine."
+	}
+	return why
 }
 
 // Copied says that the node is done with the data.
@@ -108,13 +139,13 @@ func Finishing() State {
 	return state(backupv1.ReasonFinishing, "The data is complete on the target; old checkpoints are being deleted, and then the volume is detached.")
 }
 
-// Completed says that the backup has succeeded.
-func Completed(disks int, machine, directory, claim string) State {
+// Completed says that a backup in push mode has succeeded. Its files are on the claim.
+func Completed(s *backupv1.VirtualMachineBackupStatus, claim string) State {
 	what := "1 disk of VirtualMachine %s is"
-	if disks != 1 {
+	if disks := len(s.IncludedVolumes); disks != 1 {
 		what = strconv.Itoa(disks) + " disks of VirtualMachine %s are"
 	}
-	return state(backupv1.ReasonCompleted, what+" in %s on PersistentVolumeClaim %s.", machine, directory, claim)
+	return state(backupv1.ReasonCompleted, what+" in %s on PersistentVolumeClaim %s.", s.SourceName, s.Directory, claim).With(LeftOut(s.ExcludedVolumes))
 }
 
 // DeletingMessage is what the condition Deleting says of a deleted backup.

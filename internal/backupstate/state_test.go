@@ -20,6 +20,11 @@ import (
 )
 
 // samples has an example of each function of this package that returns a State.
+var status = &backupv1.VirtualMachineBackupStatus{
+	SourceName: "vm", Directory: "vm/b", IncludedVolumes: make([]backupv1.IncludedVolume, 2),
+	ExcludedVolumes: []backupv1.ExcludedVolume{{Name: "shared", Reason: backupv1.ExcludedShareable}},
+}
+
 var samples = map[string]State{
 	"GateDisabled":             GateDisabled("IncrementalBackup", "varve/kubevirt"),
 	"TrackerNotFound":          TrackerNotFound("tracker"),
@@ -58,10 +63,10 @@ var samples = map[string]State{
 	"ScratchSufficient":        ScratchSufficient("scratch", 1<<20, 1<<30),
 	"Collected":                Collected(),
 	"FinishingCollected":       FinishingCollected(),
-	"Pulled":                   Pulled(2, "vm"),
+	"Pulled":                   Pulled(status),
 	"OtherBackupRuns":          OtherBackupRuns("other"),
 	"InstanceStillLocked":      InstanceStillLocked("vm", "other"),
-	"NodeBusy":                 NodeBusy("node", 4, 4, 1, "a", "varve/kubevirt"),
+	"NodeBusy":                 NodeBusy(NodePlaces{Node: "node", Running: 4, Limit: 4, Ahead: 1, Here: []string{"b"}, Annotation: "a", Configuration: "varve/kubevirt"}),
 	"PreviousVolumeAttached":   PreviousVolumeAttached("vm"),
 	"ReplanForTracker":         ReplanForTracker("tracker"),
 	"ReplanForClaim":           ReplanForClaim("target"),
@@ -73,7 +78,7 @@ var samples = map[string]State{
 	"CopyingCondition":         CopyingCondition(),
 	"Copied":                   Copied(),
 	"Finishing":                Finishing(),
-	"Completed":                Completed(2, "vm", "vm/b", "target"),
+	"Completed":                Completed(status, "target"),
 	"Aborted":                  Aborted("b"),
 	"AbortUnconfirmed":         AbortUnconfirmed("b", "node", time.Minute),
 	"GaveUp":                   GaveUp(time.Minute, TrackerNotFound("tracker").Message),

@@ -2,6 +2,7 @@ package backupstate
 
 import (
 	"fmt"
+	"strings"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -103,7 +104,7 @@ func TunnelKeyMissing() State {
 	return state(backupv1.ReasonAttaching, "Waiting for the key from which the token of the backup's tunnel is made; the controller is about to create it.")
 }
 
-// OtherBackupFirst says that another backup of the machine goes first.
+// OtherBackupFirst says that another backup of the machine goes directly before this one.
 func OtherBackupFirst(other string) State {
 	return state(backupv1.ReasonOtherBackup, "Waiting for VirtualMachineBackup %s of the same virtual machine to end; the oldest goes first.", other)
 }
@@ -119,12 +120,26 @@ func InstanceStillLocked(instance, holder string) State {
 		"Waiting for VirtualMachineInstance %s to be unlocked: VirtualMachineBackup %s, which has ended, still holds the lock. The instance's events say why.", instance, holder)
 }
 
-// NodeBusy says that a node already runs as many backups as it may. annotation on the KubeVirt object configuration
-// (namespace/name) sets the limit. older is the number of older backups that wait.
-func NodeBusy(node string, running, limit, older int, annotation, configuration string) State {
+// NodePlaces says who has the places of a node.
+type NodePlaces struct {
+	Node string
+	// Running is how many backups run there, and Limit how many may. Ahead is how many others get a place first.
+	Running, Limit, Ahead int
+	// Here are the names of those that run and are of the same namespace.
+	Here []string
+	// Annotation on the KubeVirt object Configuration (namespace/name) sets the limit.
+	Annotation, Configuration string
+}
+
+// NodeBusy says that a node already runs as many backups as it may.
+func NodeBusy(p NodePlaces) State {
+	of := ""
+	if len(p.Here) > 0 {
+		of = ", of this namespace " + strings.Join(p.Here, ", ")
+	}
 	return state(backupv1.ReasonNodeBusy,
-		"Waiting for a place on node %s: %d of at most %d backups run there, and %d older ones wait. The annotation %s of KubeVirt %s sets the limit.",
-		node, running, limit, older, annotation, configuration)
+		"Waiting for a place on node %s: %d of at most %d backups run there%s, and %d others go first. The annotation %s of KubeVirt %s sets the limit.",
+		p.Node, p.Running, p.Limit, of, p.Ahead, p.Annotation, p.Configuration)
 }
 
 // PreviousVolumeAttached says that the volume of the backup's earlier attempt has to be detached first.

@@ -101,6 +101,7 @@ func (q *Request) writeManifest(s *state, p *parent) (*manifest.Manifest, error)
 	m := manifest.Manifest{
 		FormatVersion: manifest.FormatVersion, Namespace: b.Namespace, VM: b.VM, Backup: manifest.Backup{Name: b.Name, UID: b.UID},
 		Tracker: b.Tracker, Checkpoint: b.Checkpoint, PointInTime: b.PointInTime.UTC(), Quiesced: b.Quiesced,
+		ExcludedVolumes: b.Excluded,
 	}
 	if b.isIncremental() {
 		m.Parent = &manifest.Parent{Checkpoint: b.BaseCheckpoint, BackupUID: b.BaseUID}

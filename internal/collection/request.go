@@ -28,6 +28,8 @@ type Backup struct {
 	PointInTime             time.Time
 	Quiesced                bool
 	Volumes                 []Volume
+	// Excluded are the machine's volumes that are not in the backup.
+	Excluded []manifest.ExcludedVolume
 }
 
 // Volume is a volume of a backup.

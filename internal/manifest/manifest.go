@@ -48,6 +48,18 @@ type Manifest struct {
 	Quiesced bool `json:"quiesced"`
 	// Volumes are the disks, in the order of the machine's volumes.
 	Volumes []Volume `json:"volumes"`
+	// ExcludedVolumes are the machine's volumes that are not in the backup. Older versions wrote none.
+	ExcludedVolumes []ExcludedVolume `json:"excludedVolumes,omitempty"`
+}
+
+// ExcludedVolume is a volume of the machine that is not in the backup.
+type ExcludedVolume struct {
+	// Name is the volume's name in the machine's spec.
+	Name string `json:"name"`
+	// Reason is one of the API's ExclusionReason values.
+	Reason string `json:"reason"`
+	// Message says why, for people.
+	Message string `json:"message,omitempty"`
 }
 
 // Backup names a VirtualMachineBackup.

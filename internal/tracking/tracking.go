@@ -56,11 +56,8 @@ func matchesSelector(s *metav1.LabelSelector, set map[string]string) (bool, erro
 func EligibleVolumes(spec *kubevirtv1.VirtualMachineInstanceSpec) []string {
 	var names []string
 	for _, v := range spec.Volumes {
-		if v.PersistentVolumeClaim == nil || v.PersistentVolumeClaim.ReadOnly {
-			continue
-		}
-		i := slices.IndexFunc(spec.Domain.Devices.Disks, func(d kubevirtv1.Disk) bool { return d.Name == v.Name })
-		if i < 0 || !isEligible(spec.Domain.Devices.Disks[i]) {
+		d := findDisk(spec, v.Name)
+		if v.PersistentVolumeClaim == nil || d == nil || d.Disk == nil || IsReadOnly(spec, v.Name) || IsShareable(spec, v.Name) {
 			continue
 		}
 		names = append(names, v.Name)
@@ -68,9 +65,29 @@ func EligibleVolumes(spec *kubevirtv1.VirtualMachineInstanceSpec) []string {
 	return names
 }
 
-func isEligible(d kubevirtv1.Disk) bool {
-	shared := d.Shareable != nil && *d.Shareable
-	return d.Disk != nil && !d.Disk.ReadOnly && !shared
+// IsReadOnly reports whether the guest cannot write to a volume's disk.
+func IsReadOnly(spec *kubevirtv1.VirtualMachineInstanceSpec, volume string) bool {
+	if d := findDisk(spec, volume); d != nil && d.Disk != nil && d.Disk.ReadOnly {
+		return true
+	}
+	return slices.ContainsFunc(spec.Volumes, func(v kubevirtv1.Volume) bool {
+		return v.Name == volume && v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly
+	})
+}
+
+// IsShareable reports whether several guests may write to a volume's disk at once.
+func IsShareable(spec *kubevirtv1.VirtualMachineInstanceSpec, volume string) bool {
+	d := findDisk(spec, volume)
+	return d != nil && d.Shareable != nil && *d.Shareable
+}
+
+// findDisk returns a volume's disk, or nil.
+func findDisk(spec *kubevirtv1.VirtualMachineInstanceSpec, volume string) *kubevirtv1.Disk {
+	i := slices.IndexFunc(spec.Domain.Devices.Disks, func(d kubevirtv1.Disk) bool { return d.Name == volume })
+	if i < 0 {
+		return nil
+	}
+	return &spec.Domain.Devices.Disks[i]
 }
 
 // StateClaimSize returns the size in bytes of the claim that holds the overlays and bitmaps of disks with these

@@ -281,6 +281,7 @@ func TestHandler_leavesEndpointsAlone(t *testing.T) {
 	}{
 		"what it reports": {func(s *backupv1.VirtualMachineBackupStatus) {
 			s.IncludedVolumes[0].VirtualBytes, s.Scratch = 1, &backupv1.ScratchSpace{UsedBytes: 1}
+			s.ExcludedVolumes = []backupv1.ExcludedVolume{{Name: "iso", Reason: backupv1.ExcludedReadOnly}}
 		}, ""},
 		"the end":          {func(s *backupv1.VirtualMachineBackupStatus) { s.Phase = backupv1.BackupCopied }, ""},
 		"another endpoint": {func(s *backupv1.VirtualMachineBackupStatus) { s.IncludedVolumes[0].DataEndpoint = "https://b/data" }, "only the controller writes the endpoints"},

@@ -291,9 +291,10 @@ const (
 	ConditionScratchLow = "ScratchSpaceLow"
 	// ConditionProgressing is True while data is copied or can be read, and while the backup cleans up.
 	ConditionProgressing = "Progressing"
-	// ConditionDone is True when the backup succeeded.
+	// ConditionDone is True when the backup has ended, well or not, as in KubeVirt 1.8. Its reason is a sentence, as there: "Successfully
+	// completed VirtualMachineBackup", or one that begins with "Backup has failed: ". Scripts wait for Complete or Failed instead.
 	ConditionDone = "Done"
-	// ConditionComplete is the same as Done, under the name that newer clients of KubeVirt wait for.
+	// ConditionComplete is True when the backup succeeded.
 	ConditionComplete = "Complete"
 	// ConditionFailed is True when the backup failed; reason is one of the Reason values.
 	ConditionFailed = "Failed"
@@ -304,6 +305,17 @@ const (
 	// ConditionQuiesced is True if the guest's file systems were frozen at the point in time. If they were not, it is False
 	// with a reason, and the backup is crash consistent.
 	ConditionQuiesced = "Quiesced"
+)
+
+// Reasons that clients of KubeVirt's released versions look for.
+const (
+	// DoneSucceeded is the reason of the condition Done of a backup that succeeded, in KubeVirt 1.8.
+	DoneSucceeded = "Successfully completed VirtualMachineBackup"
+	// DoneFailed begins the reason of the condition Done of a backup that failed, in KubeVirt 1.8.
+	DoneFailed = "Backup has failed: "
+	// ReasonExportReady is the reason of the condition Progressing while the endpoints of a backup in pull mode answer, in
+	// KubeVirt 1.9.
+	ReasonExportReady = "ExportReady"
 )
 
 // VirtualMachineBackupStatus is the observed state of a backup.
@@ -318,8 +330,8 @@ type VirtualMachineBackupStatus struct {
 	// message says what the backup waits for or what happened, and what to do about it.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// conditions are Initializing, Progressing, Done (also as Complete), Failed, Deleting, Aborting and Quiesced, and in pull mode
-	// Ready (also as ExportReady) and ScratchSpaceLow.
+	// conditions are Initializing, Progressing, Complete, Failed, Done (it has ended, either way), Deleting, Aborting and Quiesced, and
+	// in pull mode Ready (also as ExportReady) and ScratchSpaceLow.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -337,6 +349,13 @@ type VirtualMachineBackupStatus struct {
 	// baseCheckpoint is the tracker's checkpoint that the incremental disks start from.
 	// +optional
 	BaseCheckpoint *Checkpoint `json:"baseCheckpoint,omitempty"`
+	// excludedVolumes are the machine's volumes that are not in the backup, with the reason. They are known once the point in time is
+	// fixed.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=256
+	ExcludedVolumes []ExcludedVolume `json:"excludedVolumes,omitempty"`
 	// includedVolumes has one entry for each disk.
 	// +optional
 	// +listType=map
@@ -427,6 +446,12 @@ type VirtualMachineBackupStatus struct {
 	// completionTimestamp is when the backup became Done or Failed.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
+	// waitsBehind is the backup of the same machine that goes before this one, while this one waits for its turn.
+	// +optional
+	WaitsBehind string `json:"waitsBehind,omitempty"`
+	// placeWait says how long the backup has waited for a place on its node.
+	// +optional
+	PlaceWait *PlaceWait `json:"placeWait,omitempty"`
 	// phaseDeadline is when the backup gives up its present phase.
 	// +optional
 	PhaseDeadline *metav1.Time `json:"phaseDeadline,omitempty"`
@@ -458,13 +483,22 @@ type ScratchSpace struct {
 	FreeBytes int64 `json:"freeBytes"`
 }
 
-// Readable says that the endpoints of a backup in pull mode answer, in either dialect of the API.
+// Readable says that the endpoints of a backup in pull mode answer, in any dialect of the API: Ready of the proposal, ExportReady of
+// KubeVirt 1.8, or Progressing with the reason ExportReady of KubeVirt 1.9.
 func (b *VirtualMachineBackup) Readable() bool {
-	return b.DeletionTimestamp == nil &&
-		(meta.IsStatusConditionTrue(b.Status.Conditions, ConditionReady) || meta.IsStatusConditionTrue(b.Status.Conditions, ConditionExportReady))
+	if b.DeletionTimestamp != nil {
+		return false
+	}
+	for _, kind := range []string{ConditionReady, ConditionExportReady} {
+		if meta.IsStatusConditionTrue(b.Status.Conditions, kind) {
+			return true
+		}
+	}
+	c := meta.FindStatusCondition(b.Status.Conditions, ConditionProgressing)
+	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == ReasonExportReady
 }
 
-// Ended says whether a backup has ended, in either dialect of the API, and why, as far as it tells. KubeVirt 1.8 has free text in
+// Ended says whether a backup has ended, in any dialect of the API, and why, as far as it tells. KubeVirt 1.8 has free text in
 // reasons.
 func (b *VirtualMachineBackup) Ended() (why string, ended bool) {
 	for _, kind := range []string{ConditionFailed, ConditionDone, ConditionComplete} {
@@ -484,6 +518,43 @@ type Progress struct {
 	ProcessedBytes int64 `json:"processedBytes"`
 	// percent is processedBytes as a share of totalBytes, such as "42%".
 	Percent string `json:"percent"`
+}
+
+// ExclusionReason says why a volume of the machine is not in a backup.
+type ExclusionReason string
+
+const (
+	// ExcludedReadOnly: the guest cannot write to the disk.
+	ExcludedReadOnly ExclusionReason = "ReadOnly"
+	// ExcludedShareable: other guests may write to the disk, too, and nobody sees what they change.
+	ExcludedShareable ExclusionReason = "Shareable"
+	// ExcludedNotTracked: changes of the disk are not recorded; message says why.
+	ExcludedNotTracked ExclusionReason = "NotTracked"
+	// ExcludedNotAttached: the volume was added to the machine's template, and its guest gets it at its next start.
+	ExcludedNotAttached ExclusionReason = "RestartRequired"
+)
+
+// ExcludedVolume is a volume of the machine that is not in a backup.
+type ExcludedVolume struct {
+	// name is the volume's name in the virtual machine.
+	Name string `json:"name"`
+	// reason is ReadOnly, Shareable, NotTracked or RestartRequired.
+	Reason ExclusionReason `json:"reason"`
+	// message says why, and what to do if the volume should be in backups.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
+}
+
+// PlaceWait says how long a backup has waited for a place on its node. That time does not count against the limit for what others
+// must provide.
+type PlaceWait struct {
+	// since is when the present wait for a place began. Absent while the backup does not wait for one.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+	// seconds is how long earlier waits for a place took.
+	// +optional
+	Seconds int64 `json:"seconds,omitempty"`
 }
 
 // IncludedVolume is one disk of a backup.

@@ -16,7 +16,7 @@ const (
 	ReasonPVCNotFound = "PVCNotFound"
 	// ReasonGateDisabled: a feature gate is off; the message names it and says where to turn it on.
 	ReasonGateDisabled = "FeatureGateDisabled"
-	// ReasonNodeBusy: the machine's node already runs as many backups as it may; the oldest goes first.
+	// ReasonNodeBusy: the machine's node already runs as many backups as it may; the namespace that has the fewest there goes first.
 	ReasonNodeBusy = "NodeBusy"
 	// ReasonOtherBackup: another backup holds the machine.
 	ReasonOtherBackup = "OtherBackupInProgress"

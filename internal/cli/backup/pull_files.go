@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/collection"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/export/endpoint"
+	"github.com/varvebackup/varve/internal/manifest"
 )
 
 // pulledFiles is the result of a pull into files, as -o json shows it.
@@ -81,6 +82,9 @@ func describeBackup(b *backupv1.VirtualMachineBackup) collection.Backup {
 	for i := range b.Status.IncludedVolumes {
 		v := &b.Status.IncludedVolumes[i]
 		out.Volumes = append(out.Volumes, collection.Volume{Volume: endpointsOf(v), FullReason: string(v.FullReason)})
+	}
+	for _, v := range b.Status.ExcludedVolumes {
+		out.Excluded = append(out.Excluded, manifest.ExcludedVolume{Name: v.Name, Reason: string(v.Reason), Message: v.Message})
 	}
 	return out
 }

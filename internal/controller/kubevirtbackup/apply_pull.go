@@ -22,6 +22,10 @@ func (r *reconciler) gatherPull(ctx context.Context, c client.Reader, in *input)
 	if !in.isPull() {
 		return nil
 	}
+	fresh := isWaiting(in.Backup) && !in.hasFinalizer() // it has made nothing yet
+	if fresh && in.Ahead != nil {
+		return nil
+	}
 	namespace := in.Backup.Namespace
 	if isWaiting(in.Backup) || in.Backup.Status.Phase == backupv1.BackupAttaching {
 		if ref := in.Backup.Spec.TokenSecretRef; ref != nil {
@@ -29,6 +33,9 @@ func (r *reconciler) gatherPull(ctx context.Context, c client.Reader, in *input)
 				return err
 			}
 		}
+	}
+	if fresh && missingToken(in) != nil {
+		return nil
 	}
 	if in.Pull.TunnelSecret, err = reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: in.tunnelSecretName()}, &corev1.Secret{}); err != nil {
 		return err

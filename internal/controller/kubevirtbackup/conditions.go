@@ -2,6 +2,7 @@ package kubevirtbackup
 
 import (
 	"time"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,7 +16,7 @@ import (
 func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, deleting, endsWell bool, now time.Time) {
 	active := backupstate.FindPhase(s.Phase).Condition
 	for _, t := range []string{
-		backupv1.ConditionInitializing, backupv1.ConditionProgressing, backupv1.ConditionDone, backupv1.ConditionFailed,
+		backupv1.ConditionInitializing, backupv1.ConditionProgressing, backupv1.ConditionComplete, backupv1.ConditionFailed,
 	} {
 		c := metav1.Condition{Type: t, Status: metav1.ConditionFalse, Reason: string(s.Phase)}
 		if t == active {
@@ -25,16 +26,12 @@ func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, del
 				c.Reason, c.Message = copying.Reason, copying.Message
 			}
 			if s.Phase == backupv1.BackupServing {
-				serving := backupstate.ServingCondition()
-				c.Reason, c.Message = serving.Reason, serving.Message
+				c.Reason, c.Message = servingCondition(s)
 			}
 		}
 		setCondition(s, c, generation, now)
-		if t == backupv1.ConditionDone {
-			c.Type = backupv1.ConditionComplete
-			setCondition(s, c, generation, now)
-		}
 	}
+	setCondition(s, doneCondition(s), generation, now)
 	endService(s, generation, now)
 	if !deleting && meta.FindStatusCondition(s.Conditions, backupv1.ConditionDeleting) == nil {
 		return
@@ -49,6 +46,37 @@ func setConditions(s *backupv1.VirtualMachineBackupStatus, generation int64, del
 		c.Status, c.Message = metav1.ConditionFalse, ""
 	}
 	setCondition(s, c, generation, now)
+}
+
+// servingCondition returns what the condition Progressing says of a backup in pull mode. Clients of KubeVirt 1.9 wait for the reason
+// ExportReady.
+func servingCondition(s *backupv1.VirtualMachineBackupStatus) (reason, message string) {
+	serving := backupstate.ServingCondition()
+	if meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionReady) {
+		return backupv1.ReasonExportReady, serving.Message
+	}
+	return serving.Reason, serving.Message
+}
+
+// maxReasonBytes is how long the reason of a condition may be.
+const maxReasonBytes = 1024
+
+// doneCondition returns the condition Done. It says that the backup has ended, well or not, and its reason says which, as in
+// KubeVirt 1.8: its clients wait for nothing else.
+func doneCondition(s *backupv1.VirtualMachineBackupStatus) metav1.Condition {
+	c := metav1.Condition{Type: backupv1.ConditionDone, Status: metav1.ConditionFalse, Reason: string(s.Phase)}
+	switch s.Phase {
+	case backupv1.BackupDone:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, backupv1.DoneSucceeded, s.Message
+	case backupv1.BackupFailed:
+		reason := backupv1.DoneFailed + s.Reason + ": " + s.Message
+		for len(reason) > maxReasonBytes {
+			_, last := utf8.DecodeLastRuneInString(reason)
+			reason = reason[:len(reason)-last]
+		}
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, reason, s.Message
+	}
+	return c
 }
 
 func setCondition(s *backupv1.VirtualMachineBackupStatus, c metav1.Condition, generation int64, now time.Time) {

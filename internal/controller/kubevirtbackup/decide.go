@@ -113,7 +113,7 @@ type change struct {
 func toStatus(in *input, c change) decision {
 	s := in.Backup.Status.DeepCopy()
 	s.Phase, s.Reason, s.Message = c.phase, c.state.Reason, c.state.Message
-	s.PhaseDeadline = nil
+	s.PhaseDeadline, s.WaitsBehind = nil, ""
 	if !c.deadline.IsZero() {
 		// The API keeps whole seconds; rounding up never shortens a wait.
 		s.PhaseDeadline = &metav1.Time{Time: c.deadline.Add(time.Second - time.Nanosecond).Truncate(time.Second)}

@@ -148,11 +148,11 @@ func endOfPruned(in *input) backupstate.State {
 	stay := backupstate.PartialFilesMayStay(s.Directory+layout.PartialSuffix, in.Backup.Spec.PVCName)
 	switch {
 	case s.Result == backupv1.BackupSucceeded && !in.isPull():
-		end = backupstate.Completed(len(s.IncludedVolumes), s.SourceName, s.Directory, in.Backup.Spec.PVCName)
+		end = backupstate.Completed(s, in.Backup.Spec.PVCName)
 	case s.Result == backupv1.BackupSucceeded && strings.Contains(s.Message, stay):
-		end = backupstate.Pulled(len(s.IncludedVolumes), s.SourceName).With(stay)
+		end = backupstate.Pulled(s).With(stay)
 	case s.Result == backupv1.BackupSucceeded:
-		end = backupstate.Pulled(len(s.IncludedVolumes), s.SourceName)
+		end = backupstate.Pulled(s)
 	}
 	if in.ownExport() != nil || in.ownTunnelSecret() != nil {
 		end = end.With(backupstate.ChildrenStay(layout.BackupExport(in.Backup.Name), in.tunnelSecretName()))

@@ -139,32 +139,32 @@ func TestDecide(t *testing.T) {
 		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonGateDisabled, "feature gate UtilityVolumes", 0}},
 		{"gate turned off while data moves", copying, func(w *world, _ *backupv1.VirtualMachineBackup) { w.configuration = nil }, expect{step: stepNone, phase: backupv1.BackupCopying}},
 		{"node is busy", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
-			w.load.Copying = []string{"ns/1", "ns/2", "ns/3", "ns/4"}
-		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "place on node node: 4 of at most 4", 24 * time.Hour}},
+			w.load.Copying = places("ns/1", "ns/2", "ns/3", "ns/4")
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "place on node node: 4 of at most 4 backups run there, of this namespace 1, 2, 3, 4, and", 7 * 24 * time.Hour}},
 		{"older ones wait for the node", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
-			w.load = nodeLoad{Copying: []string{"ns/1", "ns/2"}, Ahead: []string{"ns/3", "ns/4"}}
-		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "2 older ones wait", 0}},
+			w.load = nodeLoad{Copying: places("ns/1", "ns/2"), Ahead: places("ns/3", "ns/4")}
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "and 2 others go first", 0}},
 		{"a place for each older one and this one", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
-			w.load = nodeLoad{Copying: []string{"ns/1", "ns/2"}, Ahead: []string{"ns/3"}}
+			w.load = nodeLoad{Copying: places("ns/1", "ns/2"), Ahead: places("ns/3")}
 		}, expect{step: stepAddFinalizer}},
 		{"more are allowed", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.configuration.Annotations = map[string]string{layout.AnnotationCopiesPerNode: "5"}
-			w.load.Copying = []string{"ns/1", "ns/2", "ns/3", "ns/4"}
+			w.load.Copying = places("ns/1", "ns/2", "ns/3", "ns/4")
 		}, expect{step: stepAddFinalizer}},
 		{"fewer are allowed", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.configuration.Annotations = map[string]string{layout.AnnotationCopiesPerNode: "1"}
-			w.load.Copying = []string{"ns/1"}
+			w.load.Copying = places("ns/1")
 		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonNodeBusy, "1 of at most 1", 0}},
 		{"a limit that is no number is the default", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			w.configuration.Annotations = map[string]string{layout.AnnotationCopiesPerNode: "0"}
-			w.load.Copying = []string{"ns/1"}
+			w.load.Copying = places("ns/1")
 		}, expect{step: stepAddFinalizer}},
 		{"an older one of the machine waits for the node", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			a := w.create("a", false)
 			a.Status.Phase, a.Status.Reason = backupv1.BackupPending, backupv1.ReasonNodeBusy
 		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0}},
 		{"the node becomes busy while attaching", attaching, func(w *world, _ *backupv1.VirtualMachineBackup) {
-			w.load.Copying = []string{"ns/1", "ns/2", "ns/3", "ns/4"}
+			w.load.Copying = places("ns/1", "ns/2", "ns/3", "ns/4")
 		}, expect{step: stepNone, phase: backupv1.BackupAttaching}},
 		{"deleted while it waits", pending, deleted, expect{stepStatus, backupv1.BackupFailed, backupv1.ReasonAborted, "deleted", 0}},
 		{"another runs", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
@@ -178,6 +178,11 @@ func TestDecide(t *testing.T) {
 			a := w.create("a", false)
 			a.Status.Phase, a.Status.Reason = backupv1.BackupPending, backupv1.ReasonOtherBackup
 		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup a", 0}},
+		{"two older ones in line", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
+			w.create("a", false).Status = backupv1.VirtualMachineBackupStatus{Phase: backupv1.BackupPending, Reason: backupv1.ReasonVMNotRunning}
+			w.create("aa", false).Status = backupv1.VirtualMachineBackupStatus{Phase: backupv1.BackupPending, Reason: backupv1.ReasonOtherBackup}
+			w.instance = nil
+		}, expect{stepStatus, backupv1.BackupPending, backupv1.ReasonOtherBackup, "VirtualMachineBackup aa", 24 * time.Hour}},
 		{"an older one that waits for its claim", pending, func(w *world, _ *backupv1.VirtualMachineBackup) {
 			a := w.create("a", false)
 			a.Status.Phase, a.Status.Reason = backupv1.BackupPending, backupv1.ReasonPVCNotFound
@@ -618,17 +623,20 @@ func TestConditions(t *testing.T) {
 		backupv1.BackupStarting: backupv1.ConditionInitializing, backupv1.BackupCopying: backupv1.ConditionProgressing,
 		backupv1.BackupCopied: backupv1.ConditionProgressing, backupv1.BackupCopyFailed: backupv1.ConditionProgressing,
 		backupv1.BackupPruning: backupv1.ConditionProgressing, backupv1.BackupPruned: backupv1.ConditionProgressing,
-		backupv1.BackupDone: backupv1.ConditionDone, backupv1.BackupFailed: backupv1.ConditionFailed,
+		backupv1.BackupDone: backupv1.ConditionComplete, backupv1.BackupFailed: backupv1.ConditionFailed,
 	}
 	for phase, want := range active {
 		s := &backupv1.VirtualMachineBackupStatus{Phase: phase, Reason: "Why", Message: "what"}
 		quiesced := metav1.Condition{Type: backupv1.ConditionQuiesced, Status: metav1.ConditionFalse, Reason: backupv1.ReasonAgentAbsent}
 		s.Conditions = []metav1.Condition{quiesced}
 		setConditions(s, 3, true, false, epoch)
-		for _, other := range []string{backupv1.ConditionInitializing, backupv1.ConditionProgressing, backupv1.ConditionDone, backupv1.ConditionFailed} {
+		for _, other := range []string{backupv1.ConditionInitializing, backupv1.ConditionProgressing, backupv1.ConditionComplete, backupv1.ConditionFailed} {
 			if got := meta.IsStatusConditionTrue(s.Conditions, other); got != (other == want) {
 				t.Errorf("%s: %s is %v", phase, other, got)
 			}
+		}
+		if done := meta.IsStatusConditionTrue(s.Conditions, backupv1.ConditionDone); done != phase.Final() {
+			t.Errorf("%s: Done is %v", phase, done)
 		}
 		if c := meta.FindStatusCondition(s.Conditions, want); c.Message == "" || phase.Final() && (c.Reason != "Why" || c.Message != "what") {
 			t.Errorf("%s: %s says %q: %q", phase, want, c.Reason, c.Message)

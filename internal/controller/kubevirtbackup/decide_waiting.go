@@ -1,6 +1,7 @@
 package kubevirtbackup
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // decidePending waits for everything that the backup needs. It neither locks nor attaches anything.
@@ -36,12 +38,14 @@ func decidePending(in *input) decision {
 	switch o := firstObstacle(in); {
 	case o != nil && o.fatal:
 		return fail(o.State)
-	case o != nil && deadlinePassed(in, deadline):
+	case o != nil && o.place && deadlinePassed(in, placeDeadline(in)):
+		return fail(backupstate.GaveUp(in.Limits.Place, o.Message))
+	case o != nil && !o.place && deadlinePassed(in, deadline):
 		return fail(backupstate.GaveUp(in.Limits.Pending, o.Message))
 	case o != nil:
 		d := waitPending(in, o.State)
 		if o.poll {
-			d.Wake = earlierTime(d.Wake, in.Now.Add(pollInterval))
+			d.Wake = earlierTime(d.Wake, in.Now.Add(reconcile.PollInterval(in.Now.Sub(in.Backup.CreationTimestamp.Time))))
 		}
 		return d
 	case refused:
@@ -59,13 +63,17 @@ func decidePending(in *input) decision {
 			if in.Tracker != nil {
 				s.TrackerUID = in.Tracker.UID
 			}
+			s.PlaceWait = endPlaceWait(in)
 		},
 	})
 }
 
-// firstObstacle returns what keeps a backup in Pending, or nil.
+// firstObstacle returns what keeps a backup in Pending, or nil. What can never be put right comes before the backup's
+// turn, and everything else after it: who waits behind another backup needs nothing yet.
 func firstObstacle(in *input) *obstacle {
-	for _, check := range []func(*input) *obstacle{missingPrerequisite, stillAttached, otherBackupFirst, nodeBusy} {
+	for _, check := range []func(*input) *obstacle{
+		missingTime, unusableClaim, turnOfAnother, missingPrerequisite, stillAttached, lockedByAnother, nodeBusy,
+	} {
 		if o := check(in); o != nil {
 			return o
 		}
@@ -84,11 +92,19 @@ func stillAttached(in *input) *obstacle {
 
 // waitPending stays in Pending, or falls back to it.
 func waitPending(in *input, state backupstate.State) decision {
+	deadline, wait := pendingDeadline(in), endPlaceWait(in)
+	if state.Reason == backupv1.ReasonNodeBusy {
+		deadline, wait = placeDeadline(in), beginPlaceWait(in)
+	}
 	return toStatus(in, change{
-		phase: backupv1.BackupPending, state: state, deadline: pendingDeadline(in),
+		phase: backupv1.BackupPending, state: state, deadline: deadline,
 		more: func(s *backupv1.VirtualMachineBackupStatus) {
 			s.SourceName, s.TrackerUID, s.NodeName = in.machineName(), "", ""
 			s.PVCName, s.PVCUID = "", ""
+			s.PlaceWait = wait
+			if state.Reason == backupv1.ReasonOtherBackup && in.Ahead != nil {
+				s.WaitsBehind = in.Ahead.Name
+			}
 			if state.Reason == backupv1.ReasonNodeBusy {
 				s.NodeName = in.Instance.Status.NodeName
 			}
@@ -96,10 +112,45 @@ func waitPending(in *input, state backupstate.State) decision {
 	})
 }
 
+// beginPlaceWait returns the backup's waits for a place, with the present one.
+func beginPlaceWait(in *input) *backupv1.PlaceWait {
+	w := ptr.Deref(in.Backup.Status.PlaceWait, backupv1.PlaceWait{})
+	if w.Since == nil {
+		w.Since = &metav1.Time{Time: in.Now.Truncate(time.Second)}
+	}
+	return &w
+}
+
+// endPlaceWait returns the backup's waits for a place, or nil if there were none. The present one is over.
+func endPlaceWait(in *input) *backupv1.PlaceWait {
+	waited := placeWaited(in)
+	if waited == 0 {
+		return nil
+	}
+	return &backupv1.PlaceWait{Seconds: int64(waited / time.Second)}
+}
+
+// placeWaited returns how long the backup has waited for a place, with the present wait.
+func placeWaited(in *input) time.Duration {
+	w := in.Backup.Status.PlaceWait
+	if w == nil {
+		return 0
+	}
+	waited := time.Duration(w.Seconds) * time.Second
+	if w.Since != nil {
+		waited += max(in.Now.Sub(w.Since.Time), 0)
+	}
+	return waited.Truncate(time.Second)
+}
+
+// placeDeadline returns when the backup gives up the present wait for a place.
+func placeDeadline(in *input) time.Time { return beginPlaceWait(in).Since.Add(in.Limits.Place) }
+
 // pendingDeadline counts from the backup's creation, so that falling back from Attaching does not lengthen the
-// wait. A deleted backup only gives back what it has, and gets as much time for it as a backup in Pruned.
+// wait, and leaves out the time in which it waited for a place. A deleted backup only gives back what it has, and gets as much time
+// for it as a backup in Pruned.
 func pendingDeadline(in *input) time.Time {
-	deadline := in.Backup.CreationTimestamp.Add(in.Limits.Pending)
+	deadline := in.Backup.CreationTimestamp.Add(in.Limits.Pending + placeWaited(in))
 	if in.isBeingDeleted() {
 		deadline = earlierTime(deadline, in.Backup.DeletionTimestamp.Add(in.Limits.Detaching))
 	}
@@ -243,6 +294,7 @@ func toStarting(in *input, lock *kubevirtv1.InstanceBackupStatus) decision {
 			s.Directory = layout.BackupDirectory(in.machineName(), in.Backup.Name, at)
 			s.CheckpointName = ptr.Deref(lock.CheckpointName, "")
 			s.BaseCheckpoint, s.ReplacesCheckpoint, s.ManifestSHA256 = nil, "", ""
+			s.ExcludedVolumes = notAttached(in)
 			if in.isPull() {
 				s.PullTunnelSecret = in.tunnelSecretName()
 			}
@@ -255,4 +307,20 @@ func toStarting(in *input, lock *kubevirtv1.InstanceBackupStatus) decision {
 			}
 		},
 	})
+}
+
+// notAttached returns the volumes of the machine's template that its guest gets at its next start. The handler, which does not see
+// the template, adds the others that are not in the backup.
+func notAttached(in *input) []backupv1.ExcludedVolume {
+	var out []backupv1.ExcludedVolume
+	if in.VM == nil || in.VM.Spec.Template == nil {
+		return nil
+	}
+	for _, v := range in.VM.Spec.Template.Spec.Volumes {
+		if slices.ContainsFunc(in.Instance.Spec.Volumes, func(has kubevirtv1.Volume) bool { return has.Name == v.Name }) {
+			continue
+		}
+		out = append(out, backupv1.ExcludedVolume{Name: v.Name, Reason: backupv1.ExcludedNotAttached, Message: backupstate.VolumeNotAttached(in.machineName())})
+	}
+	return out
 }

@@ -26,7 +26,7 @@ func TestWaitingEvent_warnsIfTheUserHasToAct(t *testing.T) {
 		"is being set up": {func(w *world) {
 			w.instance.Status.ChangedBlockTracking.State = kubevirtv1.ChangedBlockTrackingInitializing
 		}, corev1.EventTypeNormal},
-		"node busy": {func(w *world) { w.load.Copying = []string{"a", "b", "c", "d"} }, corev1.EventTypeNormal},
+		"node busy": {func(w *world) { w.load.Copying = places("ns/a", "ns/b", "ns/c", "ns/d") }, corev1.EventTypeNormal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

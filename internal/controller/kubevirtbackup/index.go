@@ -65,36 +65,42 @@ func namedMachines(b *backupv1.VirtualMachineBackup) []string {
 	return machines
 }
 
-// listUnfinished lists the cached backups that have not ended and that index has under value.
+// listUnfinished lists the cached backups that have not ended and that index has under value. They share memory with the
+// cache, so nobody may change them.
 func (a access) listUnfinished(ctx context.Context, namespace, index, value string) ([]backupv1.VirtualMachineBackup, error) {
 	var list backupv1.VirtualMachineBackupList
-	if err := a.cached.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{index: value}); err != nil {
+	if err := a.cached.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{index: value}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list backups by %s: %w", index, err)
 	}
 	return list.Items, nil
 }
 
 // listUnfinishedOfMachine lists the machine's cached backups, including those that name it only through a tracker.
+// Nobody may change them; see listUnfinished.
 func (r *reconciler) listUnfinishedOfMachine(ctx context.Context, namespace, machine string) ([]backupv1.VirtualMachineBackup, error) {
 	found, err := r.listUnfinished(ctx, namespace, byMachine, machine)
 	if err != nil {
 		return nil, err
 	}
-	var trackers backupv1.VirtualMachineBackupTrackerList
-	if err := r.cached.List(ctx, &trackers, client.InNamespace(namespace), client.MatchingFields{trackersByMachine: machine}); err != nil {
+	var list backupv1.VirtualMachineBackupTrackerList
+	if err := r.cached.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{trackersByMachine: machine}); err != nil {
 		return nil, fmt.Errorf("list the trackers of %s: %w", machine, err)
 	}
-	for i := range trackers.Items {
-		through, err := r.listUnfinished(ctx, namespace, byTracker, trackers.Items[i].Name)
+	trackers := map[string]*backupv1.VirtualMachineBackupTracker{}
+	for i := range list.Items {
+		t := &list.Items[i]
+		trackers[t.Name] = t
+		through, err := r.listUnfinished(ctx, namespace, byTracker, t.Name)
 		if err != nil {
 			return nil, err
 		}
 		found = append(found, through...)
 	}
-	var backups []backupv1.VirtualMachineBackup
-	seen := map[string]bool{}
+	backups := make([]backupv1.VirtualMachineBackup, 0, len(found))
+	seen := make(map[string]bool, len(found))
 	for i := range found {
-		if b := &found[i]; !seen[b.Name] && r.machineOfBackup(ctx, b) == machine {
+		// A tracker of another machine is as good as none here.
+		if b := &found[i]; !seen[b.Name] && machineNameOf(b, trackers[b.Spec.TrackerName()]) == machine {
 			seen[b.Name] = true
 			backups = append(backups, *b)
 		}

@@ -31,9 +31,11 @@ type input struct {
 	// ClaimUsers are the machines that have the claim as a disk, running or not. They are read unless the backup is
 	// in a final phase.
 	ClaimUsers []claimUser
-	// Others are the machine's other backups that have not ended. Only a backup in Pending uses them.
-	Others []backupv1.VirtualMachineBackup
-	// Node lists what else copies, or waits to copy, on the instance's node. Only a backup in Pending uses it.
+	// Ahead is the backup that goes directly ahead of this one in the line of their machine. Only a backup in Pending
+	// uses it.
+	Ahead *backupv1.VirtualMachineBackup
+	// Node lists what else copies, or waits to copy, on the instance's node. Only a backup in Pending that nothing is
+	// ahead of uses it.
 	Node nodeLoad
 	// Pull is what only a backup in pull mode depends on.
 	Pull pullInput

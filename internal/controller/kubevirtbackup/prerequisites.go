@@ -1,7 +1,6 @@
 package kubevirtbackup
 
 import (
-	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/tracking"
@@ -13,6 +12,8 @@ type obstacle struct {
 	fatal bool
 	// poll says that nothing wakes the backup when the obstacle goes away.
 	poll bool
+	// place says that the backup has all it needs but a place on its node, which has a limit of its own.
+	place bool
 }
 
 func waitFor(s backupstate.State) *obstacle { return &obstacle{State: s} }
@@ -123,57 +124,6 @@ func missingClaim(in *input) *obstacle {
 		return waitFor(backupstate.ClaimNotFound(name))
 	case in.Claim.DeletionTimestamp != nil:
 		return waitFor(backupstate.ClaimDeleting(name))
-	}
-	return nil
-}
-
-// backupAhead returns the backup that goes before this one, or nil. A backup that is under way goes first. Among those
-// that could start, the oldest does. A backup that waits for something else lets younger ones pass.
-func backupAhead(in *input) *backupv1.VirtualMachineBackup {
-	var first *backupv1.VirtualMachineBackup
-	for i := range in.Others {
-		o := &in.Others[i]
-		if !goesBefore(o, in.Backup) {
-			continue
-		}
-		if first == nil || isOlder(o, first) || !isWaiting(o) && isWaiting(first) {
-			first = o
-		}
-	}
-	return first
-}
-
-func goesBefore(o, b *backupv1.VirtualMachineBackup) bool {
-	switch {
-	case o.UID == b.UID || o.Status.Phase.Final():
-		return false
-	case !isWaiting(o):
-		return true
-	case o.DeletionTimestamp != nil || !isOlder(o, b):
-		return false
-	default: // not looked at yet, or ready and in line
-		return o.Status.Phase == "" || o.Status.Reason == backupv1.ReasonOtherBackup || o.Status.Reason == backupv1.ReasonNodeBusy
-	}
-}
-
-func isWaiting(b *backupv1.VirtualMachineBackup) bool {
-	return b.Status.Phase == "" || b.Status.Phase == backupv1.BackupPending
-}
-
-func isOlder(a, b *backupv1.VirtualMachineBackup) bool {
-	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-		return a.CreationTimestamp.Before(&b.CreationTimestamp)
-	}
-	return a.Name < b.Name
-}
-
-// otherBackupFirst returns an obstacle if another backup of the machine goes first or still has the lock, or nil.
-func otherBackupFirst(in *input) *obstacle {
-	if o := backupAhead(in); o != nil {
-		return waitFor(backupstate.OtherBackupFirst(o.Name))
-	}
-	if lock := in.instanceLock(); lock != nil && !in.ownsLock() {
-		return waitFor(backupstate.InstanceStillLocked(in.machineName(), lock.BackupName))
 	}
 	return nil
 }

@@ -17,10 +17,8 @@ import (
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/export/tunnel"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
-
-// pollInterval is the pause before something is looked at again whose changes nobody tells of.
-const pollInterval = 2 * time.Second
 
 // pullInput is what the decisions about a backup in pull mode depend on, beside what those in push mode do. Objects that
 // do not exist are nil.
@@ -195,7 +193,7 @@ func decideServing(in *input) decision {
 		return decision{Step: stepExtendExport, Export: newExport(in)}
 	}
 	if !meta.IsStatusConditionTrue(in.Backup.Status.Conditions, backupv1.ConditionReady) {
-		d.Wake = earlierTime(d.Wake, in.Now.Add(pollInterval))
+		d.Wake = earlierTime(d.Wake, in.Now.Add(reconcile.PollInterval(in.Now.Sub(in.Seen.PhaseSince))))
 	}
 	return d
 }
@@ -352,7 +350,7 @@ func removeChildren(in *input) (decision, bool) {
 	case secret != nil:
 		return decision{Step: stepDeleteTunnelSecret, Secret: secret}, true
 	case export != nil && in.Now.Before(export.DeletionTimestamp.Add(goingLimit)):
-		return decision{Wake: in.Now.Add(pollInterval)}, true
+		return decision{Wake: in.Now.Add(reconcile.PollInterval(in.Now.Sub(export.DeletionTimestamp.Time)))}, true
 	}
 	return decision{}, false
 }

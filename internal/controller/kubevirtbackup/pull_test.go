@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/export/tunnel"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 func (w *world) pullInput(in *input) pullInput {
@@ -115,7 +116,7 @@ func TestPull_becomesReady(t *testing.T) {
 	}
 	b.Status.Phase, b.Status.Reason = backupv1.BackupServing, backupv1.ReasonServing
 	b.Status.IncludedVolumes = []backupv1.IncludedVolume{{Name: "root", Type: backupv1.Full}}
-	if d := w.settle(b); !d.Wake.Equal(w.now.Add(pollInterval)) {
+	if d := w.settle(b); !d.Wake.Equal(w.now.Add(reconcile.PollInterval(0))) {
 		t.Errorf("looks again at %s", d.Wake)
 	}
 	e := w.exports["backup-export-b"]
@@ -197,7 +198,7 @@ func TestPull_exportDeletedBehindItsBackIsCreatedAgain(t *testing.T) {
 	w.ready(b)
 	old := w.exports["backup-export-b"].UID
 	w.exports["backup-export-b"].DeletionTimestamp = &metav1.Time{Time: w.now}
-	if d := w.settle(b); readyCondition(b).Status != metav1.ConditionFalse || !d.Wake.Equal(w.now.Add(pollInterval)) {
+	if d := w.settle(b); readyCondition(b).Status != metav1.ConditionFalse || !d.Wake.Equal(w.now.Add(reconcile.PollInterval(0))) {
 		t.Errorf("%+v, again at %s", readyCondition(b), d.Wake)
 	}
 	delete(w.exports, "backup-export-b")
@@ -248,7 +249,7 @@ func TestPull_endsWhenItsExportDoesNotGo(t *testing.T) {
 	e := w.exports["backup-export-b"]
 	e.DeletionTimestamp = &metav1.Time{Time: w.now}
 	w.mount()
-	if d := w.settle(b); b.Status.Phase != backupv1.BackupPruned || !d.Wake.Equal(w.now.Add(pollInterval)) {
+	if d := w.settle(b); b.Status.Phase != backupv1.BackupPruned || !d.Wake.Equal(w.now.Add(reconcile.PollInterval(0))) {
 		t.Fatalf("%s, again at %s", b.Status.Phase, d.Wake)
 	}
 	w.now = w.now.Add(goingLimit)
@@ -430,7 +431,7 @@ func TestPull_waitsForWhatItNeeds(t *testing.T) {
 		}
 		want := b.CreationTimestamp.Add(backupv1.DefaultTTL)
 		if test.polls {
-			want = w.now.Add(pollInterval)
+			want = w.now.Add(reconcile.PollInterval(0))
 		}
 		if !d.Wake.Equal(want) {
 			t.Errorf("%s: looks again at %s", name, d.Wake)
@@ -478,7 +479,7 @@ func TestPull_looksAgainWhileTheServiceIsMissing(t *testing.T) {
 		in.Pull.Service = nil
 		d = decide(in)
 	}
-	if !d.Wake.Equal(w.now.Add(pollInterval)) {
+	if !d.Wake.Equal(w.now.Add(reconcile.PollInterval(0))) {
 		t.Errorf("PullTunnel %+v is that of the Service that is gone, and the backup looks again in %s; Services are not watched", b.Status.PullTunnel, d.Wake.Sub(w.now))
 	}
 }

@@ -114,10 +114,10 @@ func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types
 			return nil, err
 		}
 	}
-	if err := r.gatherPull(ctx, c, in); err != nil {
+	if err := r.gatherMachine(ctx, c, in); err != nil {
 		return nil, err
 	}
-	return in, r.gatherMachine(ctx, c, in)
+	return in, r.gatherPull(ctx, c, in)
 }
 
 func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *input) error {
@@ -134,34 +134,12 @@ func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *inp
 		return err
 	}
 	if isWaiting(in.Backup) {
-		if in.Others, err = r.findOtherBackups(ctx, c, in.Backup, name); err != nil {
+		if in.Ahead, err = r.findAhead(ctx, c, in.Backup, name); err != nil {
 			return err
 		}
-		if in.Instance != nil {
+		if in.Ahead == nil && in.Instance != nil {
 			in.Node, err = r.readNodeLoad(ctx, in.Backup, in.Instance.Status.NodeName)
 		}
 	}
 	return err
-}
-
-// findOtherBackups returns the machine's other backups that have not ended. The cache lists them, and c reads each one.
-func (r *reconciler) findOtherBackups(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, machine string) ([]backupv1.VirtualMachineBackup, error) {
-	known, err := r.listUnfinishedOfMachine(ctx, b.Namespace, machine)
-	if err != nil {
-		return nil, err
-	}
-	var others []backupv1.VirtualMachineBackup
-	for i := range known {
-		if known[i].UID == b.UID {
-			continue
-		}
-		o, err := reconcile.Find(ctx, c, client.ObjectKeyFromObject(&known[i]), &backupv1.VirtualMachineBackup{})
-		if err != nil {
-			return nil, err
-		}
-		if o != nil && !o.Status.Phase.Final() {
-			others = append(others, *o)
-		}
-	}
-	return others, nil
 }

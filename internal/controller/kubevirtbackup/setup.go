@@ -40,8 +40,11 @@ import (
 
 // Limits bound every wait of a backup. Zero fields get the defaults of DefaultLimits.
 type Limits struct {
-	// Pending is how long after its creation a backup waits for what others must provide.
+	// Pending is how long after its creation a backup waits for what others must provide. The time in which it waits for a
+	// place on its node does not count.
 	Pending time.Duration
+	// Place is how long a backup waits for a place on its node without a break.
+	Place time.Duration
 	// Attaching is how long it may take to mount the target volume into the launcher pod.
 	Attaching time.Duration
 	// Starting is how long the node may take to fix the point in time.
@@ -65,6 +68,7 @@ type Limits struct {
 func DefaultLimits() Limits {
 	return Limits{
 		Pending:           24 * time.Hour,
+		Place:             7 * 24 * time.Hour,
 		Attaching:         10 * time.Minute,
 		Starting:          5 * time.Minute,
 		Stalled:           30 * time.Minute,
@@ -80,6 +84,7 @@ func (l Limits) withDefaults() Limits {
 	d := DefaultLimits()
 	for _, f := range []struct{ have, def *time.Duration }{
 		{&l.Pending, &d.Pending},
+		{&l.Place, &d.Place},
 		{&l.Attaching, &d.Attaching},
 		{&l.Starting, &d.Starting},
 		{&l.Stalled, &d.Stalled},
@@ -165,9 +170,10 @@ func setupBackups(mgr ctrl.Manager, opts Options, a access) error {
 		For(&backupv1.VirtualMachineBackup{}).
 		Owns(&exportv1.VirtualMachineExport{}).
 		// Every object that a backup can wait for wakes it, so nothing is polled.
-		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForSameMachine), builder.WithPredicates(queueMoves())).
+		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForSameMachine), builder.WithPredicates(placeMoves())).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForSameNode), builder.WithPredicates(queueMoves())).
-		Watches(&backupv1.VirtualMachineBackupTracker{}, handler.EnqueueRequestsFromMapFunc(r.requestsForTracker)).
+		Watches(&backupv1.VirtualMachineBackupTracker{}, handler.EnqueueRequestsFromMapFunc(r.requestsForTracker), builder.WithPredicates(trackerComesOrGoes())).
+		Watches(&backupv1.VirtualMachineBackupTracker{}, handler.EnqueueRequestsFromMapFunc(r.requestsForTrackerStatus)).
 		Watches(&kubevirtv1.VirtualMachine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
 		Watches(&kubevirtv1.VirtualMachineInstance{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
 		Watches(&kubevirtv1.KubeVirt{}, handler.EnqueueRequestsFromMapFunc(r.requestsForConfiguration)).

@@ -21,12 +21,13 @@ import (
 // defaultCopiesPerNode is how many backups copy on one node at a time unless the configuration says otherwise.
 const defaultCopiesPerNode = 4
 
-// nodeLoad lists the backups that count towards a node's limit.
+// nodeLoad lists the backups that count towards a node's limit: those of the same mode. One that clients pull costs a node
+// little, and none that is pushed waits for it.
 type nodeLoad struct {
-	// Copying are the names of the backups that have a place on the node: those in Attaching, Starting and Copying.
-	Copying []string
-	// Ahead are the names of the older backups that wait for a place on the node.
-	Ahead []string
+	// Copying are the backups that have a place on the node: those in Attaching, Starting and Copying.
+	Copying []types.NamespacedName
+	// Ahead are those that wait for a place on the node and get the next one before this backup.
+	Ahead []types.NamespacedName
 }
 
 // copiesPerNode returns the configured limit. A policy refuses a value that is not a number. If there is one
@@ -49,29 +50,44 @@ func nodeBusy(in *input) *obstacle {
 	if len(in.Node.Copying)+len(in.Node.Ahead) < limit {
 		return nil
 	}
-	return waitFor(backupstate.NodeBusy(in.Instance.Status.NodeName, len(in.Node.Copying), limit, len(in.Node.Ahead),
-		layout.AnnotationCopiesPerNode, in.ConfigurationName.String()))
+	o := waitFor(backupstate.NodeBusy(backupstate.NodePlaces{
+		Node: in.Instance.Status.NodeName, Running: len(in.Node.Copying), Limit: limit, Ahead: len(in.Node.Ahead), Here: namesIn(in.Backup.Namespace, in.Node.Copying),
+		Annotation: layout.AnnotationCopiesPerNode, Configuration: in.ConfigurationName.String(),
+	}))
+	o.place = true
+	return o
+}
+
+// namesIn returns the names of those in a namespace. Those of others are none of its users' business.
+func namesIn(namespace string, backups []types.NamespacedName) []string {
+	var names []string
+	for _, b := range backups {
+		if b.Namespace == namespace {
+			names = append(names, b.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // readNodeLoad reads only from memory. It also counts what this process granted and the cache does not show yet. After
 // a change of leader, the limit may be exceeded by what the cache does not show at that moment.
 func (r *reconciler) readNodeLoad(ctx context.Context, b *backupv1.VirtualMachineBackup, node string) (nodeLoad, error) {
 	var list backupv1.VirtualMachineBackupList
-	if err := r.cached.List(ctx, &list, client.MatchingFields{byNode: node}); err != nil {
+	if err := r.cached.List(ctx, &list, client.MatchingFields{byNode: node}, client.UnsafeDisableDeepCopy); err != nil {
 		return nodeLoad{}, fmt.Errorf("list the backups of node %s: %w", node, err)
 	}
 	var load nodeLoad
+	var waiting []*backupv1.VirtualMachineBackup
 	for i := range list.Items {
 		o := &list.Items[i]
 		switch {
-		case o.UID == b.UID:
+		case o.UID == b.UID || o.Spec.IsPull() != b.Spec.IsPull():
 		case backupstate.FindPhase(o.Status.Phase).Copies:
 			r.granted.forgetBackup(o.UID)
-			load.Copying = append(load.Copying, o.Namespace+"/"+o.Name)
-		case isWaiting(o) && o.Status.Reason == backupv1.ReasonNodeBusy && o.DeletionTimestamp == nil && isOlder(o, b):
-			if !r.granted.hasBackup(o.UID) {
-				load.Ahead = append(load.Ahead, o.Namespace+"/"+o.Name)
-			}
+			load.Copying = append(load.Copying, client.ObjectKeyFromObject(o))
+		case isWaiting(o) && o.Status.Reason == backupv1.ReasonNodeBusy && o.DeletionTimestamp == nil && !r.granted.hasBackup(o.UID):
+			waiting = append(waiting, o)
 		}
 	}
 	for uid, backup := range r.granted.grantedOn(node, b.UID) {
@@ -83,11 +99,40 @@ func (r *reconciler) readNodeLoad(ctx context.Context, b *backupv1.VirtualMachin
 			return nodeLoad{}, err
 		case o == nil || o.UID != uid:
 			r.granted.forgetBackup(uid)
-		default:
-			load.Copying = append(load.Copying, backup.String())
+		case o.Spec.IsPull() == b.Spec.IsPull():
+			load.Copying = append(load.Copying, backup)
 		}
 	}
+	load.Ahead = aheadForPlace(b, waiting, load.Copying)
 	return load, nil
+}
+
+// aheadForPlace returns those of the waiting backups that get a place before b. Namespaces take turns: the next place goes to
+// the one that has the fewest, and within it, as between equals, to the oldest backup.
+func aheadForPlace(b *backupv1.VirtualMachineBackup, waiting []*backupv1.VirtualMachineBackup, copying []types.NamespacedName) []types.NamespacedName {
+	places := map[string]int{} // those that a namespace has, or will have when the backups so far have got theirs
+	for _, c := range copying {
+		places[c.Namespace]++
+	}
+	all := append(slices.Clone(waiting), b)
+	slices.SortFunc(all, func(x, y *backupv1.VirtualMachineBackup) int {
+		if isOlder(x, y) {
+			return -1
+		}
+		return 1
+	})
+	turn := make(map[types.UID]int, len(all))
+	for _, w := range all {
+		turn[w.UID] = places[w.Namespace]
+		places[w.Namespace]++
+	}
+	var ahead []types.NamespacedName
+	for _, w := range all {
+		if turn[w.UID] < turn[b.UID] || turn[w.UID] == turn[b.UID] && isOlder(w, b) {
+			ahead = append(ahead, client.ObjectKeyFromObject(w))
+		}
+	}
+	return ahead
 }
 
 // requestsForSameNode wakes the backups that wait for a place on a backup's node.

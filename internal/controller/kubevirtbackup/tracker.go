@@ -75,12 +75,17 @@ func (r *trackerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 }
 
 // findUser returns the backup that uses the tracker now, or nil. The cache lists the backups that name the tracker.
-// Each of them is read live, because a backup that has just begun must not lose its tracker.
+// Those that may have begun since are read live: such a backup must not lose its tracker.
 func (r *trackerReconciler) findUser(ctx context.Context, t *backupv1.VirtualMachineBackupTracker) (*backupv1.VirtualMachineBackup, error) {
 	named, err := r.listUnfinished(ctx, t.Namespace, byTracker, t.Name)
 	if err != nil {
 		return nil, err
 	}
+	if user := userOfTracker(t, named); user != nil {
+		return user, nil // when it ends, it is looked for again
+	}
+	// Who waits behind another cannot have begun since, and thousands may.
+	named = concernedByMachine(named)
 	var present []backupv1.VirtualMachineBackup
 	for i := range named {
 		b, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(&named[i]), &backupv1.VirtualMachineBackup{})

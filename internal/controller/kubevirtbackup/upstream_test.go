@@ -4,6 +4,7 @@ package kubevirtbackup
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -98,6 +99,18 @@ func TestBackup_clientsOfTheReleasedAPI(t *testing.T) {
 		c := tracker.Status.LatestCheckpoint
 		if c == nil || c.Name != *b.Status.CheckpointName || c.CreationTime == nil || len(c.Volumes) != 1 || c.Volumes[0].VolumeName != "root" || c.Volumes[0].DiskTarget != "vda" {
 			t.Errorf("tracker %+v", c)
+		}
+	}
+
+	// A failure is Done, too, with what upstream's clients look for in its reason.
+	full, ours := v.create("target-full", fromTracker)
+	l.toStarting(ours)
+	l.node(ours, failedWith(backupv1.ReasonTargetFull))
+	l.finish(ours, backupv1.BackupFailed, backupv1.ReasonTargetFull)
+	v.waitFor(full, string(upstream.ConditionDone))
+	for _, c := range full.Status.Conditions {
+		if failed := strings.HasPrefix(c.Reason, "Backup has failed: TargetFull: "); failed != (c.Type == upstream.ConditionDone) {
+			t.Errorf("%+v", c)
 		}
 	}
 

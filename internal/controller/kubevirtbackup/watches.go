@@ -30,6 +30,26 @@ func requestsExcept(ctx context.Context, changed client.Object, backups []backup
 	return all
 }
 
+// trackerComesOrGoes passes what decides which machine a tracker's backups are of.
+func trackerComesOrGoes() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		return e.ObjectOld.GetUID() != e.ObjectNew.GetUID() || e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
+			(e.ObjectOld.GetDeletionTimestamp() == nil) != (e.ObjectNew.GetDeletionTimestamp() == nil)
+	}}
+}
+
+// requestsForTrackerStatus wakes the backups that use a tracker which has changed, but for those that wait behind another.
+func (r *reconciler) requestsForTrackerStatus(ctx context.Context, o client.Object) []ctrl.Request {
+	backups, err := r.listUnfinished(ctx, o.GetNamespace(), byTracker, o.GetName())
+	return requestsExcept(ctx, o, dropFollowers(backups), err)
+}
+
+// dropFollowers leaves out the backups that wait behind another of their machine. Those look at what they need when it is
+// their turn.
+func dropFollowers(backups []backupv1.VirtualMachineBackup) []backupv1.VirtualMachineBackup {
+	return slices.DeleteFunc(backups, func(b backupv1.VirtualMachineBackup) bool { return waitsBehindAnother(&b) })
+}
+
 // requestsForTracker wakes the backups that use a tracker. A backup that uses another tracker of the same machine is
 // woken by changes of the backup that it waits for.
 func (r *reconciler) requestsForTracker(ctx context.Context, o client.Object) []ctrl.Request {
@@ -41,6 +61,7 @@ func (r *reconciler) requestsForTracker(ctx context.Context, o client.Object) []
 // its instance, which has the same name.
 func (r *reconciler) requestsForMachine(ctx context.Context, o client.Object) []ctrl.Request {
 	backups, err := r.listUnfinishedOfMachine(ctx, o.GetNamespace(), o.GetName())
+	backups = concernedByMachine(backups)
 	for _, v := range volumesOf(o) {
 		if v.PersistentVolumeClaim != nil && err == nil {
 			var toDisk []backupv1.VirtualMachineBackup
@@ -54,27 +75,27 @@ func (r *reconciler) requestsForMachine(ctx context.Context, o client.Object) []
 // requestsForClaim wakes the backups whose target is the claim.
 func (r *reconciler) requestsForClaim(ctx context.Context, o client.Object) []ctrl.Request {
 	backups, err := r.listUnfinished(ctx, o.GetNamespace(), byClaim, o.GetName())
-	return requestsExcept(ctx, o, backups, err)
+	return requestsExcept(ctx, o, dropFollowers(backups), err)
 }
 
 // requestsForConfiguration wakes the backups that a change of the configuration can hold back or let go.
 func (r *reconciler) requestsForConfiguration(ctx context.Context, o client.Object) []ctrl.Request {
 	var all backupv1.VirtualMachineBackupList
 	err := r.cached.List(ctx, &all)
-	all.Items = slices.DeleteFunc(all.Items, func(b backupv1.VirtualMachineBackup) bool {
+	all.Items = slices.DeleteFunc(dropFollowers(all.Items), func(b backupv1.VirtualMachineBackup) bool {
 		return !isWaiting(&b) && b.Status.Phase != backupv1.BackupAttaching
 	})
 	return requestsExcept(ctx, o, all.Items, err)
 }
 
-// requestsForSameMachine wakes the other backups of a backup's machine.
+// requestsForSameMachine wakes the backups that stand behind one in the line of their machine.
 func (r *reconciler) requestsForSameMachine(ctx context.Context, o client.Object) []ctrl.Request {
 	machine := r.machineOfBackup(ctx, o.(*backupv1.VirtualMachineBackup))
 	if machine == "" {
 		return nil
 	}
 	backups, err := r.listUnfinishedOfMachine(ctx, o.GetNamespace(), machine)
-	return requestsExcept(ctx, o, backups, err)
+	return requestsExcept(ctx, o, concernedByLine(o.(*backupv1.VirtualMachineBackup), backups), err)
 }
 
 func (r *reconciler) machineOfBackup(ctx context.Context, b *backupv1.VirtualMachineBackup) string {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -122,11 +123,11 @@ func (w *world) input(b *backupv1.VirtualMachineBackup) *input {
 	if b.Spec.BackupTracker != "" {
 		in.Tracker = w.tracker
 	}
+	var line []backupv1.VirtualMachineBackup
 	for _, o := range w.backups {
-		if o != b && !o.Status.Phase.Final() {
-			in.Others = append(in.Others, *o)
-		}
+		line = append(line, *o)
 	}
+	in.Ahead = directlyAhead(b, line)
 	in.Node = w.load
 	if b.Spec.IsPull() {
 		in.Pull = w.pullInput(in)
@@ -237,4 +238,14 @@ func (w *world) settleUntil(b *backupv1.VirtualMachineBackup, step step) {
 		w.step(b)
 	}
 	panic(fmt.Sprintf("backup %s in %s does not come to %s", b.Name, b.Status.Phase, step))
+}
+
+// places returns the keys of backups, of which each is given as namespace/name.
+func places(backups ...string) []types.NamespacedName {
+	var keys []types.NamespacedName
+	for _, b := range backups {
+		namespace, name, _ := strings.Cut(b, "/")
+		keys = append(keys, types.NamespacedName{Namespace: namespace, Name: name})
+	}
+	return keys
 }

@@ -29,6 +29,7 @@ var endpointTests = map[string]func(*world){
 	"what cannot be read is refused":       endpointsRefuse,
 	"a backup that was made again":         endpointsMadeAgain,
 	"the backup ends before its data came": endpointsEnd,
+	"a backup of any version of the API":   endpointsOfEveryVersion,
 	"Finish notes what was stored":         endpointsFinish,
 	"another source":                       endpointsOtherSource,
 }
@@ -311,6 +312,31 @@ func endpointsEnd(w *world) {
 	w.delete(p.backup)
 	_, err := w.endpoints().Expose(w.Context(), p.DataUpload)
 	w.refused(err, "was deleted before its data was stored")
+}
+
+// endpointsOfEveryVersion reads a backup that says in the words of any version of the API that it can be read.
+func endpointsOfEveryVersion(w *world) {
+	for condition, reason := range map[string]string{
+		"Ready": "EndpointsReady", "ExportReady": "Backup export is ready to pull", "Progressing": "ExportReady",
+	} {
+		sub := newWorld(w.T)
+		p := sub.pulled()
+		sub.ready(p, nil)
+		sub.editBackup(p.backup, func() {
+			p.backup.Status.Conditions = nil
+			setCondition(p.backup, condition, reason)
+		})
+		sub.source(p)
+	}
+	p := w.pulled()
+	w.ready(p, nil)
+	w.editBackup(p.backup, func() {
+		p.backup.Status.Conditions = nil
+		setCondition(p.backup, "Progressing", "ExportInitiated")
+	})
+	if exposure, err := w.endpoints().Expose(w.Context(), p.DataUpload); err != nil || exposure.Volume != nil || exposure.Waiting == "" {
+		w.Errorf("a backup that is not served yet: %+v (%v)", exposure, err)
+	}
 }
 
 func endpointsFinish(w *world) {

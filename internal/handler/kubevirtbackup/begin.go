@@ -95,7 +95,7 @@ func (r *Reconciler) endEarlierBackup(ctx context.Context, s *gathered, other *l
 
 // planBackup validates the checkpoints of the machine's trackers and decides how to back up each disk.
 func (r *Reconciler) planBackup(ctx context.Context, s *gathered) (plan, error) {
-	in := planInput{Spec: s.backup.Spec, Base: s.backup.Status.BaseCheckpoint, TargetUID: s.backup.Status.PVCUID, Disks: s.state.GetDisks()}
+	in := planInput{Spec: s.backup.Spec, Base: s.backup.Status.BaseCheckpoint, TargetUID: s.backup.Status.PVCUID, Disks: s.state.GetDisks(), Instance: s.instance.Spec}
 	trackers, err := r.Keeper.Trackers(ctx, types.NamespacedName{Namespace: s.backup.Namespace, Name: s.backup.Status.SourceName})
 	if err != nil {
 		return plan{}, err

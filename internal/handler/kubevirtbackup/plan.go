@@ -6,7 +6,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/internal/tracking"
 )
 
 // planInput is everything that a plan depends on.
@@ -22,6 +25,8 @@ type planInput struct {
 	TargetUID types.UID
 	// Disks are the guest's disks, as the launcher reports them.
 	Disks []*launcherpb.Disk
+	// Instance is the guest's definition.
+	Instance kubevirtv1.VirtualMachineInstanceSpec
 }
 
 // plan says how each disk is backed up.
@@ -30,6 +35,8 @@ type plan struct {
 	Volumes []plannedVolume
 	// Base is the checkpoint that the incremental volumes start from, or nil if no volume is incremental.
 	Base *backupv1.Checkpoint
+	// Excluded are the guest's disks that are not backed up.
+	Excluded []backupv1.ExcludedVolume
 }
 
 // plannedVolume is one disk of a plan: incremental, or full for a reason.
@@ -49,6 +56,7 @@ func planDisks(in planInput) plan {
 	var p plan
 	for _, d := range in.Disks {
 		if !d.GetTracked() {
+			p.Excluded = append(p.Excluded, excludedDisk(&in.Instance, d))
 			continue
 		}
 		v := plannedVolume{Name: d.GetVolume(), DiskTarget: d.GetTarget(), FullReason: fullReason(in, d.GetVolume()), VirtualBytes: int64(d.GetVirtualBytes())} //nolint:gosec // a disk's size
@@ -58,6 +66,18 @@ func planDisks(in planInput) plan {
 		p.Volumes = append(p.Volumes, v)
 	}
 	return p
+}
+
+// excludedDisk says why a disk is not backed up.
+func excludedDisk(instance *kubevirtv1.VirtualMachineInstanceSpec, d *launcherpb.Disk) backupv1.ExcludedVolume {
+	v := backupv1.ExcludedVolume{Name: d.GetVolume(), Reason: backupv1.ExcludedNotTracked, Message: backupstate.VolumeNotTracked(d.GetNotTracked())}
+	switch {
+	case tracking.IsReadOnly(instance, v.Name):
+		v.Reason, v.Message = backupv1.ExcludedReadOnly, backupstate.VolumeReadOnly
+	case tracking.IsShareable(instance, v.Name):
+		v.Reason, v.Message = backupv1.ExcludedShareable, backupstate.VolumeShareable
+	}
+	return v
 }
 
 // fullReason says why a disk cannot be incremental. It returns an empty reason if it can.
@@ -116,6 +136,9 @@ func (p plan) beginRequest(b *backupv1.VirtualMachineBackup, target string) *lau
 	if p.Base != nil && !r.Pull {
 		r.BaseDirectory, r.BaseManifestSha256 = p.Base.Target.Directory, p.Base.Target.ManifestSHA256
 	}
+	for _, v := range b.Status.ExcludedVolumes {
+		r.ExcludedVolumes = append(r.ExcludedVolumes, &launcherpb.ExcludedVolume{Volume: v.Name, Reason: string(v.Reason), Message: v.Message})
+	}
 	for _, v := range p.Volumes {
 		r.Volumes = append(r.Volumes, &launcherpb.BackupVolume{Volume: v.Name, Incremental: v.incremental(), FullReason: string(v.FullReason)})
 	}
@@ -125,6 +148,9 @@ func (p plan) beginRequest(b *backupv1.VirtualMachineBackup, target string) *lau
 // recordIn writes the plan into a backup's status.
 func (p plan) recordIn(s *backupv1.VirtualMachineBackupStatus) {
 	s.BackupType, s.IncludedVolumes = backupv1.Full, nil
+	// The controller has written those that the guest does not have yet.
+	s.ExcludedVolumes = slices.DeleteFunc(s.ExcludedVolumes, func(v backupv1.ExcludedVolume) bool { return v.Reason != backupv1.ExcludedNotAttached })
+	s.ExcludedVolumes = append(s.ExcludedVolumes, p.Excluded...)
 	for _, v := range p.Volumes {
 		kind := backupv1.Full
 		if v.incremental() {

@@ -1,14 +1,18 @@
 package kubevirtbackup
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 func TestPlan_decidesEachDiskAlone(t *testing.T) {
@@ -129,6 +133,40 @@ func TestPlan_decidesEachDiskAlone(t *testing.T) {
 				t.Errorf("type %s", b.Status.BackupType)
 			}
 		})
+	}
+}
+
+// What is not in a backup is said, with the reason, in its status and in its manifest.
+func TestPlan_saysWhatIsLeftOut(t *testing.T) {
+	t.Parallel()
+	instance := gen.Guest(gen.Disk("root", "root"), gen.Disk("shared", "shared"), gen.Disk("iso", "iso"), gen.Disk("odd", "odd"))
+	instance.Domain.Devices.Disks[1].Shareable = ptr.To(true)
+	instance.Domain.Devices.Disks[2].Disk.ReadOnly = true
+	p := planDisks(planInput{Instance: instance, Disks: []*launcherpb.Disk{
+		{Volume: "root", Tracked: true}, {Volume: "shared"}, {Volume: "iso"}, {Volume: "odd", NotTracked: "its size is odd"},
+	}})
+	b := &backupv1.VirtualMachineBackup{}
+	b.Status.ExcludedVolumes = []backupv1.ExcludedVolume{
+		{Name: "new", Reason: backupv1.ExcludedNotAttached, Message: "restart"}, {Name: "root", Reason: backupv1.ExcludedNotTracked}, // of an earlier round
+	}
+	p.recordIn(&b.Status)
+	want := []backupv1.ExcludedVolume{
+		{Name: "new", Reason: backupv1.ExcludedNotAttached, Message: "restart"},
+		{Name: "shared", Reason: backupv1.ExcludedShareable, Message: backupstate.VolumeShareable},
+		{Name: "iso", Reason: backupv1.ExcludedReadOnly, Message: backupstate.VolumeReadOnly},
+		{Name: "odd", Reason: backupv1.ExcludedNotTracked, Message: "its size is odd"},
+	}
+	if diff := cmp.Diff(want, b.Status.ExcludedVolumes); diff != "" {
+		t.Error(diff)
+	}
+	request := p.beginRequest(b, "backup-1")
+	for i, v := range want {
+		if got := request.GetExcludedVolumes()[i]; got.GetVolume() != v.Name || got.GetReason() != string(v.Reason) || got.GetMessage() != v.Message {
+			t.Errorf("request: %v, want %v", got, v)
+		}
+	}
+	if said := backupstate.Completed(&b.Status, "target").Message; !strings.Contains(said, "Not in the backup: new (RestartRequired), shared (Shareable), iso (ReadOnly), odd (NotTracked)") {
+		t.Error(said)
 	}
 }
 

@@ -211,7 +211,7 @@ func (x Backup_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Phase.Descriptor instead.
 func (Backup_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{31, 0}
+	return file_launcher_proto_rawDescGZIP(), []int{32, 0}
 }
 
 type Backup_Failure int32
@@ -291,7 +291,7 @@ func (x Backup_Failure) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Failure.Descriptor instead.
 func (Backup_Failure) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{31, 1}
+	return file_launcher_proto_rawDescGZIP(), []int{32, 1}
 }
 
 type Backup_Quiesce int32
@@ -350,7 +350,7 @@ func (x Backup_Quiesce) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Quiesce.Descriptor instead.
 func (Backup_Quiesce) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{31, 2}
+	return file_launcher_proto_rawDescGZIP(), []int{32, 2}
 }
 
 type StartRequest struct {
@@ -1558,9 +1558,11 @@ type BeginBackupRequest struct {
 	BaseManifestSha256 string `protobuf:"bytes,14,opt,name=base_manifest_sha256,json=baseManifestSha256,proto3" json:"base_manifest_sha256,omitempty"`
 	// The backup is pulled, if State.pulls_backups: its volumes are served until FinishBackup. The target volume takes the scratch files, in
 	// directory, and nothing of it is kept. base_directory and base_manifest_sha256 do not count.
-	Pull          bool `protobuf:"varint,15,opt,name=pull,proto3" json:"pull,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Pull bool `protobuf:"varint,15,opt,name=pull,proto3" json:"pull,omitempty"`
+	// The machine's volumes that are not in the backup; for the manifest.
+	ExcludedVolumes []*ExcludedVolume `protobuf:"bytes,16,rep,name=excluded_volumes,json=excludedVolumes,proto3" json:"excluded_volumes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *BeginBackupRequest) Reset() {
@@ -1698,6 +1700,75 @@ func (x *BeginBackupRequest) GetPull() bool {
 	return false
 }
 
+func (x *BeginBackupRequest) GetExcludedVolumes() []*ExcludedVolume {
+	if x != nil {
+		return x.ExcludedVolumes
+	}
+	return nil
+}
+
+type ExcludedVolume struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Volume string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	// One of the API's ExclusionReason.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// For people.
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExcludedVolume) Reset() {
+	*x = ExcludedVolume{}
+	mi := &file_launcher_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExcludedVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExcludedVolume) ProtoMessage() {}
+
+func (x *ExcludedVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExcludedVolume.ProtoReflect.Descriptor instead.
+func (*ExcludedVolume) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ExcludedVolume) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *ExcludedVolume) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ExcludedVolume) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type BackupVolume struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Volume      string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
@@ -1710,7 +1781,7 @@ type BackupVolume struct {
 
 func (x *BackupVolume) Reset() {
 	*x = BackupVolume{}
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1793,7 @@ func (x *BackupVolume) String() string {
 func (*BackupVolume) ProtoMessage() {}
 
 func (x *BackupVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1806,7 @@ func (x *BackupVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupVolume.ProtoReflect.Descriptor instead.
 func (*BackupVolume) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{22}
+	return file_launcher_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *BackupVolume) GetVolume() string {
@@ -1768,7 +1839,7 @@ type AbortBackupRequest struct {
 
 func (x *AbortBackupRequest) Reset() {
 	*x = AbortBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1851,7 @@ func (x *AbortBackupRequest) String() string {
 func (*AbortBackupRequest) ProtoMessage() {}
 
 func (x *AbortBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1864,7 @@ func (x *AbortBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortBackupRequest.ProtoReflect.Descriptor instead.
 func (*AbortBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{23}
+	return file_launcher_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AbortBackupRequest) GetUid() string {
@@ -1811,7 +1882,7 @@ type AbortBackupResponse struct {
 
 func (x *AbortBackupResponse) Reset() {
 	*x = AbortBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1823,7 +1894,7 @@ func (x *AbortBackupResponse) String() string {
 func (*AbortBackupResponse) ProtoMessage() {}
 
 func (x *AbortBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1836,7 +1907,7 @@ func (x *AbortBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortBackupResponse.ProtoReflect.Descriptor instead.
 func (*AbortBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{24}
+	return file_launcher_proto_rawDescGZIP(), []int{25}
 }
 
 type ConnectBackupRequest struct {
@@ -1857,7 +1928,7 @@ type ConnectBackupRequest struct {
 
 func (x *ConnectBackupRequest) Reset() {
 	*x = ConnectBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +1940,7 @@ func (x *ConnectBackupRequest) String() string {
 func (*ConnectBackupRequest) ProtoMessage() {}
 
 func (x *ConnectBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +1953,7 @@ func (x *ConnectBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectBackupRequest.ProtoReflect.Descriptor instead.
 func (*ConnectBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{25}
+	return file_launcher_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ConnectBackupRequest) GetUid() string {
@@ -1935,7 +2006,7 @@ type ConnectBackupResponse struct {
 
 func (x *ConnectBackupResponse) Reset() {
 	*x = ConnectBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[26]
+	mi := &file_launcher_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1947,7 +2018,7 @@ func (x *ConnectBackupResponse) String() string {
 func (*ConnectBackupResponse) ProtoMessage() {}
 
 func (x *ConnectBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[26]
+	mi := &file_launcher_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1960,7 +2031,7 @@ func (x *ConnectBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectBackupResponse.ProtoReflect.Descriptor instead.
 func (*ConnectBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{26}
+	return file_launcher_proto_rawDescGZIP(), []int{27}
 }
 
 type FinishBackupRequest struct {
@@ -1972,7 +2043,7 @@ type FinishBackupRequest struct {
 
 func (x *FinishBackupRequest) Reset() {
 	*x = FinishBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[27]
+	mi := &file_launcher_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2055,7 @@ func (x *FinishBackupRequest) String() string {
 func (*FinishBackupRequest) ProtoMessage() {}
 
 func (x *FinishBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[27]
+	mi := &file_launcher_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2068,7 @@ func (x *FinishBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishBackupRequest.ProtoReflect.Descriptor instead.
 func (*FinishBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{27}
+	return file_launcher_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FinishBackupRequest) GetUid() string {
@@ -2015,7 +2086,7 @@ type FinishBackupResponse struct {
 
 func (x *FinishBackupResponse) Reset() {
 	*x = FinishBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[28]
+	mi := &file_launcher_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2098,7 @@ func (x *FinishBackupResponse) String() string {
 func (*FinishBackupResponse) ProtoMessage() {}
 
 func (x *FinishBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[28]
+	mi := &file_launcher_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2111,7 @@ func (x *FinishBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishBackupResponse.ProtoReflect.Descriptor instead.
 func (*FinishBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{28}
+	return file_launcher_proto_rawDescGZIP(), []int{29}
 }
 
 type ForgetBackupRequest struct {
@@ -2052,7 +2123,7 @@ type ForgetBackupRequest struct {
 
 func (x *ForgetBackupRequest) Reset() {
 	*x = ForgetBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[29]
+	mi := &file_launcher_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2064,7 +2135,7 @@ func (x *ForgetBackupRequest) String() string {
 func (*ForgetBackupRequest) ProtoMessage() {}
 
 func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[29]
+	mi := &file_launcher_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2077,7 +2148,7 @@ func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupRequest.ProtoReflect.Descriptor instead.
 func (*ForgetBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{29}
+	return file_launcher_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ForgetBackupRequest) GetUid() string {
@@ -2095,7 +2166,7 @@ type ForgetBackupResponse struct {
 
 func (x *ForgetBackupResponse) Reset() {
 	*x = ForgetBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[30]
+	mi := &file_launcher_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2178,7 @@ func (x *ForgetBackupResponse) String() string {
 func (*ForgetBackupResponse) ProtoMessage() {}
 
 func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[30]
+	mi := &file_launcher_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2191,7 @@ func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupResponse.ProtoReflect.Descriptor instead.
 func (*ForgetBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{30}
+	return file_launcher_proto_rawDescGZIP(), []int{31}
 }
 
 // Backup is how a backup goes.
@@ -2156,7 +2227,7 @@ type Backup struct {
 
 func (x *Backup) Reset() {
 	*x = Backup{}
-	mi := &file_launcher_proto_msgTypes[31]
+	mi := &file_launcher_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2168,7 +2239,7 @@ func (x *Backup) String() string {
 func (*Backup) ProtoMessage() {}
 
 func (x *Backup) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[31]
+	mi := &file_launcher_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2181,7 +2252,7 @@ func (x *Backup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backup.ProtoReflect.Descriptor instead.
 func (*Backup) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{31}
+	return file_launcher_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Backup) GetUid() string {
@@ -2321,7 +2392,7 @@ type Tunnel struct {
 
 func (x *Tunnel) Reset() {
 	*x = Tunnel{}
-	mi := &file_launcher_proto_msgTypes[32]
+	mi := &file_launcher_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2333,7 +2404,7 @@ func (x *Tunnel) String() string {
 func (*Tunnel) ProtoMessage() {}
 
 func (x *Tunnel) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[32]
+	mi := &file_launcher_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2346,7 +2417,7 @@ func (x *Tunnel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tunnel.ProtoReflect.Descriptor instead.
 func (*Tunnel) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{32}
+	return file_launcher_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Tunnel) GetConnected() bool {
@@ -2397,7 +2468,7 @@ type BackedUpVolume struct {
 
 func (x *BackedUpVolume) Reset() {
 	*x = BackedUpVolume{}
-	mi := &file_launcher_proto_msgTypes[33]
+	mi := &file_launcher_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2409,7 +2480,7 @@ func (x *BackedUpVolume) String() string {
 func (*BackedUpVolume) ProtoMessage() {}
 
 func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[33]
+	mi := &file_launcher_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2422,7 +2493,7 @@ func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackedUpVolume.ProtoReflect.Descriptor instead.
 func (*BackedUpVolume) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{33}
+	return file_launcher_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *BackedUpVolume) GetVolume() string {
@@ -2494,7 +2565,7 @@ type RedefineCheckpointsResponse_Result struct {
 
 func (x *RedefineCheckpointsResponse_Result) Reset() {
 	*x = RedefineCheckpointsResponse_Result{}
-	mi := &file_launcher_proto_msgTypes[34]
+	mi := &file_launcher_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2506,7 +2577,7 @@ func (x *RedefineCheckpointsResponse_Result) String() string {
 func (*RedefineCheckpointsResponse_Result) ProtoMessage() {}
 
 func (x *RedefineCheckpointsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[34]
+	mi := &file_launcher_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2649,7 +2720,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"0\n" +
 	"\x18DeleteCheckpointsRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\"\x1b\n" +
-	"\x19DeleteCheckpointsResponse\"\x81\x04\n" +
+	"\x19DeleteCheckpointsResponse\"\xcf\x04\n" +
 	"\x12BeginBackupRequest\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -2668,7 +2739,12 @@ const file_launcher_proto_rawDesc = "" +
 	"\fskip_quiesce\x18\f \x01(\bR\vskipQuiesce\x12%\n" +
 	"\x0ebase_directory\x18\r \x01(\tR\rbaseDirectory\x120\n" +
 	"\x14base_manifest_sha256\x18\x0e \x01(\tR\x12baseManifestSha256\x12\x12\n" +
-	"\x04pull\x18\x0f \x01(\bR\x04pull\"i\n" +
+	"\x04pull\x18\x0f \x01(\bR\x04pull\x12L\n" +
+	"\x10excluded_volumes\x18\x10 \x03(\v2!.varve.launcher.v1.ExcludedVolumeR\x0fexcludedVolumes\"Z\n" +
+	"\x0eExcludedVolume\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"i\n" +
 	"\fBackupVolume\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12 \n" +
 	"\vincremental\x18\x02 \x01(\bR\vincremental\x12\x1f\n" +
@@ -2789,7 +2865,7 @@ func file_launcher_proto_rawDescGZIP() []byte {
 }
 
 var file_launcher_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_launcher_proto_goTypes = []any{
 	(State_Phase)(0),                           // 0: varve.launcher.v1.State.Phase
 	(State_End)(0),                             // 1: varve.launcher.v1.State.End
@@ -2818,21 +2894,22 @@ var file_launcher_proto_goTypes = []any{
 	(*DeleteCheckpointsRequest)(nil),           // 24: varve.launcher.v1.DeleteCheckpointsRequest
 	(*DeleteCheckpointsResponse)(nil),          // 25: varve.launcher.v1.DeleteCheckpointsResponse
 	(*BeginBackupRequest)(nil),                 // 26: varve.launcher.v1.BeginBackupRequest
-	(*BackupVolume)(nil),                       // 27: varve.launcher.v1.BackupVolume
-	(*AbortBackupRequest)(nil),                 // 28: varve.launcher.v1.AbortBackupRequest
-	(*AbortBackupResponse)(nil),                // 29: varve.launcher.v1.AbortBackupResponse
-	(*ConnectBackupRequest)(nil),               // 30: varve.launcher.v1.ConnectBackupRequest
-	(*ConnectBackupResponse)(nil),              // 31: varve.launcher.v1.ConnectBackupResponse
-	(*FinishBackupRequest)(nil),                // 32: varve.launcher.v1.FinishBackupRequest
-	(*FinishBackupResponse)(nil),               // 33: varve.launcher.v1.FinishBackupResponse
-	(*ForgetBackupRequest)(nil),                // 34: varve.launcher.v1.ForgetBackupRequest
-	(*ForgetBackupResponse)(nil),               // 35: varve.launcher.v1.ForgetBackupResponse
-	(*Backup)(nil),                             // 36: varve.launcher.v1.Backup
-	(*Tunnel)(nil),                             // 37: varve.launcher.v1.Tunnel
-	(*BackedUpVolume)(nil),                     // 38: varve.launcher.v1.BackedUpVolume
-	(*RedefineCheckpointsResponse_Result)(nil), // 39: varve.launcher.v1.RedefineCheckpointsResponse.Result
-	nil,                           // 40: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
-	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
+	(*ExcludedVolume)(nil),                     // 27: varve.launcher.v1.ExcludedVolume
+	(*BackupVolume)(nil),                       // 28: varve.launcher.v1.BackupVolume
+	(*AbortBackupRequest)(nil),                 // 29: varve.launcher.v1.AbortBackupRequest
+	(*AbortBackupResponse)(nil),                // 30: varve.launcher.v1.AbortBackupResponse
+	(*ConnectBackupRequest)(nil),               // 31: varve.launcher.v1.ConnectBackupRequest
+	(*ConnectBackupResponse)(nil),              // 32: varve.launcher.v1.ConnectBackupResponse
+	(*FinishBackupRequest)(nil),                // 33: varve.launcher.v1.FinishBackupRequest
+	(*FinishBackupResponse)(nil),               // 34: varve.launcher.v1.FinishBackupResponse
+	(*ForgetBackupRequest)(nil),                // 35: varve.launcher.v1.ForgetBackupRequest
+	(*ForgetBackupResponse)(nil),               // 36: varve.launcher.v1.ForgetBackupResponse
+	(*Backup)(nil),                             // 37: varve.launcher.v1.Backup
+	(*Tunnel)(nil),                             // 38: varve.launcher.v1.Tunnel
+	(*BackedUpVolume)(nil),                     // 39: varve.launcher.v1.BackedUpVolume
+	(*RedefineCheckpointsResponse_Result)(nil), // 40: varve.launcher.v1.RedefineCheckpointsResponse.Result
+	nil,                           // 41: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
 }
 var file_launcher_proto_depIdxs = []int32{
 	6,  // 0: varve.launcher.v1.StartRequest.disks:type_name -> varve.launcher.v1.DiskSource
@@ -2842,49 +2919,50 @@ var file_launcher_proto_depIdxs = []int32{
 	19, // 4: varve.launcher.v1.State.guest_os:type_name -> varve.launcher.v1.GuestOS
 	20, // 5: varve.launcher.v1.State.disks:type_name -> varve.launcher.v1.Disk
 	21, // 6: varve.launcher.v1.State.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	36, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
-	41, // 8: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
+	37, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
+	42, // 8: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
 	21, // 9: varve.launcher.v1.RedefineCheckpointsRequest.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	39, // 10: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
-	27, // 11: varve.launcher.v1.BeginBackupRequest.volumes:type_name -> varve.launcher.v1.BackupVolume
-	2,  // 12: varve.launcher.v1.Backup.phase:type_name -> varve.launcher.v1.Backup.Phase
-	3,  // 13: varve.launcher.v1.Backup.failure:type_name -> varve.launcher.v1.Backup.Failure
-	4,  // 14: varve.launcher.v1.Backup.quiesce:type_name -> varve.launcher.v1.Backup.Quiesce
-	41, // 15: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
-	38, // 16: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
-	37, // 17: varve.launcher.v1.Backup.tunnel:type_name -> varve.launcher.v1.Tunnel
-	40, // 18: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
-	5,  // 19: varve.launcher.v1.Launcher.Start:input_type -> varve.launcher.v1.StartRequest
-	12, // 20: varve.launcher.v1.Launcher.Watch:input_type -> varve.launcher.v1.WatchRequest
-	13, // 21: varve.launcher.v1.Launcher.Shutdown:input_type -> varve.launcher.v1.ShutdownRequest
-	22, // 22: varve.launcher.v1.Launcher.RedefineCheckpoints:input_type -> varve.launcher.v1.RedefineCheckpointsRequest
-	24, // 23: varve.launcher.v1.Launcher.DeleteCheckpoints:input_type -> varve.launcher.v1.DeleteCheckpointsRequest
-	26, // 24: varve.launcher.v1.Launcher.BeginBackup:input_type -> varve.launcher.v1.BeginBackupRequest
-	28, // 25: varve.launcher.v1.Launcher.AbortBackup:input_type -> varve.launcher.v1.AbortBackupRequest
-	30, // 26: varve.launcher.v1.Launcher.ConnectBackup:input_type -> varve.launcher.v1.ConnectBackupRequest
-	32, // 27: varve.launcher.v1.Launcher.FinishBackup:input_type -> varve.launcher.v1.FinishBackupRequest
-	8,  // 28: varve.launcher.v1.Launcher.FreezeGuest:input_type -> varve.launcher.v1.FreezeGuestRequest
-	10, // 29: varve.launcher.v1.Launcher.ThawGuest:input_type -> varve.launcher.v1.ThawGuestRequest
-	34, // 30: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
-	15, // 31: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
-	7,  // 32: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
-	17, // 33: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
-	14, // 34: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
-	23, // 35: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
-	25, // 36: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
-	36, // 37: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
-	29, // 38: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
-	31, // 39: varve.launcher.v1.Launcher.ConnectBackup:output_type -> varve.launcher.v1.ConnectBackupResponse
-	33, // 40: varve.launcher.v1.Launcher.FinishBackup:output_type -> varve.launcher.v1.FinishBackupResponse
-	9,  // 41: varve.launcher.v1.Launcher.FreezeGuest:output_type -> varve.launcher.v1.FreezeGuestResponse
-	11, // 42: varve.launcher.v1.Launcher.ThawGuest:output_type -> varve.launcher.v1.ThawGuestResponse
-	35, // 43: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
-	16, // 44: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
-	32, // [32:45] is the sub-list for method output_type
-	19, // [19:32] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	40, // 10: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
+	28, // 11: varve.launcher.v1.BeginBackupRequest.volumes:type_name -> varve.launcher.v1.BackupVolume
+	27, // 12: varve.launcher.v1.BeginBackupRequest.excluded_volumes:type_name -> varve.launcher.v1.ExcludedVolume
+	2,  // 13: varve.launcher.v1.Backup.phase:type_name -> varve.launcher.v1.Backup.Phase
+	3,  // 14: varve.launcher.v1.Backup.failure:type_name -> varve.launcher.v1.Backup.Failure
+	4,  // 15: varve.launcher.v1.Backup.quiesce:type_name -> varve.launcher.v1.Backup.Quiesce
+	42, // 16: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
+	39, // 17: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
+	38, // 18: varve.launcher.v1.Backup.tunnel:type_name -> varve.launcher.v1.Tunnel
+	41, // 19: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	5,  // 20: varve.launcher.v1.Launcher.Start:input_type -> varve.launcher.v1.StartRequest
+	12, // 21: varve.launcher.v1.Launcher.Watch:input_type -> varve.launcher.v1.WatchRequest
+	13, // 22: varve.launcher.v1.Launcher.Shutdown:input_type -> varve.launcher.v1.ShutdownRequest
+	22, // 23: varve.launcher.v1.Launcher.RedefineCheckpoints:input_type -> varve.launcher.v1.RedefineCheckpointsRequest
+	24, // 24: varve.launcher.v1.Launcher.DeleteCheckpoints:input_type -> varve.launcher.v1.DeleteCheckpointsRequest
+	26, // 25: varve.launcher.v1.Launcher.BeginBackup:input_type -> varve.launcher.v1.BeginBackupRequest
+	29, // 26: varve.launcher.v1.Launcher.AbortBackup:input_type -> varve.launcher.v1.AbortBackupRequest
+	31, // 27: varve.launcher.v1.Launcher.ConnectBackup:input_type -> varve.launcher.v1.ConnectBackupRequest
+	33, // 28: varve.launcher.v1.Launcher.FinishBackup:input_type -> varve.launcher.v1.FinishBackupRequest
+	8,  // 29: varve.launcher.v1.Launcher.FreezeGuest:input_type -> varve.launcher.v1.FreezeGuestRequest
+	10, // 30: varve.launcher.v1.Launcher.ThawGuest:input_type -> varve.launcher.v1.ThawGuestRequest
+	35, // 31: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
+	15, // 32: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
+	7,  // 33: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
+	17, // 34: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
+	14, // 35: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
+	23, // 36: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
+	25, // 37: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
+	37, // 38: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
+	30, // 39: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
+	32, // 40: varve.launcher.v1.Launcher.ConnectBackup:output_type -> varve.launcher.v1.ConnectBackupResponse
+	34, // 41: varve.launcher.v1.Launcher.FinishBackup:output_type -> varve.launcher.v1.FinishBackupResponse
+	9,  // 42: varve.launcher.v1.Launcher.FreezeGuest:output_type -> varve.launcher.v1.FreezeGuestResponse
+	11, // 43: varve.launcher.v1.Launcher.ThawGuest:output_type -> varve.launcher.v1.ThawGuestResponse
+	36, // 44: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
+	16, // 45: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
+	33, // [33:46] is the sub-list for method output_type
+	20, // [20:33] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_launcher_proto_init() }
@@ -2898,7 +2976,7 @@ func file_launcher_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_launcher_proto_rawDesc), len(file_launcher_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

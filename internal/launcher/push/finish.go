@@ -94,6 +94,9 @@ func (j *job) buildManifest(parent *manifest.Parent, sealed []target.Sealed) man
 	for i, v := range j.req.Volumes {
 		m.Volumes = append(m.Volumes, manifestVolume(v, state.Volumes[i].VirtualBytes, sealed[i]))
 	}
+	for _, v := range j.req.ExcludedVolumes {
+		m.ExcludedVolumes = append(m.ExcludedVolumes, manifest.ExcludedVolume{Name: v.Volume, Reason: v.Reason, Message: v.Message})
+	}
 	return m
 }
 
