@@ -430,9 +430,15 @@ func TestCheckpoints_ofNobodyAreDeletedOncePerStartAndWithATracker(t *testing.T)
 		w.launcher.view(func() { deleted = slices.Clone(w.launcher.deleted) })
 		return want(slices.Equal(deleted, []string{"stray"}), "deleted %v", deleted)
 	})
-	for range 5 {
-		w.launcher.set(func(s *pb.State) { s.AgentConnected = !s.AgentConnected })
-		time.Sleep(50 * time.Millisecond)
+	for range 5 { // passes, each of which is seen to its end
+		var connected bool
+		w.launcher.set(func(s *pb.State) {
+			s.AgentConnected = !s.AgentConnected
+			connected = s.AgentConnected
+		})
+		w.untilInstance(func(s *kubevirtv1.VirtualMachineInstanceStatus) error {
+			return want((w.conditionOf(s, kubevirtv1.ConditionAgentConnected).Status == corev1.ConditionTrue) == connected, "%+v", s.Conditions)
+		})
 	}
 	if n := w.launcher.count("RedefineCheckpoints"); n != 1 {
 		t.Errorf("redefined %d times", n)

@@ -10,10 +10,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/endpoint"
@@ -49,7 +53,7 @@ func Open(tb testing.TB, volumes ...export.Volume) *Site {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s := &Site{tb: tb, Address: "127.0.0.1:0", CA: ca}
+	s := &Site{tb: tb, Address: reservePort(tb), CA: ca}
 	s.config = server.Config{
 		Token: func() ([]byte, error) { return []byte(Token), nil }, Log: slog.New(slog.DiscardHandler),
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &certificate, nil },
@@ -58,6 +62,34 @@ func Open(tb testing.TB, volumes ...export.Volume) *Site {
 	s.Start()
 	tb.Cleanup(func() { s.Kill() })
 	return s
+}
+
+// sharedPort listens on a port that reservePort holds.
+var sharedPort = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+	var err error
+	return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }), err)
+}}
+
+// reservePort returns an address whose port nobody else gets until the test ends, whether or not somebody listens there. Connections to
+// it are refused meanwhile.
+func reservePort(tb testing.TB) string {
+	tb.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = unix.Close(fd) })
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+		tb.Fatal(err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		tb.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(name.(*unix.SockaddrInet4).Port))
 }
 
 // Serve changes what the next start serves.
@@ -75,13 +107,10 @@ func (s *Site) Serve(volumes ...export.Volume) {
 func (s *Site) Start() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", s.Address)
+	l, err := sharedPort.Listen(context.Background(), "tcp", s.Address)
 	if err != nil {
 		s.tb.Error(err)
 		return
-	}
-	if address := l.Addr().String(); s.Address != address { // only the first time: clients read it
-		s.Address = address
 	}
 	srv, err := server.New(s.config)
 	if err != nil {

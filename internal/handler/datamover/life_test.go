@@ -429,7 +429,7 @@ func TestObjects_ofOtherMoversAreNotTouched(t *testing.T) {
 		w.download("r1", func(o *velerov2.DataDownload) { o.Spec.DataMover = "" }),
 	}
 	w.untilPhase(w.upload("mine"), velerov2.PhaseCompleted)
-	time.Sleep(2 * time.Second)
+	w.untilPhase(w.upload("later"), velerov2.PhaseCompleted) // whoever would take the others has had the time that this one took
 	for _, o := range others {
 		version := o.GetResourceVersion()
 		if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil || o.GetResourceVersion() != version {
@@ -584,7 +584,7 @@ func TestNodeLoss_afterTheDeletionOfACompletedUpload(t *testing.T) {
 	stop()
 	w.handler(w.node())
 	w.delete(o)
-	time.Sleep(time.Second) // the other one has seen that
+	w.untilPhase(w.upload("b2"), velerov2.PhaseCompleted) // the other one has seen that
 	w.silence(first)
 	w.untilGone(o)
 }
