@@ -227,7 +227,8 @@ var moverWrites = map[string][]string{
 	"datadownloads":          {"patch"},
 }
 
-// A node that is taken over must not be able to run anything on another one, nor to change what users ask for.
+// Outside Varve's namespace, a handler makes no pods and does not change what users ask for. What it can do in that namespace is in
+// docs/threat-model.md.
 func TestHandlerIsConfined(t *testing.T) {
 	t.Parallel()
 	for _, r := range rules(t)["varve-handler"] {
