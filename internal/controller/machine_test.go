@@ -131,7 +131,24 @@ func crashLoop(w *world) {
 		w.Fatalf("%+v", f)
 	}
 	w.restart()
+	w.event(vm, "StartFailed")
+	const why = "The instance failed before its guest ran: disk.img is a directory"
 	next := w.vmi(other(vmi.UID))
+	saysWhy := func(vm *kubevirtv1.VirtualMachine) error {
+		c := condition.Find(vm.Status.Conditions, kubevirtv1.ConditionFailure)
+		if c == nil || c.Status != corev1.ConditionTrue || c.Reason != "StartFailed" || c.Message != why {
+			return fmt.Errorf("the machine does not say why its start failed: %+v", vm.Status.Conditions)
+		}
+		return nil
+	}
+	w.vm(saysWhy) // the instance that failed is gone
+	w.boot()
+	w.vm(func(vm *kubevirtv1.VirtualMachine) error {
+		if c := condition.Find(vm.Status.Conditions, kubevirtv1.ConditionFailure); c != nil {
+			return fmt.Errorf("a guest runs: %+v", c)
+		}
+		return printable(kubevirtv1.VirtualMachineRunning)(vm)
+	})
 	if early := f.RetryAfterTimestamp.Sub(next.CreationTimestamp.Time); early > time.Second {
 		w.Errorf("the next start was %s too early", early)
 	}

@@ -244,7 +244,8 @@ const (
 	ConditionLiveMigratable ConditionType = "LiveMigratable"
 	// ConditionPodScheduled is False with a reason while the launcher pod has no node.
 	ConditionPodScheduled ConditionType = "PodScheduled"
-	// ConditionFailure is True on a machine while its instance cannot be created.
+	// ConditionFailure is True on a machine while its instance cannot be created, and with the instance's reason from an instance that
+	// failed before its guest ran until a guest runs.
 	ConditionFailure ConditionType = "Failure"
 	// ConditionSynchronized is False with a reason while the guest cannot be made to match its spec. The controller writes it
 	// before the phase Scheduled (a claim or an image is missing), and the node writes it after that.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -96,6 +98,7 @@ func writeState(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.V
 		"Labels", output.FormatLabels(vm.Labels),
 		"Run strategy", string(power.Strategy(vm)),
 		"Status", string(vm.Status.PrintableStatus),
+		"Failure", failureSentence(p, vm),
 		"Ready", yesNo(vm.Status.Ready),
 		"Requested", formatRequests(vm.Status.StateChangeRequests),
 		"Changed block tracking", trackingSentence(vm.Status.ChangedBlockTracking),
@@ -161,6 +164,20 @@ func selectLastBackups(vm string, trackers []backupv1.VirtualMachineBackupTracke
 		return b.CreationTimestamp.Compare(a.CreationTimestamp.Time)
 	})
 	return all[:min(len(all), lastBackups)]
+}
+
+// failureSentence says why the machine has no running instance, and when the next start is, or "".
+func failureSentence(p *output.Page, vm *kubevirtv1.VirtualMachine) string {
+	c := findCondition(vm.Status.Conditions, kubevirtv1.ConditionFailure)
+	if c == nil || c.Status != corev1.ConditionTrue {
+		return ""
+	}
+	sentence := c.Reason + ": " + c.Message
+	f := vm.Status.StartFailure
+	if f != nil && f.RetryAfterTimestamp != nil && f.RetryAfterTimestamp.After(p.Now) {
+		sentence += " (failures in a row: " + strconv.Itoa(f.ConsecutiveFailCount) + "; the next start is in " + human.Span(f.RetryAfterTimestamp.Sub(p.Now)) + ")"
+	}
+	return sentence
 }
 
 func formatRequests(all []kubevirtv1.StateChangeRequest) string {

@@ -43,8 +43,7 @@ func (d *decision) countStart(in input) {
 		d.Status.StartFailure = nil
 		return
 	}
-	if in.Instance.Status.Phase != kubevirtv1.PhaseFailed || in.Instance.DeletionTimestamp != nil {
-		// An instance that somebody deleted before its guest ran did not fail to start.
+	if !failedToStart(in.Instance) {
 		return
 	}
 	f := kubevirtv1.StartFailure{}
@@ -60,6 +59,12 @@ func (d *decision) countStart(in input) {
 	f.RetryAfterTimestamp = &retry
 	d.Status.StartFailure = &f
 	d.CountedFailure = true
+}
+
+// failedToStart reports whether the instance failed before its guest ran. An instance that somebody deleted before its guest ran did
+// not fail to start.
+func failedToStart(instance *kubevirtv1.VirtualMachineInstance) bool {
+	return instance != nil && instance.Status.Phase == kubevirtv1.PhaseFailed && !hasRun(instance) && instance.DeletionTimestamp == nil
 }
 
 // hasRun reports whether the instance's guest runs or has run.

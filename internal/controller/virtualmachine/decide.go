@@ -33,6 +33,8 @@ type decision struct {
 	Create, Delete bool
 	// CountedFailure says that this decision counts the instance as a failed start.
 	CountedFailure bool
+	// FailedStart is the condition of an instance that failed before its guest ran, counted or not, or nil.
+	FailedStart *kubevirtv1.Condition
 	// Released says that nothing is left to do for a machine that is being deleted.
 	Released bool
 	// RequeueAfter is when the decision changes by the passage of time alone. 0: never.
@@ -54,6 +56,10 @@ func decide(in input) decision {
 		d.trimRequests(in)
 		d.followStrategy(in)
 		d.Status.RunStrategy = runStrategyOf(in.VM)
+	}
+	if failedToStart(in.Instance) {
+		failed := whyStartFailed(in.Instance)
+		d.FailedStart = &failed
 	}
 	d.mirrorInstance(in)
 	return d

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -88,11 +89,26 @@ func (r *reconciler) writeStatus(ctx context.Context, vm *kubevirtv1.VirtualMach
 	}
 	if d.CountedFailure {
 		startFailures.Inc()
-		f := d.Status.StartFailure
-		r.events.Eventf(vm, nil, corev1.EventTypeWarning, "StartFailed", "Start",
-			"The instance failed before its guest ran (failures in a row: %d); the next start is at %s.", f.ConsecutiveFailCount, f.RetryAfterTimestamp.UTC().Format("15:04:05 MST"))
+	}
+	if note := startFailureNote(d); note != "" {
+		r.events.Eventf(vm, nil, corev1.EventTypeWarning, virtualmachineinstance.ReasonStartFailed, "Start", "%s", note)
 	}
 	return nil
+}
+
+// startFailureNote returns what the event of a failed start says, or "" if there is nothing to report. The instance's own words come
+// last, because long events are cut off.
+func startFailureNote(d decision) string {
+	failed, f := d.FailedStart, d.Status.StartFailure
+	switch {
+	case failed == nil || f != nil && !d.CountedFailure:
+		return ""
+	case f == nil:
+		return fmt.Sprintf("%s: %s", failed.Reason, failed.Message)
+	default:
+		return fmt.Sprintf("Failures in a row: %d; the next start is at %s. %s: %s",
+			f.ConsecutiveFailCount, f.RetryAfterTimestamp.UTC().Format("15:04:05 MST"), failed.Reason, failed.Message)
+	}
 }
 
 func (r *reconciler) deleteInstance(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) error {

@@ -1,6 +1,7 @@
 package virtualmachine
 
 import (
+	"cmp"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,7 +11,8 @@ import (
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
 )
 
-// Reasons of a machine's own conditions.
+// Reasons of a machine's own conditions. Failure is also True, with the reason that the instance had, after an instance that failed
+// before its guest ran.
 const (
 	// ReasonNoInstance: Ready is False because no instance exists.
 	ReasonNoInstance = "VMINotExists"
@@ -58,13 +60,39 @@ func (d *decision) machineConditions(in input) []kubevirtv1.Condition {
 		})
 	case in.CreateError != "":
 		own(kubevirtv1.Condition{Type: kubevirtv1.ConditionFailure, Status: corev1.ConditionTrue, Reason: ReasonFailedCreate, Message: in.CreateError})
-	case d.Create:
-		// An earlier refusal stays visible until an attempt succeeds.
-		if old := condition.Find(in.VM.Status.Conditions, kubevirtv1.ConditionFailure); old != nil && old.Reason == ReasonFailedCreate {
+	case d.FailedStart != nil:
+		own(*d.FailedStart)
+	default:
+		if old := condition.Find(in.VM.Status.Conditions, kubevirtv1.ConditionFailure); old != nil && d.failureStays(in, old.Reason) {
 			next = append(next, *old.DeepCopy())
 		}
 	}
 	return next
+}
+
+// whyStartFailed returns the condition that keeps the reason of an instance that failed before its guest ran. The instance itself is
+// deleted at once.
+func whyStartFailed(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.Condition {
+	reason, message := instance.Status.Reason, "The instance failed before its guest ran."
+	if ready := condition.Find(instance.Status.Conditions, kubevirtv1.ConditionReady); ready != nil && ready.Message != "" {
+		reason, message = cmp.Or(reason, ready.Reason), "The instance failed before its guest ran: "+ready.Message
+	}
+	return kubevirtv1.Condition{
+		Type: kubevirtv1.ConditionFailure, Status: corev1.ConditionTrue, Reason: cmp.Or(reason, virtualmachineinstance.ReasonStartFailed), Message: message,
+	}
+}
+
+// failureStays reports whether an earlier failure still holds: a refusal until an attempt succeeds, and a failed start until a guest
+// runs.
+func (d *decision) failureStays(in input, reason string) bool {
+	switch reason {
+	case ReasonInstanceExists:
+		return false
+	case ReasonFailedCreate:
+		return d.Create
+	default:
+		return in.Instance == nil || !hasRun(in.Instance)
+	}
 }
 
 func phaseOrPending(instance *kubevirtv1.VirtualMachineInstance) kubevirtv1.Phase {

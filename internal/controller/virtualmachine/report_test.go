@@ -1,6 +1,7 @@
 package virtualmachine
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -63,6 +64,7 @@ func TestStatus_settles(t *testing.T) {
 		{VM: machine(kubevirtv1.RunStrategyAlways, ""), Instance: instance(kubevirtv1.PhaseScheduling)},
 		{VM: machine(kubevirtv1.RunStrategyAlways, ""), Foreign: true},
 		{VM: machine(kubevirtv1.RunStrategyAlways, ""), CreateError: "no"},
+		{VM: machine(kubevirtv1.RunStrategyManual, ""), Instance: instance(kubevirtv1.PhaseFailed)},
 	} {
 		in.Now = now
 		in.VM.Status = decide(in).Status
@@ -76,6 +78,43 @@ func TestStatus_settles(t *testing.T) {
 		}
 		if second.PrintableStatus != first.PrintableStatus || len(second.Conditions) != len(first.Conditions) {
 			t.Errorf("%+v became %+v", first, second)
+		}
+	}
+}
+
+// The instance that failed is deleted at once, and only the machine can still say why it failed.
+func TestFailedStart_isExplainedUntilAGuestRuns(t *testing.T) {
+	t.Parallel()
+	for _, s := range []kubevirtv1.RunStrategy{kubevirtv1.RunStrategyAlways, kubevirtv1.RunStrategyManual, kubevirtv1.RunStrategyRerunOnFailure} {
+		failed := instance(kubevirtv1.PhaseFailed)
+		failed.Status.Reason = "InitFailed"
+		failed.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse, Reason: "InitFailed", Message: "Init container kernel-boot: no file /boot/none"}}
+		const why = "The instance failed before its guest ran: Init container kernel-boot: no file /boot/none"
+		vm := machine(s, s)
+		d := decide(input{Now: now, VM: vm, Instance: failed})
+		if note := startFailureNote(d); !strings.HasSuffix(note, "InitFailed: "+why) {
+			t.Errorf("%s: the event says %q", s, note)
+		}
+		vm.Status = d.Status
+		later := now.Add(time.Hour)
+		for name, i := range map[string]*kubevirtv1.VirtualMachineInstance{
+			"failed": failed, "being deleted": deleted(failed.DeepCopy()), "gone": nil, "the next one": instance(kubevirtv1.PhaseScheduling),
+		} {
+			d := decide(input{Now: later, VM: vm, Instance: i})
+			c := condition.Find(d.Status.Conditions, kubevirtv1.ConditionFailure)
+			if c == nil || c.Status != corev1.ConditionTrue || c.Reason != "InitFailed" || c.Message != why || !c.LastTransitionTime.Time.Equal(now) {
+				t.Errorf("%s, instance %s: %+v", s, name, c)
+			}
+			if note := startFailureNote(d); note != "" && d.Status.StartFailure != nil {
+				t.Errorf("%s, instance %s: another event: %s", s, name, note)
+			}
+		}
+		for name, i := range map[string]*kubevirtv1.VirtualMachineInstance{
+			"runs": instance(kubevirtv1.PhaseRunning), "has run": instance(kubevirtv1.PhaseSucceeded),
+		} {
+			if c := condition.Find(decide(input{Now: later, VM: vm, Instance: i}).Status.Conditions, kubevirtv1.ConditionFailure); c != nil {
+				t.Errorf("%s, the guest %s: %+v", s, name, c)
+			}
 		}
 	}
 }
