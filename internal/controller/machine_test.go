@@ -4,6 +4,7 @@ package controller
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -152,6 +153,44 @@ func crashLoop(w *world) {
 	if early := f.RetryAfterTimestamp.Sub(next.CreationTimestamp.Time); early > time.Second {
 		w.Errorf("the next start was %s too early", early)
 	}
+}
+
+// templateChanges: what only a restart applies is shown until it is applied or taken back.
+func templateChanges(w *world) {
+	w.claim("root", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.machine(kubevirtv1.RunStrategyAlways, nil)
+	vmi, pod := w.boot()
+	restartRequired := func(want string) {
+		w.Helper()
+		w.vm(func(vm *kubevirtv1.VirtualMachine) error {
+			c := condition.Find(vm.Status.Conditions, kubevirtv1.ConditionRestartRequired)
+			if err := printable(kubevirtv1.VirtualMachineRunning)(vm); err != nil {
+				return err
+			}
+			if want == "" && c != nil || want != "" && (c == nil || !strings.Contains(c.Message, want)) {
+				return fmt.Errorf("RestartRequired: %+v, want %q", c, want)
+			}
+			return nil
+		})
+	}
+	edit := func(change func(*kubevirtv1.VirtualMachineInstanceSpec)) {
+		w.Helper()
+		controlplane.Update(w.T, w.user, w.vm(exists), false, func(vm *kubevirtv1.VirtualMachine) { change(&vm.Spec.Template.Spec) })
+	}
+	restartRequired("")
+	more := gen.Guest(gen.Disk("root", "root"), gen.Disk("more", "more"))
+	edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) { *s = more })
+	restartRequired("spec.domain.devices.disks[more], spec.volumes[more]: restart")
+	edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) { *s = vmi.Spec })
+	restartRequired("")
+	w.restart()
+	edit(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.TerminationGracePeriodSeconds = ptr.To(int64(7)) })
+	restartRequired("spec.terminationGracePeriodSeconds: restart")
+	w.ask(kubevirtv1.StateChangeRequest{Action: kubevirtv1.StopRequest, UID: ptr.To(vmi.UID)}, kubevirtv1.StateChangeRequest{Action: kubevirtv1.StartRequest})
+	w.halt(vmi, pod)
+	w.vmi(other(vmi.UID))
+	w.boot()
+	restartRequired("")
 }
 
 // deletedMachine: the deletion of a machine waits for the running backup, as a stop does.

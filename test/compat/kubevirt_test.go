@@ -105,6 +105,8 @@ func TestKubeVirtConstantsAreUpstreams(t *testing.T) {
 		{string(kubevirtv1.ConditionAgentConnected), string(upstream.VirtualMachineInstanceAgentConnected)},
 		{string(kubevirtv1.ConditionLiveMigratable), string(upstream.VirtualMachineInstanceIsMigratable)},
 		{string(kubevirtv1.ConditionSynchronized), string(upstream.VirtualMachineInstanceSynchronized)},
+		{string(kubevirtv1.ConditionFailure), string(upstream.VirtualMachineFailure)},
+		{string(kubevirtv1.ConditionRestartRequired), string(upstream.VirtualMachineRestartRequired)},
 		{string(kubevirtv1.VirtualMachineStopped), string(upstream.VirtualMachineStatusStopped)},
 		{string(kubevirtv1.VirtualMachineStarting), string(upstream.VirtualMachineStatusStarting)},
 		{string(kubevirtv1.VirtualMachineRunning), string(upstream.VirtualMachineStatusRunning)},

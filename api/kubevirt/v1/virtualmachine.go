@@ -209,8 +209,8 @@ type StartFailure struct {
 // Condition is one aspect of a VirtualMachine's or a VirtualMachineInstance's state. It is KubeVirt's
 // shape, not metav1.Condition: lastProbeTime exists and observedGeneration does not.
 type Condition struct {
-	// type names the condition: Ready, Paused, AgentConnected, LiveMigratable, PodScheduled, Failure, Synchronized,
-	// varvebackup.io/StopDelayed or varvebackup.io/DiskNotTracked.
+	// type names the condition: Ready, Paused, AgentConnected, LiveMigratable, PodScheduled, Failure,
+	// RestartRequired, Synchronized, varvebackup.io/StopDelayed or varvebackup.io/DiskNotTracked.
 	Type ConditionType `json:"type"`
 	// status is True, False or Unknown.
 	Status corev1.ConditionStatus `json:"status"`
@@ -247,6 +247,9 @@ const (
 	// ConditionFailure is True on a machine while its instance cannot be created, and with the instance's reason from an instance that
 	// failed before its guest ran until a guest runs.
 	ConditionFailure ConditionType = "Failure"
+	// ConditionRestartRequired is True on a machine whose template was changed while its instance runs: the message names the fields
+	// that its next instance will have otherwise.
+	ConditionRestartRequired ConditionType = "RestartRequired"
 	// ConditionSynchronized is False with a reason while the guest cannot be made to match its spec. The controller writes it
 	// before the phase Scheduled (a claim or an image is missing), and the node writes it after that.
 	ConditionSynchronized ConditionType = "Synchronized"

@@ -100,6 +100,7 @@ func writeState(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.V
 		"Status", string(vm.Status.PrintableStatus),
 		"Failure", failureSentence(p, vm),
 		"Ready", yesNo(vm.Status.Ready),
+		"Restart required", restartSentence(vm),
 		"Requested", formatRequests(vm.Status.StateChangeRequests),
 		"Changed block tracking", trackingSentence(vm.Status.ChangedBlockTracking),
 	}
@@ -164,6 +165,15 @@ func selectLastBackups(vm string, trackers []backupv1.VirtualMachineBackupTracke
 		return b.CreationTimestamp.Compare(a.CreationTimestamp.Time)
 	})
 	return all[:min(len(all), lastBackups)]
+}
+
+// restartSentence says what only a restart applies, or "".
+func restartSentence(vm *kubevirtv1.VirtualMachine) string {
+	c := findCondition(vm.Status.Conditions, kubevirtv1.ConditionRestartRequired)
+	if c == nil || c.Status != corev1.ConditionTrue {
+		return ""
+	}
+	return c.Message + " (`varve vm restart " + vm.Name + "`)"
 }
 
 // failureSentence says why the machine has no running instance, and when the next start is, or "".

@@ -3,12 +3,14 @@ package virtualmachine
 import (
 	"cmp"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/templatediff"
 )
 
 // Reasons of a machine's own conditions. Failure is also True, with the reason that the instance had, after an instance that failed
@@ -22,6 +24,9 @@ const (
 	ReasonFailedCreate = "FailedCreate"
 	// ReasonInstanceExists: Failure is True because an instance of this name belongs to somebody else; delete it.
 	ReasonInstanceExists = "InstanceOfAnotherOwner"
+	// ReasonTemplateChanged: RestartRequired is True because the template differs from the instance that runs; the message names the
+	// fields.
+	ReasonTemplateChanged = "TemplateChanged"
 )
 
 // mirrorInstance fills in the part of status that only mirrors what the controller sees.
@@ -52,6 +57,9 @@ func (d *decision) machineConditions(in input) []kubevirtv1.Condition {
 		}
 		own(kubevirtv1.Condition{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse, Reason: reason, Message: message})
 	}
+	if changed := changedFields(in); len(changed) > 0 {
+		own(kubevirtv1.Condition{Type: kubevirtv1.ConditionRestartRequired, Status: corev1.ConditionTrue, Reason: ReasonTemplateChanged, Message: restartMessage(changed)})
+	}
 	switch {
 	case in.Foreign:
 		own(kubevirtv1.Condition{
@@ -68,6 +76,25 @@ func (d *decision) machineConditions(in input) []kubevirtv1.Condition {
 		}
 	}
 	return next
+}
+
+// changedFields returns the fields in which the template differs from the instance. An instance that has ended is replaced anyway.
+func changedFields(in input) []string {
+	if in.VM.Spec.Template == nil || in.Instance == nil || in.Instance.Status.Phase.Final() {
+		return nil
+	}
+	return templatediff.Fields(&in.VM.Spec.Template.Spec, &in.Instance.Spec)
+}
+
+// maxFields bounds how many fields a message names.
+const maxFields = 10
+
+func restartMessage(fields []string) string {
+	named := strings.Join(fields[:min(len(fields), maxFields)], ", ")
+	if more := len(fields) - maxFields; more > 0 {
+		named += fmt.Sprintf(" and %d more", more)
+	}
+	return "The template differs from the running instance in " + named + ": restart the machine to apply it."
 }
 
 // whyStartFailed returns the condition that keeps the reason of an instance that failed before its guest ran. The instance itself is

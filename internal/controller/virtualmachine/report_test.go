@@ -1,12 +1,15 @@
 package virtualmachine
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
@@ -78,6 +81,48 @@ func TestStatus_settles(t *testing.T) {
 		}
 		if second.PrintableStatus != first.PrintableStatus || len(second.Conditions) != len(first.Conditions) {
 			t.Errorf("%+v became %+v", first, second)
+		}
+	}
+}
+
+func TestRestartRequired_whileTheTemplateDiffers(t *testing.T) {
+	t.Parallel()
+	changed := func(p kubevirtv1.Phase, edit func(*kubevirtv1.VirtualMachine, *kubevirtv1.VirtualMachineInstance)) decision {
+		vm := machine(kubevirtv1.RunStrategyAlways, kubevirtv1.RunStrategyAlways)
+		vm.Spec.Template = &kubevirtv1.VirtualMachineInstanceTemplateSpec{}
+		vm.Spec.Template.Spec.Domain.Memory = &kubevirtv1.Memory{Guest: ptr.To(resource.MustParse("1Gi"))}
+		i := instance(p)
+		i.Spec = instanceFor(vm, true).Spec
+		i.Spec.UtilityVolumes = []kubevirtv1.UtilityVolume{{Name: "backup"}}
+		if edit != nil {
+			edit(vm, i)
+		}
+		return decide(input{Now: now, VM: vm, Instance: i})
+	}
+	more := func(vm *kubevirtv1.VirtualMachine, _ *kubevirtv1.VirtualMachineInstance) {
+		vm.Spec.Template.Spec.Domain.Memory.Guest = ptr.To(resource.MustParse("2Gi"))
+	}
+	for name, c := range map[string]struct {
+		d    decision
+		says string
+	}{
+		"as its template": {changed(kubevirtv1.PhaseRunning, nil), ""},
+		"more memory":     {changed(kubevirtv1.PhaseRunning, more), "in spec.domain.memory.guest: restart"},
+		"not started yet": {changed(kubevirtv1.PhaseScheduling, more), "in spec.domain.memory.guest: restart"},
+		"has ended":       {changed(kubevirtv1.PhaseSucceeded, more), ""},
+		"a wish for many": {changed(kubevirtv1.PhaseRunning, func(vm *kubevirtv1.VirtualMachine, i *kubevirtv1.VirtualMachineInstance) {
+			i.Spec.Volumes = []kubevirtv1.Volume{{Name: "kept"}}
+			vm.Spec.Template.Spec.Volumes = []kubevirtv1.Volume{{Name: "kept"}}
+			for n := range 12 {
+				vm.Spec.Template.Spec.Volumes = append(vm.Spec.Template.Spec.Volumes, kubevirtv1.Volume{Name: fmt.Sprintf("v%02d", n)})
+			}
+		}), "spec.volumes[v09] and 2 more: restart"},
+		"gone": {decide(input{Now: now, VM: machine(kubevirtv1.RunStrategyHalted, "")}), ""},
+	} {
+		got := condition.Find(c.d.Status.Conditions, kubevirtv1.ConditionRestartRequired)
+		switch {
+		case c.says == "" && got != nil, c.says != "" && (got == nil || got.Status != corev1.ConditionTrue || got.Reason != ReasonTemplateChanged || !strings.Contains(got.Message, c.says)):
+			t.Errorf("%s: %+v", name, got)
 		}
 	}
 }
