@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -325,6 +326,48 @@ func TestBackup_lostBitmapIsDiscardedAndTheDiskGoesFull(t *testing.T) {
 		return want(len(s.IncludedVolumes) == 1 && s.IncludedVolumes[0].Type == backupv1.Full && s.IncludedVolumes[0].FullReason == backupv1.FullBitmapLost &&
 			s.BackupType == backupv1.Full, "%+v", s)
 	})
+}
+
+// A machine whose claims were deleted and made again has an overlay that is as new as they are. No guest has crashed.
+func TestReview_saysThatClaimsWereMadeAgain(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		took   time.Duration // how long ago the checkpoint was
+		reason backupv1.FullReason
+		says   string
+	}{
+		"the disk's claim is younger than the checkpoint": {time.Hour, backupv1.FullDiskReplaced, "the disk's claim root was made at "},
+		"only the overlay is gone":                        {-time.Hour, backupv1.FullBitmapLost, "no record of changes on claim persistent-state-for-vm any more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, "")
+			w.claim("persistent-state-for-vm", "pv-state")
+			tr := w.tracker("tr", "root")
+			controlplane.Update(t, w.client, tr, true, func(tr *backupv1.VirtualMachineBackupTracker) {
+				tr.Status.LatestCheckpoint.CreationTime = metav1.NewTime(time.Now().Add(-c.took)).Rfc3339Copy()
+			})
+			w.launcher.view(func() {
+				w.launcher.lost["root"] = "there is no bitmap"
+				w.launcher.renewed = "NewOverlay"
+			})
+			w.started()
+			w.until(func() error {
+				if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(tr), tr); err != nil {
+					return err
+				}
+				gone := tr.Status.Discarded
+				return want(len(gone) == 1 && gone[0].Reason == c.reason && strings.Contains(gone[0].Message, c.says) && strings.HasSuffix(gone[0].Message, "there is no bitmap"), "%+v", gone)
+			})
+			b := w.backup("b1", tr)
+			if r := w.begun(1); r.GetVolumes()[0].GetFullReason() != string(c.reason) {
+				t.Errorf("begun with %+v", r)
+			}
+			w.untilBackup(b, func(s *backupv1.VirtualMachineBackupStatus) error {
+				return want(len(s.IncludedVolumes) == 1 && s.IncludedVolumes[0].FullReason == c.reason, "%+v", s)
+			})
+		})
+	}
 }
 
 // TestReview_saysWhatKeepsTrackingFromEnabled: backups wait until the checkpoints are validated, and users have to

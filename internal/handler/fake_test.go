@@ -49,6 +49,8 @@ type fakeLauncher struct {
 	redefined []string
 	// lost are volumes whose bitmaps RedefineCheckpoints reports as lost.
 	lost map[string]string
+	// renewed is why the overlay of the disk was made anew at the start.
+	renewed string
 	// lostIn are checkpoints whose bitmaps RedefineCheckpoints reports as lost on every volume.
 	lostIn map[string]string
 	// refuseRedefine is the error that RedefineCheckpoints returns instead.

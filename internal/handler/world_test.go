@@ -173,7 +173,7 @@ func (w *world) guestRuns() {
 	})
 	w.launcher.set(func(s *pb.State) {
 		s.AgentConnected = true
-		s.Disks = []*pb.Disk{{Volume: "root", Target: "vda", VirtualBytes: 1 << 30, Tracked: true}}
+		s.Disks = []*pb.Disk{{Volume: "root", Target: "vda", VirtualBytes: 1 << 30, Tracked: true, OverlayRenewed: w.launcher.renewed}}
 		s.Interfaces = []*pb.Interface{{Name: "default", Mac: "02:00:00:00:00:01", GuestName: "eth0", Ips: []string{"10.0.2.2"}, FromAgent: true}}
 		s.GuestOs = &pb.GuestOS{Id: "debian", PrettyName: "Debian GNU/Linux"}
 	})

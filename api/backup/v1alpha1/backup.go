@@ -214,10 +214,11 @@ const (
 	FullForced FullReason = "ForceFullBackup"
 	// FullNewDisk: the disk was not part of the tracker's checkpoint.
 	FullNewDisk FullReason = "NewDisk"
-	// FullBitmapLost: the bitmap is missing or inconsistent, as after a crash of the guest.
+	// FullBitmapLost: the bitmap is missing or inconsistent: the guest crashed, or the claim that held it was deleted. The tracker's
+	// status.discarded says which.
 	FullBitmapLost FullReason = "BitmapLost"
-	// FullDiskReplaced: the disk behind the overlay is not the one that was tracked, or was written
-	// without its overlay.
+	// FullDiskReplaced: the disk is not the one that was tracked, because its claim was made again or its content was replaced, or it
+	// was written without its overlay.
 	FullDiskReplaced FullReason = "DiskReplaced"
 	// FullTargetReplaced: the backup goes to another claim than its base, or to one that was created again under the
 	// same name.

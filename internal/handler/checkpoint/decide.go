@@ -12,6 +12,7 @@ import (
 
 // Why the launcher made a new overlay (launcher.proto, Disk.overlay_renewed).
 const (
+	renewedNew           = "NewOverlay"
 	renewedReplaced      = "DiskReplaced"
 	renewedUsedElsewhere = "UsedElsewhere"
 	renewedWritten       = "WrittenWithoutOverlay"
@@ -61,12 +62,8 @@ func discardedDisk(volume, seen string, disks []*launcherpb.Disk) backupv1.Disca
 	const most = 512
 	seen = string([]rune(seen)[:min(most, len([]rune(seen)))])
 	d := backupv1.DiscardedDisk{Volume: volume, Reason: backupv1.FullBitmapLost, Message: seen}
-	i := slices.IndexFunc(disks, func(d *launcherpb.Disk) bool { return d.GetVolume() == volume })
-	if i < 0 {
-		return d
-	}
-	switch disks[i].GetOverlayRenewed() {
-	case "":
+	switch renewed := overlayRenewed(volume, disks); renewed {
+	case "", renewedNew:
 	case renewedReplaced:
 		d.Reason, d.Message = backupv1.FullDiskReplaced, "the volume has another disk than before: "+seen
 	case renewedUsedElsewhere:
@@ -74,9 +71,18 @@ func discardedDisk(volume, seen string, disks []*launcherpb.Disk) backupv1.Disca
 	case renewedWritten:
 		d.Reason, d.Message = backupv1.FullDiskReplaced, "the disk was written without its overlay: "+seen
 	default:
-		d.Message = fmt.Sprintf("the overlay was created again at this start (%s): %s", disks[i].GetOverlayRenewed(), seen)
+		d.Message = fmt.Sprintf("the overlay was created again at this start (%s): %s", renewed, seen)
 	}
 	return d
+}
+
+// overlayRenewed returns why the launcher made a new overlay for a volume, or "".
+func overlayRenewed(volume string, disks []*launcherpb.Disk) string {
+	i := slices.IndexFunc(disks, func(d *launcherpb.Disk) bool { return d.GetVolume() == volume })
+	if i < 0 {
+		return ""
+	}
+	return disks[i].GetOverlayRenewed()
 }
 
 // Discard removes disks from a tracker's checkpoint, if that still is the named one. It returns those that were in

@@ -64,6 +64,9 @@ func (k *Keeper) Validate(ctx context.Context, l *launcherclient.Client, state *
 			continue
 		}
 		disks := lostDisks(asked[i], response.GetResults(), state.GetDisks())
+		if err := k.explainNewOverlays(ctx, &trackers[i], disks, state.GetDisks()); err != nil {
+			return nil, err
+		}
 		if err := k.Discard(ctx, &trackers[i], asked[i].GetName(), disks); err != nil {
 			return nil, err
 		}
