@@ -12,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/test/disksource"
 	"github.com/varvebackup/varve/test/verdict"
 )
 
@@ -46,6 +47,41 @@ func TestFile_isReadAroundItsHoles(t *testing.T) {
 	}
 	if err := s.ReadAt(ctx, make([]byte, 1), 0); !errors.Is(err, context.Canceled) {
 		t.Errorf("read after cancel: %v", err)
+	}
+}
+
+func TestFile_isADiskSource(t *testing.T) {
+	t.Parallel()
+	const size = 9*mib + 100
+	path, content := sparseFile(t, size, extent.Extent{Offset: 4 * kib, Length: 3 * mib}, extent.Extent{Offset: 5*mib - 4*kib, Length: 8 * kib}, extent.Extent{Offset: size - 10, Length: 10})
+	disksource.Run(t, disksource.Disk{Content: content}, func(t *testing.T) disksource.Source {
+		t.Helper()
+		s, err := OpenSource(t.Context(), path, SourceOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	})
+}
+
+func TestExport_isADiskSource(t *testing.T) {
+	t.Parallel()
+	changed := set(extent.Extent{Offset: 100 * kib, Length: 1}, extent.Extent{Offset: 2 * mib, Length: 200 * kib})
+	d := &ram{data: make([]byte, 3*mib+512), dirty: map[string]extent.Set{"b0": changed}}
+	copy(d.data[mib:], noise(100*kib, 1))
+	uri := serveNBD(t, nbd.Export{Backend: d, ReadOnly: true, MultiConn: true})
+	for bitmap, want := range map[string]disksource.Disk{"": {Content: d.data}, "b0": {Content: d.data, Changed: &changed, Exact: true}} {
+		t.Run("bitmap "+bitmap, func(t *testing.T) {
+			t.Parallel()
+			disksource.Run(t, want, func(t *testing.T) disksource.Source {
+				t.Helper()
+				s, err := OpenSource(t.Context(), uri, SourceOptions{Bitmap: bitmap})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return s
+			})
+		})
 	}
 }
 
