@@ -17,6 +17,9 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
+// granuleBytes is the unit of a snapshot's allocated and changed bytes. It bounds the number of extents.
+const granuleBytes = 64 << 10
+
 // snapshotUpload is the upload of a Block volume that was made from a CSI snapshot. If the snapshot's driver says what has changed since the
 // snapshot of an earlier restore point, nothing else is read. In any doubt everything is read, and the report says why. What a driver says within
 // the rules, and wrongly, is found by samples alone.

@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export/httpserver"
+	"github.com/varvebackup/varve/internal/export/source"
 	"github.com/varvebackup/varve/internal/export/tunnel"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
@@ -80,19 +81,14 @@ func (r *run) uploadMachineDisk(ctx context.Context, repo *repository.Repository
 	}
 	readable, stop := r.untilEnded(ctx, r.Files.TunnelEnded)
 	defer stop()
-	d := &tunnelDisk{far: r.far.server, name: from.Volume, whole: base == "", patience: r.limits.launcher, readable: readable, log: r.Log}
-	source := mover.Source{
+	volume := &tunnelVolume{far: r.far.server, name: from.Volume, patience: r.limits.launcher, readable: readable, log: r.Log}
+	stored := mover.Source{
 		Name: datamove.DiskName, Identity: string(r.Job.SourceUID), Checkpoint: mover.QualifyCheckpoint(string(from.BackupUID), from.Checkpoint),
 		Options: disk.SourceOptions{Bitmap: base},
-		Open: func(ctx context.Context) (disk.Source, error) {
-			if err := d.open(ctx); err != nil {
-				return nil, err
-			}
-			return d, nil
-		},
+		Open:    func(ctx context.Context) (disk.Source, error) { return volume.openDisk(ctx, base == "") },
 	}
 	r.Log.Info("storing the disk of a running machine", "volume", from.Volume, "restorePoint", id, "base", base, "parent", parent)
-	report, err := r.storeDisk(ctx, repo, id, source, parent, judgeTunnel)
+	report, err := r.storeDisk(ctx, repo, id, stored, parent, judgeTunnel)
 	if err == nil && base != "" && parent == "" && report.FullReason == "" {
 		// Changes were offered, and nothing is there that they could be added to.
 		report.FullReason = string(repository.FullNoParent)
@@ -106,7 +102,7 @@ func judgeTunnel(err error) error {
 	switch {
 	case errors.Is(err, tunnel.ErrChecksum):
 		return lasting(err, "the launcher sent other bytes than it read: try again, and look at the node's memory if it comes again")
-	case errors.Is(err, errMachineVolume):
+	case errors.Is(err, errMachineVolume), errors.Is(err, source.ErrVolume):
 		return lasting(err, "")
 	case errors.Is(err, errclass.Expired):
 		return lasting(err, "the next DataUpload takes another moment")

@@ -50,6 +50,16 @@ type readVolume struct {
 	bytes atomic.Int64
 	mu    sync.Mutex
 	hook  func(context.Context, extent.Extent) error
+	// regions, if it is set, reports the regions of an extent in the place of the volume.
+	regions func(e extent.Extent, report func(export.Region) bool)
+}
+
+func (v *readVolume) Regions(ctx context.Context, e extent.Extent, report func(export.Region) bool) error {
+	if v.regions == nil {
+		return v.Volume.Regions(ctx, e, report)
+	}
+	v.regions(e, report)
+	return nil
 }
 
 func (v *readVolume) Read(ctx context.Context, e extent.Extent, scope export.Scope, sink func(export.Chunk) error) error {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/export/source"
 )
 
 // DataRequest names the data of a volume.
@@ -107,7 +108,7 @@ func (c *Client) sizeOf(ctx context.Context, q DataRequest) (bytes int64, err er
 		}
 		defer response.Body.Close() //nolint:errcheck // it was only read
 		text, _ := strings.CutPrefix(response.Header.Get("Content-Range"), "bytes 0-0/")
-		if bytes, err = strconv.ParseInt(text, 10, 64); err != nil || response.StatusCode != http.StatusPartialContent || bytes <= 0 || bytes > maxDiskBytes {
+		if bytes, err = strconv.ParseInt(text, 10, 64); err != nil || response.StatusCode != http.StatusPartialContent || bytes <= 0 || bytes > source.MaxBytes {
 			return false, errclass.Errorf(errclass.Invalid, "neither the map nor the data says how large the disk is: status %d and range %.80q", response.StatusCode, response.Header.Get("Content-Range"))
 		}
 		return false, nil

@@ -5,7 +5,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
-	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/export/source"
 )
 
 // Volume names the endpoints of a volume.
@@ -26,47 +26,44 @@ type Volume struct {
 // Disk is a volume that is read at any place and in any order, as disk.Source has it. It may be used by several
 // goroutines.
 type Disk struct {
-	client   *Client
-	volume   Volume
-	data     DataRequest
-	identity string
-	// maybeData may be nonzero; changed has changed since the base, or is nil.
-	maybeData, changed *extent.Set
+	*source.Disk
+
+	data DataRequest
 }
 
 // OpenDisk reads the map of a volume. identity is what Identity returns. The disk does not close the client.
 //
 // What the map does not mention counts as data, because its content is not known: a server may leave out what has not changed.
 func (c *Client) OpenDisk(ctx context.Context, v Volume, identity string) (*Disk, error) {
-	var data, changed granules
-	var end int64
+	var regions source.Map
+	var refused error
 	stats, err := c.Regions(ctx, MapRequest{URL: v.Map, Dialect: v.Dialect, Clean: true, Bytes: v.Bytes, Tag: v.Tag, Server: v.Server}, func(r export.Region) bool {
-		data.add(extent.Extent{Offset: end, Length: r.Offset - end})
-		end = r.End()
-		if r.Kind != export.Zero {
-			data.add(r.Extent)
-		}
-		if r.Kind != export.Clean {
-			changed.add(r.Extent)
-		}
-		return true
+		refused = regions.Add(r)
+		return refused == nil
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case refused != nil:
+		return nil, refused
 	}
 	request := DataRequest{URL: v.Data, Dialect: v.Dialect, Tag: stats.Tag, Server: stats.Server}
-	if v.Bytes, err = c.checkSize(ctx, v, stats, end, request); err != nil {
+	if request.Bytes, err = c.checkSize(ctx, v, stats, regions.End(), request); err != nil {
 		return nil, err
 	}
-	request.Bytes = v.Bytes
-	data.add(extent.Extent{Offset: end, Length: v.Bytes - end})
-	maybeData := data.within(v.Bytes)
-	d := &Disk{client: c, volume: v, data: request, identity: identity, maybeData: &maybeData}
-	if v.Incremental {
-		set := changed.within(v.Bytes)
-		d.changed = &set
-	}
-	return d, nil
+	described := source.Description{Bytes: request.Bytes, Incremental: v.Incremental, Identity: identity}
+	return &Disk{Disk: regions.Disk(described, dataReader{c, request}), data: request}, nil
+}
+
+// dataReader reads the data of a volume.
+type dataReader struct {
+	client *Client
+	data   DataRequest
+}
+
+// ReadAt implements source.Reader.
+func (r dataReader) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	return r.client.ReadAt(ctx, r.data, p, offset)
 }
 
 // checkSize returns the size of a disk whose map's last region ends at end.
@@ -99,23 +96,3 @@ func (d *Disk) Tag() string { return d.data.Tag }
 
 // Server returns a hash of the certificate of the server.
 func (d *Disk) Server() string { return d.data.Server }
-
-// Bytes is the disk's size.
-func (d *Disk) Bytes() int64 { return d.volume.Bytes }
-
-// ReadAt fills p from offset on, or fails.
-func (d *Disk) ReadAt(ctx context.Context, p []byte, offset int64) error {
-	return d.client.ReadAt(ctx, d.data, p, offset)
-}
-
-// Data returns the bytes that may be nonzero, in whole granules of 64 KiB.
-func (d *Disk) Data(context.Context) (*extent.Set, error) { return d.maybeData, nil }
-
-// Changes returns the bytes that have changed since the base, in whole granules of 64 KiB, or nil for a full backup.
-func (d *Disk) Changes(context.Context) (*extent.Set, error) { return d.changed, nil }
-
-// Identity returns what OpenDisk was given.
-func (d *Disk) Identity() string { return d.identity }
-
-// Close does nothing.
-func (d *Disk) Close() error { return nil }

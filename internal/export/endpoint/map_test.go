@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/endpoint"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/test/disksource"
 	"github.com/varvebackup/varve/test/exportsite"
 	"github.com/varvebackup/varve/test/verdict"
 )
@@ -152,6 +153,37 @@ func TestReadAt_bothDialectsThroughCuts(t *testing.T) {
 			}
 		}
 		checkSets(t, v, disk)
+	}
+}
+
+func TestOpenDisk_isADiskSource(t *testing.T) {
+	t.Parallel()
+	for name, incremental := range map[string]bool{"full": false, "incremental": true} {
+		v := exporttest.NewVolume("disk", 6<<20+512, incremental, 8)
+		s := exportsite.Open(t, v)
+		want := disksource.Disk{Content: v.Content, Exact: true}
+		if incremental {
+			want.Changed = &extent.Set{}
+			for _, r := range regionsOf(t, v, false, true) {
+				want.Changed.Append(r.Extent)
+			}
+		}
+		for dialect, called := range map[endpoint.Dialect]string{endpoint.Spec: "Spec", endpoint.KubeVirt: "KubeVirt"} {
+			client := exportsite.NewClient(t, s.Options())
+			t.Run(name+", "+called, func(t *testing.T) {
+				t.Parallel()
+				disksource.Run(t, want, func(t *testing.T) disksource.Source {
+					t.Helper()
+					d, err := client.OpenDisk(t.Context(), endpoint.Volume{
+						Name: "disk", Map: s.URL("/exports/disk/map"), Data: s.URL("/exports/disk/data"), Dialect: dialect, Incremental: incremental,
+					}, "id")
+					if err != nil {
+						t.Fatal(err)
+					}
+					return d
+				})
+			})
+		}
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
-	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/export/source"
 )
 
 // Whatever a server sends, regions are in order, apart, and on the disk, and everything else is of class Corrupt.
@@ -28,7 +28,7 @@ func FuzzMap(f *testing.F) {
 		}
 		var end int64
 		r := &mapReader{request: MapRequest{Dialect: dialect, Clean: true}, report: func(region export.Region) bool {
-			if !region.Valid() || region.Empty() || region.Offset < end || region.End() > maxDiskBytes {
+			if !region.Valid() || region.Empty() || region.Offset < end || region.End() > source.MaxBytes {
 				t.Errorf("region %v after %d", region, end)
 			}
 			end = region.End()
@@ -55,23 +55,4 @@ func FuzzMap(f *testing.F) {
 			t.Errorf("a region ends at %d of %d", end, r.stats.Bytes)
 		}
 	})
-}
-
-// A set of very many extents is coarser, and lacks nothing.
-func TestGranules_areBounded(t *testing.T) {
-	t.Parallel()
-	const many = 5 * maxExtents / 2
-	var g granules
-	for i := range int64(many) {
-		g.add(extent.Extent{Offset: 2 * i * granuleBytes, Length: 1})
-	}
-	set := g.within(2*many*granuleBytes - 512)
-	if set.Len() > maxExtents {
-		t.Errorf("%d extents", set.Len())
-	}
-	for i := int64(0); i < many; i += 101 {
-		if !set.Contains(extent.Extent{Offset: 2 * i * granuleBytes, Length: granuleBytes}) {
-			t.Fatalf("granule %d is missing", 2*i)
-		}
-	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
+	"github.com/varvebackup/varve/internal/export/source"
 )
 
 // Dialect says how endpoints are spoken to.
@@ -23,8 +24,6 @@ const (
 const (
 	// pageSize is how many extents to ask for in KubeVirt's dialect.
 	pageSize = 4096
-	// maxDiskBytes is the largest disk. It bounds what a server can have a reader plan for.
-	maxDiskBytes = 64 << 40
 	// freePages is how many pages a map may have beside one for each granule that they are about, and maxPages how many in all.
 	freePages = 1000
 	maxPages  = 1 << 20
@@ -163,8 +162,8 @@ func (r *mapReader) addPage(p page) (more bool, err error) {
 	case p.size > 0:
 		r.stats.Bytes = p.size
 	}
-	if r.stats.Bytes > maxDiskBytes {
-		return false, errclass.Errorf(errclass.Corrupt, "the map is of a disk of %d bytes, and no disk is larger than %d", r.stats.Bytes, int64(maxDiskBytes))
+	if r.stats.Bytes > source.MaxBytes {
+		return false, errclass.Errorf(errclass.Corrupt, "the map is of a disk of %d bytes, and no disk is larger than %d", r.stats.Bytes, int64(source.MaxBytes))
 	}
 	for _, region := range p.regions {
 		if err := r.addRegion(region); err != nil {
@@ -174,11 +173,11 @@ func (r *mapReader) addPage(p page) (more bool, err error) {
 	if r.ended || p.next < 0 || p.next == 0 && r.request.Dialect == KubeVirt {
 		return false, nil
 	}
-	if p.next <= r.next || p.next < r.end || p.next > maxDiskBytes {
+	if p.next <= r.next || p.next < r.end || p.next > source.MaxBytes {
 		return false, errclass.Errorf(errclass.Corrupt, "the page of the map at %d is followed by one at %d", r.next, p.next)
 	}
 	r.next = p.next
-	if r.pages > maxPages || r.pages > freePages+r.next/granuleBytes {
+	if r.pages > maxPages || r.pages > freePages+r.next/source.GranuleBytes {
 		return false, errclass.Errorf(errclass.Corrupt, "the map does not end: it has %d pages about the first %d bytes", r.pages, r.next)
 	}
 	return r.stats.Bytes == 0 || r.next < r.stats.Bytes, nil
@@ -187,7 +186,7 @@ func (r *mapReader) addPage(p page) (more bool, err error) {
 // addRegion joins a region with its neighbour, and reports what has no more neighbours. KubeVirt's dialect leaves nothing out.
 func (r *mapReader) addRegion(next export.Region) error {
 	switch {
-	case next.Offset < r.end || next.End() > maxDiskBytes || r.stats.Bytes > 0 && next.End() > r.stats.Bytes:
+	case next.Offset < r.end || next.End() > source.MaxBytes || r.stats.Bytes > 0 && next.End() > r.stats.Bytes:
 		return errclass.Errorf(errclass.Corrupt, "the map has a region from %d to %d after %d, on a disk of %d bytes", next.Offset, next.End(), r.end, r.stats.Bytes)
 	case next.Offset > r.end && r.request.Dialect == KubeVirt:
 		return errclass.Errorf(errclass.Corrupt, "the map says nothing of what is from %d to %d", r.end, next.Offset)

@@ -1,10 +1,12 @@
-package endpoint
+package source
 
 import "github.com/varvebackup/varve/internal/extent"
 
 const (
-	// granuleBytes is the unit of Data and Changes.
-	granuleBytes = 64 << 10
+	// GranuleBytes is the unit of Data and Changes.
+	GranuleBytes = 64 << 10
+	// MaxBytes is the largest disk. It bounds what a peer can have a reader plan for.
+	MaxBytes = 64 << 40
 	// maxExtents bounds a set: 16 bytes each.
 	maxExtents = 1 << 20
 )
@@ -16,15 +18,15 @@ type granules struct {
 	bytes int64 // of a granule
 }
 
-// add adds an extent that begins behind those before.
+// add adds an extent that begins behind those before, and ends at MaxBytes at the latest.
 func (g *granules) add(e extent.Extent) {
 	if g.bytes == 0 {
-		g.bytes = granuleBytes
+		g.bytes = GranuleBytes
 	}
-	g.set.Append(e.Widen(g.bytes, maxDiskBytes))
+	g.set.Append(e.Widen(g.bytes, MaxBytes))
 	for g.set.Len() > maxExtents {
 		g.bytes *= 2
-		g.set = g.set.Widen(g.bytes, maxDiskBytes)
+		g.set = g.set.Widen(g.bytes, MaxBytes)
 	}
 }
 
