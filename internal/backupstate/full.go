@@ -12,7 +12,7 @@ var fullReasons = map[backupv1.FullReason]string{
 	backupv1.FullNoCheckpoint:   "the tracker's first backup",
 	backupv1.FullForced:         "asked for with --force-full",
 	backupv1.FullNewDisk:        "the disk was not in the base",
-	backupv1.FullBitmapLost:     "the record of changes was lost, as after a crash of the guest",
+	backupv1.FullBitmapLost:     "the record of changes was lost: the guest crashed, or its claim was deleted",
 	backupv1.FullDiskReplaced:   "the disk was replaced, or written without tracking",
 	backupv1.FullTargetReplaced: "the base is on another claim",
 	backupv1.FullParentUnknown:  "the tracker does not record where the base is",

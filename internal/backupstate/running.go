@@ -112,9 +112,9 @@ func LeftOut(volumes []backupv1.ExcludedVolume) string {
 	return "Not in the backup: " + strings.Join(names, ", ") + "; status.excludedVolumes says why."
 }
 
-// VolumeNotAttached says that a volume of a machine's template is not attached to its running guest.
+// VolumeNotAttached says that a machine's template has a disk, or another claim for it, and its running guest does not.
 func VolumeNotAttached(machine string) string {
-	return "The volume was added to VirtualMachine " + machine + " while it ran: restart the machine, and the next backup has it."
+	return "The template of VirtualMachine " + machine + " has the disk, or another claim for it, since after the guest's start: restart the machine, and the next backup has it."
 }
 
 // VolumeReadOnly says that the guest cannot write to a volume.

@@ -1,7 +1,6 @@
 package kubevirtbackup
 
 import (
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/backupstate"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
+	"github.com/varvebackup/varve/internal/templatediff"
 )
 
 // decidePending waits for everything that the backup needs. It neither locks nor attaches anything.
@@ -309,18 +309,15 @@ func toStarting(in *input, lock *kubevirtv1.InstanceBackupStatus) decision {
 	})
 }
 
-// notAttached returns the volumes of the machine's template that its guest gets at its next start. The handler, which does not see
-// the template, adds the others that are not in the backup.
+// notAttached returns the disks of the machine's template that its guest gets at its next start. The handler, which does not see the
+// template, adds the others that are not in the backup.
 func notAttached(in *input) []backupv1.ExcludedVolume {
-	var out []backupv1.ExcludedVolume
 	if in.VM == nil || in.VM.Spec.Template == nil {
 		return nil
 	}
-	for _, v := range in.VM.Spec.Template.Spec.Volumes {
-		if slices.ContainsFunc(in.Instance.Spec.Volumes, func(has kubevirtv1.Volume) bool { return has.Name == v.Name }) {
-			continue
-		}
-		out = append(out, backupv1.ExcludedVolume{Name: v.Name, Reason: backupv1.ExcludedNotAttached, Message: backupstate.VolumeNotAttached(in.machineName())})
+	var out []backupv1.ExcludedVolume
+	for _, name := range templatediff.NewDisks(&in.VM.Spec.Template.Spec, &in.Instance.Spec) {
+		out = append(out, backupv1.ExcludedVolume{Name: name, Reason: backupv1.ExcludedNotAttached, Message: backupstate.VolumeNotAttached(in.machineName())})
 	}
 	return out
 }
