@@ -138,6 +138,7 @@ func toFinal(in *input, result backupv1.BackupResult, state backupstate.State) d
 	return toStatus(in, change{phase: phase, state: state, more: func(s *backupv1.VirtualMachineBackupStatus) {
 		s.Result = result
 		s.CompletionTimestamp = &metav1.Time{Time: in.Now.Truncate(time.Second)}
+		s.PlaceWait = endPlaceWait(in)
 		if in.isPull() {
 			forgetEndpoints(s)
 		}

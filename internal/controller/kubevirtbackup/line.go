@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -55,9 +56,11 @@ func standsInLine(b *backupv1.VirtualMachineBackup) bool {
 		return false
 	}
 	switch b.Status.Reason {
-	case backupv1.ReasonOtherBackup, backupv1.ReasonNodeBusy, backupv1.ReasonGateDisabled, backupv1.ReasonVMNotFound,
-		backupv1.ReasonVMNotRunning, backupv1.ReasonTrackingNotEnabled, backupv1.ReasonNoEligibleDisk:
+	case backupv1.ReasonOtherBackup, backupv1.ReasonNodeBusy, backupv1.ReasonVMNotFound, backupv1.ReasonVMNotRunning,
+		backupv1.ReasonTrackingNotEnabled, backupv1.ReasonNoEligibleDisk:
 		return true
+	case backupv1.ReasonGateDisabled: // those that are pulled need one gate more
+		return !b.Spec.IsPull()
 	default: // not looked at yet
 		return b.Status.Phase == ""
 	}
@@ -100,7 +103,7 @@ func placeMoves() predicate.Predicate {
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			old, ok := e.ObjectOld.(*backupv1.VirtualMachineBackup)
 			now, also := e.ObjectNew.(*backupv1.VirtualMachineBackup)
-			return ok && also && placeInLine(old) != placeInLine(now)
+			return ok && also && (old.UID != now.UID || placeInLine(old) != placeInLine(now) || old.Status.SourceName != now.Status.SourceName)
 		},
 	}
 }
@@ -128,11 +131,13 @@ func behind(o *backupv1.VirtualMachineBackup, backups []backupv1.VirtualMachineB
 	return next
 }
 
-// concernedByLine returns the backups that a change of o, one of the machine's, concerns.
+// concernedByLine returns the backups that a change of o, one of the machine's, concerns: the first that waits, the one behind o's place,
+// and those that wait for o, of which there is one as a rule.
 func concernedByLine(o *backupv1.VirtualMachineBackup, backups []backupv1.VirtualMachineBackup) []backupv1.VirtualMachineBackup {
+	first, next := firstInLine(backups), behind(o, backups)
 	var concerned []backupv1.VirtualMachineBackup
-	for _, b := range []*backupv1.VirtualMachineBackup{firstInLine(backups), behind(o, backups)} {
-		if b != nil && !slices.ContainsFunc(concerned, func(c backupv1.VirtualMachineBackup) bool { return c.UID == b.UID }) {
+	for i := range backups {
+		if b := &backups[i]; b == first || b == next || b.Status.WaitsBehind == o.Name && isWaiting(b) {
 			concerned = append(concerned, *b)
 		}
 	}
@@ -141,10 +146,11 @@ func concernedByLine(o *backupv1.VirtualMachineBackup, backups []backupv1.Virtua
 
 // concernedByMachine returns the backups that a change of their machine concerns: all but those behind another.
 func concernedByMachine(backups []backupv1.VirtualMachineBackup) []backupv1.VirtualMachineBackup {
-	first := firstInLine(backups)
-	return slices.DeleteFunc(backups, func(b backupv1.VirtualMachineBackup) bool {
-		return waitsBehindAnother(&b) && b.UID != first.UID
-	})
+	var first types.UID
+	if b := firstInLine(backups); b != nil {
+		first = b.UID
+	}
+	return slices.DeleteFunc(backups, func(b backupv1.VirtualMachineBackup) bool { return waitsBehindAnother(&b) && b.UID != first })
 }
 
 // turnOfAnother returns an obstacle while another backup of the machine goes first, or nil.
@@ -182,7 +188,7 @@ func (r *reconciler) findAhead(ctx context.Context, c client.Reader, b *backupv1
 	for {
 		ahead := directlyAhead(b, line)
 		if ahead == nil {
-			return nil, nil
+			return r.findStarted(ctx, c, b, line)
 		}
 		now, err := reconcile.Find(ctx, c, client.ObjectKeyFromObject(ahead), &backupv1.VirtualMachineBackup{})
 		if err != nil {
@@ -193,4 +199,17 @@ func (r *reconciler) findAhead(ctx context.Context, c client.Reader, b *backupv1
 		}
 		line = slices.DeleteFunc(line, func(o backupv1.VirtualMachineBackup) bool { return o.UID == ahead.UID })
 	}
+}
+
+// findStarted returns the backup of a line that has left it to run since the cache saw it, or nil. It can only be the next one.
+func (r *reconciler) findStarted(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, line []backupv1.VirtualMachineBackup) (*backupv1.VirtualMachineBackup, error) {
+	next := firstInLine(slices.DeleteFunc(line, func(o backupv1.VirtualMachineBackup) bool { return o.UID == b.UID }))
+	if next == nil {
+		return nil, nil
+	}
+	now, err := reconcile.Find(ctx, c, client.ObjectKeyFromObject(next), &backupv1.VirtualMachineBackup{})
+	if err != nil || now == nil || !goesBefore(now, b) {
+		return nil, err
+	}
+	return now, nil
 }

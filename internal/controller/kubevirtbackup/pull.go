@@ -192,8 +192,12 @@ func decideServing(in *input) decision {
 	case export != nil && export.DeletionTimestamp == nil && exportTimeDiffers(in, export):
 		return decision{Step: stepExtendExport, Export: newExport(in)}
 	}
-	if !meta.IsStatusConditionTrue(in.Backup.Status.Conditions, backupv1.ConditionReady) {
-		d.Wake = earlierTime(d.Wake, in.Now.Add(reconcile.PollInterval(in.Now.Sub(in.Seen.PhaseSince))))
+	if c := meta.FindStatusCondition(in.Backup.Status.Conditions, backupv1.ConditionReady); c == nil || c.Status != metav1.ConditionTrue {
+		var waited time.Duration
+		if c != nil {
+			waited = in.Now.Sub(c.LastTransitionTime.Time)
+		}
+		d.Wake = earlierTime(d.Wake, in.Now.Add(reconcile.PollInterval(waited)))
 	}
 	return d
 }

@@ -41,7 +41,9 @@ func reportRefusal(in *input, d decision, err error) decision {
 	switch c.phase {
 	case "", backupv1.BackupPending:
 		c.phase, c.deadline = backupv1.BackupPending, pendingDeadline(in)
-		c.more = func(s *backupv1.VirtualMachineBackupStatus) { s.SourceName = in.machineName() }
+		c.more = func(s *backupv1.VirtualMachineBackupStatus) {
+			s.SourceName, s.NodeName, s.PlaceWait = in.machineName(), "", endPlaceWait(in)
+		}
 	case backupv1.BackupAttaching:
 		c.deadline = deadlineOr(in, in.Now, in.Limits.Attaching)
 	case backupv1.BackupCopied:

@@ -111,3 +111,26 @@ func (l *lab) vanish(b *backupv1.VirtualMachineBackup) {
 	})
 	l.goes(b)
 }
+
+// The first in line is of the machine only by its tracker. When that goes, the next one is first.
+func TestLine_aTrackerThatGoesTakesItsBackupOut(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, Limits{})
+	l.claim("target", corev1.PersistentVolumeFilesystem)
+	l.must(l.user.Delete(t.Context(), l.vmi))
+	l.goes(l.vmi)
+	tracker := l.tracker("tracker")
+	first := l.backup("first", "tracker")
+	l.reaches(first, backupv1.BackupPending, backupv1.ReasonVMNotRunning)
+	controlplane.Eventually(t, func() error { // ages count in whole seconds
+		if time.Now().Unix() == first.CreationTimestamp.Unix() {
+			return fmt.Errorf("the same second")
+		}
+		return nil
+	})
+	second := l.backup("second", "")
+	l.reaches(second, backupv1.BackupPending, backupv1.ReasonOtherBackup)
+	l.must(l.user.Delete(t.Context(), tracker))
+	l.reaches(first, backupv1.BackupPending, backupv1.ReasonTrackerNotFound)
+	l.reaches(second, backupv1.BackupPending, backupv1.ReasonVMNotRunning)
+}

@@ -135,3 +135,40 @@ func TestNotAttached(t *testing.T) {
 		t.Errorf("%s: %s", b.Status.Phase, b.Status.Message)
 	}
 }
+
+// A refusal after a wait for a place comes to an end. What the wait took is known, and does not grow any more.
+func TestPlaces_refusalAfterTheWaitEnds(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.track()
+	b := w.create("nightly", true)
+	w.load = nodeLoad{Copying: places("ns/1", "ns/2", "ns/3", "ns/4")}
+	w.settle(b)
+	w.now = w.now.Add(time.Hour)
+	w.load = nodeLoad{}
+	w.refuse(b, "the webhook does not answer")
+	if b.Status.Reason != backupv1.ReasonRequestRefused || b.Status.PlaceWait == nil || b.Status.PlaceWait.Since != nil || b.Status.NodeName != "" {
+		t.Fatalf("%s, node %q, place wait %+v", b.Status.Reason, b.Status.NodeName, b.Status.PlaceWait)
+	}
+	until := b.Status.PhaseDeadline.Time
+	w.now = w.now.Add(24 * time.Hour)
+	w.refuse(b, "the webhook does not answer")
+	w.settle(b)
+	if b.Status.Phase != backupv1.BackupFailed || !strings.Contains(b.Status.Message, "the webhook does not answer") || w.now.Before(until) {
+		t.Errorf("%s until %s: %s", b.Status.Phase, until, b.Status.Message)
+	}
+}
+
+// What has ended waits for nothing.
+func TestPlaces_theWaitEndsWithTheBackup(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	b := w.create("nightly", false)
+	w.load = nodeLoad{Copying: places("ns/1", "ns/2", "ns/3", "ns/4")}
+	w.settle(b)
+	w.now = w.now.Add(time.Hour)
+	b.DeletionTimestamp = &metav1.Time{Time: w.now}
+	if w.settle(b); b.Status.Phase != backupv1.BackupFailed || b.Status.PlaceWait == nil || b.Status.PlaceWait.Since != nil || b.Status.PlaceWait.Seconds != 3600 {
+		t.Errorf("%s, place wait %+v", b.Status.Phase, b.Status.PlaceWait)
+	}
+}

@@ -88,14 +88,21 @@ func (r *reconciler) requestsForConfiguration(ctx context.Context, o client.Obje
 	return requestsExcept(ctx, o, all.Items, err)
 }
 
-// requestsForSameMachine wakes the backups that stand behind one in the line of their machine.
+// requestsForSameMachine wakes the backups that stand behind one in the line of their machine. That it has left, too, if its tracker has
+// gone or names another machine.
 func (r *reconciler) requestsForSameMachine(ctx context.Context, o client.Object) []ctrl.Request {
-	machine := r.machineOfBackup(ctx, o.(*backupv1.VirtualMachineBackup))
-	if machine == "" {
-		return nil
+	b := o.(*backupv1.VirtualMachineBackup)
+	machines := []string{r.machineOfBackup(ctx, b), b.Status.SourceName}
+	slices.Sort(machines)
+	var requests []ctrl.Request
+	for _, machine := range slices.Compact(machines) {
+		if machine == "" {
+			continue
+		}
+		backups, err := r.listUnfinishedOfMachine(ctx, o.GetNamespace(), machine)
+		requests = append(requests, requestsExcept(ctx, o, concernedByLine(b, backups), err)...)
 	}
-	backups, err := r.listUnfinishedOfMachine(ctx, o.GetNamespace(), machine)
-	return requestsExcept(ctx, o, concernedByLine(o.(*backupv1.VirtualMachineBackup), backups), err)
+	return requests
 }
 
 func (r *reconciler) machineOfBackup(ctx context.Context, b *backupv1.VirtualMachineBackup) string {
@@ -114,7 +121,7 @@ func queueMoves() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		old, ok := e.ObjectOld.(*backupv1.VirtualMachineBackup)
 		now, also := e.ObjectNew.(*backupv1.VirtualMachineBackup)
-		return ok && also && (old.Status.Phase != now.Status.Phase || old.Status.Reason != now.Status.Reason ||
+		return ok && also && (old.UID != now.UID || old.Status.NodeName != now.Status.NodeName || old.Status.Phase != now.Status.Phase || old.Status.Reason != now.Status.Reason ||
 			(old.DeletionTimestamp == nil) != (now.DeletionTimestamp == nil))
 	}}
 }
