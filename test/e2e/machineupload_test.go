@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/minio/minio-go/v7"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -22,6 +24,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/s3"
 	"github.com/varvebackup/varve/test/verdict"
 )
 
@@ -47,6 +50,9 @@ func TestMachineUpload_movesChangedBlocksAndBringsThemBack(t *testing.T) {
 	moments = append(moments, s.uploadMachine("m1", location, overwrite))
 	s.guest(device + `head -c 2000000 /dev/urandom | dd of=$b bs=1M seek=20 conv=notrunc,fsync; sync`)
 	moments = append(moments, s.uploadMachine("m2", location, overwrite))
+	for _, m := range moments {
+		s.comesBack(m)
+	}
 
 	// Nobody has stored this one: the tracker stays where it is.
 	stays := s.checkpoint("daily")
@@ -58,7 +64,10 @@ func TestMachineUpload_movesChangedBlocksAndBringsThemBack(t *testing.T) {
 	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)
 	s.must(err)
 	s.guest(device + `head -c 1000000 /dev/urandom | dd of=$b bs=1M seek=30 conv=notrunc,fsync; sync`)
+	// What the bucket has lost is stored again, although nothing of it has changed on the disks.
+	s.losePack(location)
 	moments = append(moments, s.uploadMachine("m4", location, `true`))
+	s.comesBack(moments[2])
 
 	for i, m := range moments {
 		for volume, u := range m.Uploads {
@@ -67,9 +76,6 @@ func TestMachineUpload_movesChangedBlocksAndBringsThemBack(t *testing.T) {
 				t.Errorf("%s %s is not incremental: %+v", m.Group, volume, u.Status)
 			}
 		}
-	}
-	for _, m := range moments {
-		s.comesBack(m)
 	}
 	s.nothingServed()
 	s.nothingOfMovesIsLeft()
@@ -88,6 +94,26 @@ func (s *scene) uploadMachine(name string, at *lab.Location, script string) *lab
 	s.must(err)
 	s.t.Logf("%s took %s with the guest's writes", name, time.Since(began).Round(100*time.Millisecond))
 	return m
+}
+
+// losePack deletes the largest pack of the location's repository from the bucket.
+func (s *scene) losePack(at *lab.Location) {
+	s.t.Helper()
+	store, _, err := s3.OnBox(os.Getenv("VARVE_BOX_DIR"))
+	s.must(err)
+	bucket := store.Client(s.t)
+	var largest minio.ObjectInfo
+	for o := range bucket.ListObjects(s.t.Context(), store.Bucket, minio.ListObjectsOptions{Prefix: at.Spec.ObjectStorage.Prefix, Recursive: true}) {
+		s.must(o.Err)
+		if strings.HasPrefix(path.Base(o.Key), "p") && o.Size > largest.Size {
+			largest = o
+		}
+	}
+	if largest.Size < mib {
+		s.t.Fatalf("the largest pack is %q of %d bytes", largest.Key, largest.Size)
+	}
+	s.must(bucket.RemoveObject(s.t.Context(), store.Bucket, largest.Key, minio.RemoveObjectOptions{}))
+	s.t.Logf("the bucket has lost %s, %d bytes", largest.Key, largest.Size)
 }
 
 // canceledMachine begins to store the machine and cancels that.

@@ -10,20 +10,17 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/endpoint"
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/server"
 	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/port"
 )
 
 // Token is the token of every Site.
@@ -53,7 +50,12 @@ func Open(tb testing.TB, volumes ...export.Volume) *Site {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s := &Site{tb: tb, Address: reservePort(tb), CA: ca}
+	address, release, err := port.Reserve()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(release)
+	s := &Site{tb: tb, Address: address, CA: ca}
 	s.config = server.Config{
 		Token: func() ([]byte, error) { return []byte(Token), nil }, Log: slog.New(slog.DiscardHandler),
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &certificate, nil },
@@ -62,34 +64,6 @@ func Open(tb testing.TB, volumes ...export.Volume) *Site {
 	s.Start()
 	tb.Cleanup(func() { s.Kill() })
 	return s
-}
-
-// sharedPort listens on a port that reservePort holds.
-var sharedPort = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-	var err error
-	return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }), err)
-}}
-
-// reservePort returns an address whose port nobody else gets until the test ends, whether or not somebody listens there. Connections to
-// it are refused meanwhile.
-func reservePort(tb testing.TB) string {
-	tb.Helper()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = unix.Close(fd) })
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
-		tb.Fatal(err)
-	}
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		tb.Fatal(err)
-	}
-	name, err := unix.Getsockname(fd)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(name.(*unix.SockaddrInet4).Port))
 }
 
 // Serve changes what the next start serves.
@@ -107,7 +81,7 @@ func (s *Site) Serve(volumes ...export.Volume) {
 func (s *Site) Start() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l, err := sharedPort.Listen(context.Background(), "tcp", s.Address)
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", s.Address)
 	if err != nil {
 		s.tb.Error(err)
 		return

@@ -32,6 +32,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"github.com/varvebackup/varve/test/checkout"
+	"github.com/varvebackup/varve/test/port"
 	"github.com/varvebackup/varve/test/process"
 )
 
@@ -98,7 +99,7 @@ func start(tb testing.TB, options Options) (*Server, error) {
 			return nil, err
 		}
 	}
-	address, release, err := reservePort()
+	address, release, err := port.Reserve()
 	if err != nil {
 		return nil, fmt.Errorf("reserve a port: %w", err)
 	}

@@ -1,4 +1,5 @@
-package s3
+// Package port keeps ports of the loopback interface for servers that tests stop and start again.
+package port
 
 import (
 	"errors"
@@ -7,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reservePort returns a loopback address whose port nobody gets by chance until release is called, even while no
+// Reserve returns a loopback address whose port nobody gets by chance until release is called, even while no
 // server listens there. It binds a socket to the port and never listens on it. A server that sets SO_REUSEADDR, as
 // Go's servers do, can still listen on it.
-func reservePort() (address string, release func(), err error) {
+func Reserve() (address string, release func(), err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return "", nil, err
