@@ -26,17 +26,10 @@ func (r *reconciler) gatherPull(ctx context.Context, c client.Reader, in *input)
 	if fresh && in.Ahead != nil {
 		return nil
 	}
+	if err := r.gatherToken(ctx, in); err != nil || fresh && missingToken(in) != nil {
+		return err
+	}
 	namespace := in.Backup.Namespace
-	if isWaiting(in.Backup) || in.Backup.Status.Phase == backupv1.BackupAttaching {
-		if ref := in.Backup.Spec.TokenSecretRef; ref != nil {
-			if in.Pull.Token, err = reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: *ref}, &corev1.Secret{}); err != nil {
-				return err
-			}
-		}
-	}
-	if fresh && missingToken(in) != nil {
-		return nil
-	}
 	if in.Pull.TunnelSecret, err = reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: in.tunnelSecretName()}, &corev1.Secret{}); err != nil {
 		return err
 	}
@@ -55,6 +48,16 @@ func (r *reconciler) gatherPull(ctx context.Context, c client.Reader, in *input)
 	if service := in.Pull.Export.Status.ServiceName; service != "" && in.Backup.Status.Phase == backupv1.BackupServing {
 		in.Pull.Service, err = reconcile.Find(ctx, r.cached, types.NamespacedName{Namespace: namespace, Name: service}, &corev1.Service{})
 	}
+	return err
+}
+
+// gatherToken reads the clients' token before the point in time is fixed.
+func (r *reconciler) gatherToken(ctx context.Context, in *input) (err error) {
+	ref := in.Backup.Spec.TokenSecretRef
+	if ref == nil || !isWaiting(in.Backup) && in.Backup.Status.Phase != backupv1.BackupAttaching {
+		return nil
+	}
+	in.Pull.Token, err = reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: in.Backup.Namespace, Name: *ref}, &corev1.Secret{})
 	return err
 }
 

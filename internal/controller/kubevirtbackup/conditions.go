@@ -65,16 +65,16 @@ const maxReasonBytes = 1024
 // KubeVirt 1.8: its clients wait for nothing else.
 func doneCondition(s *backupv1.VirtualMachineBackupStatus) metav1.Condition {
 	c := metav1.Condition{Type: backupv1.ConditionDone, Status: metav1.ConditionFalse, Reason: string(s.Phase)}
-	switch s.Phase {
-	case backupv1.BackupDone:
-		c.Status, c.Reason, c.Message = metav1.ConditionTrue, backupv1.DoneSucceeded, s.Message
-	case backupv1.BackupFailed:
-		reason := backupv1.DoneFailed + s.Reason + ": " + s.Message
-		for len(reason) > maxReasonBytes {
-			_, last := utf8.DecodeLastRuneInString(reason)
-			reason = reason[:len(reason)-last]
-		}
-		c.Status, c.Reason, c.Message = metav1.ConditionTrue, reason, s.Message
+	if !s.Phase.Final() {
+		return c
+	}
+	c.Status, c.Reason, c.Message = metav1.ConditionTrue, backupv1.DoneSucceeded, s.Message
+	if s.Phase == backupv1.BackupFailed {
+		c.Reason = backupv1.DoneFailed + s.Reason + ": " + s.Message
+	}
+	for len(c.Reason) > maxReasonBytes {
+		_, last := utf8.DecodeLastRuneInString(c.Reason)
+		c.Reason = c.Reason[:len(c.Reason)-last]
 	}
 	return c
 }

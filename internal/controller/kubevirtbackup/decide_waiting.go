@@ -38,16 +38,10 @@ func decidePending(in *input) decision {
 	switch o := firstObstacle(in); {
 	case o != nil && o.fatal:
 		return fail(o.State)
-	case o != nil && o.place && deadlinePassed(in, placeDeadline(in)):
-		return fail(backupstate.GaveUp(in.Limits.Place, o.Message))
-	case o != nil && !o.place && deadlinePassed(in, deadline):
-		return fail(backupstate.GaveUp(in.Limits.Pending, o.Message))
+	case o != nil && deadlinePassed(in, waitDeadline(in, o.State)):
+		return fail(backupstate.GaveUp(waitLimit(in, o.State), o.Message))
 	case o != nil:
-		d := waitPending(in, o.State)
-		if o.poll {
-			d.Wake = earlierTime(d.Wake, in.Now.Add(reconcile.PollInterval(in.Now.Sub(in.Backup.CreationTimestamp.Time))))
-		}
-		return d
+		return waitObstacle(in, o)
 	case refused:
 		return fail(backupstate.GaveUp(in.Limits.Pending, in.Backup.Status.Message))
 	case !in.hasFinalizer():
@@ -90,14 +84,42 @@ func stillAttached(in *input) *obstacle {
 	return waitFor(backupstate.PreviousVolumeAttached(in.machineName()))
 }
 
+// waitObstacle waits in Pending for an obstacle to go.
+func waitObstacle(in *input, o *obstacle) decision {
+	d := waitPending(in, o.State)
+	if o.poll {
+		d.Wake = earlierTime(d.Wake, in.Now.Add(reconcile.PollInterval(in.Now.Sub(in.Backup.CreationTimestamp.Time))))
+	}
+	return d
+}
+
+// waitsForPlace reports whether a state is the wait for a place on the node, which has a limit of its own.
+func waitsForPlace(s backupstate.State) bool { return s.Reason == backupv1.ReasonNodeBusy }
+
+// waitLimit returns how long a backup may wait in a state of Pending.
+func waitLimit(in *input, s backupstate.State) time.Duration {
+	if waitsForPlace(s) {
+		return in.Limits.Place
+	}
+	return in.Limits.Pending
+}
+
+// waitDeadline returns when a backup gives up its wait in a state of Pending.
+func waitDeadline(in *input, s backupstate.State) time.Time {
+	if waitsForPlace(s) {
+		return beginPlaceWait(in).Since.Add(in.Limits.Place)
+	}
+	return pendingDeadline(in)
+}
+
 // waitPending stays in Pending, or falls back to it.
 func waitPending(in *input, state backupstate.State) decision {
-	deadline, wait := pendingDeadline(in), endPlaceWait(in)
-	if state.Reason == backupv1.ReasonNodeBusy {
-		deadline, wait = placeDeadline(in), beginPlaceWait(in)
+	wait := endPlaceWait(in)
+	if waitsForPlace(state) {
+		wait = beginPlaceWait(in)
 	}
 	return toStatus(in, change{
-		phase: backupv1.BackupPending, state: state, deadline: deadline,
+		phase: backupv1.BackupPending, state: state, deadline: waitDeadline(in, state),
 		more: func(s *backupv1.VirtualMachineBackupStatus) {
 			s.SourceName, s.TrackerUID, s.NodeName = in.machineName(), "", ""
 			s.PVCName, s.PVCUID = "", ""
@@ -105,7 +127,7 @@ func waitPending(in *input, state backupstate.State) decision {
 			if state.Reason == backupv1.ReasonOtherBackup && in.Ahead != nil {
 				s.WaitsBehind = in.Ahead.Name
 			}
-			if state.Reason == backupv1.ReasonNodeBusy {
+			if waitsForPlace(state) {
 				s.NodeName = in.Instance.Status.NodeName
 			}
 		},
@@ -142,9 +164,6 @@ func placeWaited(in *input) time.Duration {
 	}
 	return waited.Truncate(time.Second)
 }
-
-// placeDeadline returns when the backup gives up the present wait for a place.
-func placeDeadline(in *input) time.Time { return beginPlaceWait(in).Since.Add(in.Limits.Place) }
 
 // pendingDeadline counts from the backup's creation, so that falling back from Attaching does not lengthen the
 // wait, and leaves out the time in which it waited for a place. A deleted backup only gives back what it has, and gets as much time

@@ -12,8 +12,6 @@ type obstacle struct {
 	fatal bool
 	// poll says that nothing wakes the backup when the obstacle goes away.
 	poll bool
-	// place says that the backup has all it needs but a place on its node, which has a limit of its own.
-	place bool
 }
 
 func waitFor(s backupstate.State) *obstacle { return &obstacle{State: s} }

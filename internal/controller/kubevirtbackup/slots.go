@@ -50,12 +50,10 @@ func nodeBusy(in *input) *obstacle {
 	if len(in.Node.Copying)+len(in.Node.Ahead) < limit {
 		return nil
 	}
-	o := waitFor(backupstate.NodeBusy(backupstate.NodePlaces{
+	return waitFor(backupstate.NodeBusy(backupstate.NodePlaces{
 		Node: in.Instance.Status.NodeName, Running: len(in.Node.Copying), Limit: limit, Ahead: len(in.Node.Ahead), Here: namesIn(in.Backup.Namespace, in.Node.Copying),
 		Annotation: layout.AnnotationCopiesPerNode, Configuration: in.ConfigurationName.String(),
 	}))
-	o.place = true
-	return o
 }
 
 // namesIn returns the names of those in a namespace. Those of others are none of its users' business.
