@@ -31,13 +31,14 @@ import (
 //	unheard args...                                        runs varve with a standard error that nobody reads any more
 //	either args...                                         runs varve until it has ended with both exit codes, 0 and 1
 //	nameless NAME                                          makes a restore point without an ID, as only another program does
+//	change_password NEW                                    changes the password, as kopia does, from the one in the file $WORK/password
 //	damage VAR flip|remove|forget                          damages the data that the restore point brought, or removes its tables
 //
 // point makes a disk of random bytes, or writes random bytes to the disk as it was. Afterwards $VAR is the ID, and
 // $VAR_SHORT its beginning.
 func TestRepository(t *testing.T) {
 	t.Parallel()
-	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "tree": tree, "damage": damage, "nameless": nameless, "unheard": unheard, "either": either}
+	all := map[string]func(*testscript.TestScript, bool, []string){"point": point, "tree": tree, "damage": damage, "nameless": nameless, "unheard": unheard, "either": either, "change_password": changePassword}
 	for name, f := range commands {
 		all[name] = f
 	}
@@ -204,6 +205,23 @@ func nameless(ts *testscript.TestScript, neg bool, args []string) {
 		})
 		return err
 	}))
+	ts.Check(r.Close(ctx))
+}
+
+func changePassword(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: change_password NEW")
+	}
+	ctx := context.Background()
+	password, err := os.ReadFile(ts.MkAbs("password"))
+	ts.Check(err)
+	r, err := repo.Open(ctx, ts.MkAbs("config/varve/repository.config"), strings.TrimSpace(string(password)), nil)
+	ts.Check(err)
+	direct, ok := r.(repo.DirectRepository)
+	if !ok {
+		ts.Fatalf("a %T has no password", r)
+	}
+	ts.Check(direct.FormatManager().ChangePassword(ctx, args[0]))
 	ts.Check(r.Close(ctx))
 }
 

@@ -60,7 +60,10 @@ func openAccess(ctx context.Context, a *engine.Access) (*Repository, error) {
 	}
 	// kopia's error does not tell damage from other failures; inspecting the blobs does.
 	i, problem := verify.Inspect(ctx, a)
-	if problem != nil {
+	switch {
+	case errors.Is(err, ErrPassword) && errors.Is(problem, ErrPassword):
+		return nil, problem
+	case problem != nil:
 		return nil, err
 	}
 	if damage := errors.Join(i.Damage(), i.Close(ctx)); damage != nil {

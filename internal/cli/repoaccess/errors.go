@@ -37,7 +37,7 @@ var repositoryHints = []struct {
 	{disk.ErrLargerTarget, "`--larger` accepts a larger target"},
 	{disk.ErrNotFound, ""},
 	{disk.ErrUnreachable, "check that the NBD server runs and listens at this address"},
-	{repository.ErrPassword, "give the password that the repository was created with: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
+	{repository.ErrPassword, "give the repository's password, the newest one if it was changed: --password-file, or VARVE_PASSWORD; it cannot be recovered"},
 	{repository.ErrNoBucket, "create the bucket first, or check its name"},
 	{repository.ErrUnreachable, unreachableHint},
 	{repository.ErrChangeUsed, "give --checkpoint a new name, from `varve disk checkpoint`, or let Varve name it: --track"},

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/format"
@@ -59,6 +60,55 @@ func StoreFormatCopy(ctx context.Context, st blob.Storage, o blob.PutOptions) er
 		return fmt.Errorf("store a copy of the format: %w", err)
 	}
 	return nil
+}
+
+// FindFormatDamage returns the blobs of the format that are missing or damaged, as their copy has them. now is what the storage has of
+// the format, and saved is what the copy has, or nil. Without damage that the copy can mend, the result is empty.
+//
+// A password that opens the copy alone was changed after the copy was made. That is no damage, and the error is ErrPassword. So a blob
+// that can be read and that the password does not open counts as damaged only if the password opens the other one.
+func FindFormatDamage(ctx context.Context, now, saved map[blob.ID][]byte, password string) (map[blob.ID][]byte, error) {
+	const repository, settings = format.KopiaRepositoryBlobID, format.KopiaBlobCfgBlobID
+	if len(saved) == 0 {
+		return nil, nil
+	}
+	if err := openFormat(ctx, saved, password); errors.Is(err, format.ErrInvalidPassword) && now[repository] == nil {
+		return nil, fmt.Errorf("%w: blob %s is missing, and this password does not open its copy", ErrPassword, repository)
+	} else if err != nil {
+		return nil, nil //nolint:nilerr // there is no usable copy
+	}
+	damaged := map[blob.ID][]byte{}
+	for id, data := range saved {
+		if now[id] == nil {
+			damaged[id] = data
+		}
+	}
+	if openFormat(ctx, now, password) == nil {
+		return damaged, nil
+	}
+	alone := openFormat(ctx, map[blob.ID][]byte{repository: now[repository]}, password)
+	withSaved := map[blob.ID][]byte{repository: saved[repository], settings: now[settings]}
+	opensSettings := now[settings] != nil && openFormat(ctx, withSaved, password) == nil
+	if now[repository] != nil && errors.Is(alone, format.ErrInvalidPassword) && !opensSettings {
+		return nil, fmt.Errorf("%w: it was changed, and this one opens only the copy of the format from before the change", ErrPassword)
+	}
+	if alone != nil {
+		damaged[repository] = saved[repository]
+	}
+	if !opensSettings && saved[settings] != nil {
+		damaged[settings] = saved[settings]
+	}
+	return damaged, nil
+}
+
+// openFormat says why a password does not open a format; nil if it does. It reads nothing from a storage.
+func openFormat(ctx context.Context, blobs map[blob.ID][]byte, password string) error {
+	if _, err := storage.ParseUniqueID(blobs[format.KopiaRepositoryBlobID]); err != nil {
+		return err
+	}
+	absent := func(id blob.ID) bool { return blobs[id] == nil }
+	_, err := format.NewManager(ctx, storage.NewView(nil, absent, blobs), "", 0, password, time.Now)
+	return err
 }
 
 // restoreFormatFromCopy puts kopia's format blob back if it is missing or cannot be parsed, and the copy opens with the password.

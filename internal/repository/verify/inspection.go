@@ -1,11 +1,9 @@
 package verify
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 
 	"github.com/kopia/kopia/repo/blob"
 
@@ -21,6 +19,8 @@ type Inspection struct {
 	Storage blob.Storage
 	// DamagedFormat holds the format blobs that are damaged or missing, with what they should be.
 	DamagedFormat map[blob.ID][]byte
+	// lostFormat lists the format blobs that are missing and whose copy the password does not open.
+	lostFormat []blob.ID
 	// lacksFormatCopy says that the format has no copy, or a damaged one.
 	lacksFormatCopy bool
 	// DamagedIndexes are the index blobs that cannot be read.
@@ -54,28 +54,22 @@ func (i *Inspection) connectPastDamage(ctx context.Context, a *engine.Access) er
 		return err
 	}
 	i.lacksFormatCopy = saved == nil
-	v := storage.NewView(i.Storage, storage.IsIndex, nil)
 	now, err := storage.ReadFormat(ctx, i.Storage)
 	if err != nil {
 		return err
 	}
-	i.Connection, err = engine.OpenView(ctx, v, a, nil)
-	if err != nil && saved != nil {
-		v = storage.NewView(i.Storage, storage.IsIndex, saved)
-		r, bad := engine.OpenView(ctx, v, a, nil)
-		if bad != nil {
-			return err
-		}
-		i.Connection, err = r, nil
-		i.DamagedFormat = maps.Clone(saved)
+	if i.DamagedFormat, err = engine.FindFormatDamage(ctx, now, saved, a.Password); err != nil {
+		return engine.WrapOpenError(a.Name, err)
 	}
-	if err != nil {
+	for id := range saved {
+		if now[id] == nil && i.DamagedFormat[id] == nil {
+			i.lostFormat = append(i.lostFormat, id)
+		}
+	}
+	v := storage.NewView(i.Storage, storage.IsIndex, i.DamagedFormat)
+	if i.Connection, err = engine.OpenView(ctx, v, a, nil); err != nil {
 		return err
 	}
-	if i.DamagedFormat == nil && len(now) < len(saved) {
-		i.DamagedFormat = maps.Clone(saved) // If one is missing, kopia takes the repository for one without object lock.
-	}
-	maps.DeleteFunc(i.DamagedFormat, func(id blob.ID, data []byte) bool { return bytes.Equal(data, now[id]) })
 	return i.findDamagedIndexes(ctx, v)
 }
 
@@ -141,7 +135,10 @@ func (i *Inspection) IsDamagedIndex(ctx context.Context, index blob.ID) (bool, e
 func (i *Inspection) Damage() error {
 	var all []error
 	for id := range i.DamagedFormat {
-		all = append(all, fmt.Errorf("%w: blob %s is damaged or missing (or this is not the newest password); there is a copy", errclass.Corrupt, id))
+		all = append(all, fmt.Errorf("%w: blob %s is damaged or missing; there is a copy", errclass.Corrupt, id))
+	}
+	for _, id := range i.lostFormat {
+		all = append(all, fmt.Errorf("%w: blob %s is missing, and this password does not open the copy", errclass.Corrupt, id))
 	}
 	if i.lacksFormatCopy {
 		all = append(all, fmt.Errorf("%w: blob %s is damaged or missing; maintenance stores it again", errclass.Corrupt, storage.FormatCopy))
