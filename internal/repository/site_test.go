@@ -45,6 +45,8 @@ type site struct {
 	asked atomic.Pointer[func(id blob.ID)]
 	// failing returns an error for a blob that is about to be read; if it is nil, nothing fails.
 	failing atomic.Pointer[func(id blob.ID) error]
+	// reading returns what is read instead of these bytes of a blob; if it is nil, they are.
+	reading atomic.Pointer[func(id blob.ID, data []byte) []byte]
 	// unlisted returns an error for a list with a prefix, or a blob that is about to be looked for; if it is nil, nothing fails.
 	unlisted atomic.Pointer[func(name blob.ID) error]
 	// silent says whether the storage does not answer a request for a blob, or a list of blobs with that prefix; nil: it always does.
@@ -262,7 +264,17 @@ func (s *siteStorage) GetBlob(ctx context.Context, id blob.ID, offset, length in
 		}
 	}
 	s.site.requests.gets.Add(1)
-	return s.Storage.GetBlob(ctx, id, offset, length, out)
+	reading := s.site.reading.Load()
+	if reading == nil {
+		return s.Storage.GetBlob(ctx, id, offset, length, out)
+	}
+	var data storage.Buffer
+	if err := s.Storage.GetBlob(ctx, id, offset, length, &data); err != nil {
+		return err
+	}
+	out.Reset()
+	_, err := out.Write((*reading)(id, data.Bytes()))
+	return err
 }
 
 func (s *siteStorage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {

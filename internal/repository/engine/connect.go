@@ -106,10 +106,13 @@ func writeConnection(ctx context.Context, configFile string, at storage.Location
 	if err != nil {
 		return errors.Join(err, st.Close(ctx))
 	}
+	// What is in the cache is not looked at here: it may be damaged, or another process's.
 	err = repo.Connect(ctx, candidate, st, password, &repo.ConnectOptions{
-		ClientOptions:  repo.ClientOptions{Hostname: o.Host, Username: o.User, ReadOnly: o.ReadOnly},
-		CachingOptions: *caching,
+		ClientOptions: repo.ClientOptions{Hostname: o.Host, Username: o.User, ReadOnly: o.ReadOnly},
 	})
+	if err == nil && caching.CacheDirectory != "" {
+		err = repo.SetCachingOptions(ctx, candidate, caching)
+	}
 	switch {
 	case errors.Is(err, repo.ErrInvalidPassword):
 		err = ErrPassword

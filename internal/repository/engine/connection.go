@@ -32,6 +32,11 @@ type Connection struct {
 	CloseTimeout time.Duration
 	// noCache is why this connection does without its cache; nil if it has one, or was made without one.
 	noCache error
+	// cacheDirectory is where the cache is, and indexes watches over its copies of the indexes. dropped makes sure that it is emptied
+	// once.
+	cacheDirectory string
+	indexes        *storage.CachedIndexes
+	dropped        sync.Once
 
 	lifetime *lifetime
 
@@ -53,12 +58,18 @@ func OpenConnection(ctx context.Context, a *Access, now func() time.Time) (*Conn
 		return nil, a.wrapOpenError(err)
 	}
 	v := storage.NewView(st, nil, nil)
-	c, err := openView(ctx, v, a, caching, now)
+	open := openView
+	if caching != nil && caching.CacheDirectory != "" {
+		open = openCached
+	}
+	c, err := open(ctx, v, a, caching, now)
 	if err != nil {
 		return nil, errors.Join(err, st.Close(ctx))
 	}
 	v.Own()
-	c.noCache = unusable
+	if unusable != nil {
+		c.noCache = unusable
+	}
 	return c, nil
 }
 
@@ -118,6 +129,7 @@ func (c *Connection) Close(ctx context.Context) error {
 	done := make(chan error, 1)
 	go func() {
 		<-c.lifetime.unused
+		c.recordIndexes()
 		done <- c.Kopia.Close(ctx)
 	}()
 	timer := time.NewTimer(cmp.Or(c.CloseTimeout, closeTimeout))
@@ -153,7 +165,7 @@ func (c *Connection) Failure() error {
 
 // Reader returns a reader of what the repository holds.
 func (c *Connection) Reader() *ContentReader {
-	return &ContentReader{rep: c.Kopia, direct: c.direct, cached: c.cached, lifetime: c.lifetime}
+	return &ContentReader{rep: c.Kopia, direct: c.direct, cached: c.cached, dropCache: c.dropCache, lifetime: c.lifetime}
 }
 
 // Source returns the source of a path. An empty host or user stands for that of this connection.

@@ -20,8 +20,10 @@ type ContentReader struct {
 	// direct is nil if kopia reads everything.
 	direct *directReader
 	// cached says that kopia reads single contents, because it has a cache of them.
-	cached   bool
-	lifetime *lifetime
+	cached bool
+	// dropCache empties the cache, once; it returns false otherwise.
+	dropCache func() bool
+	lifetime  *lifetime
 }
 
 // Hold keeps the connection open until release is called, once, also if it is closed meanwhile. It fails once the connection is closed.
@@ -56,6 +58,11 @@ func (f *ContentReader) readWithKopia(ctx context.Context, id content.ID) ([]byt
 	}
 	for attempt := 1; err != nil && ctx.Err() == nil; attempt++ {
 		fetched, wrong := f.diagnoseReadError(ctx, id, err)
+		if fetched && f.cached {
+			if data, ok := f.readPastCache(ctx, id); ok {
+				return data, nil
+			}
+		}
 		if !fetched || attempt == readAttempts {
 			return nil, wrong
 		}
@@ -63,6 +70,26 @@ func (f *ContentReader) readWithKopia(ctx context.Context, id content.ID) ([]byt
 		data, err = f.rep.ContentReader().GetContent(ctx, id)
 	}
 	return data, err
+}
+
+// readPastCache reads a content that kopia cannot read with the cache. If the cache may be the reason, it is emptied.
+func (f *ContentReader) readPastCache(ctx context.Context, id content.ID) ([]byte, bool) {
+	if f.direct == nil {
+		if !f.dropCache() {
+			return nil, false
+		}
+		data, err := f.rep.ContentReader().GetContent(ctx, id)
+		return data, err == nil
+	}
+	info, err := f.rep.ContentReader().ContentInfo(ctx, id)
+	if err != nil {
+		return nil, false
+	}
+	data, ok := f.direct.readContent(ctx, info)
+	if ok {
+		f.dropCache()
+	}
+	return data, ok
 }
 
 // readAttempts is how often kopia has to fail to read a content, although its bytes can be fetched each time, for the content to

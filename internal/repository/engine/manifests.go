@@ -36,11 +36,20 @@ type StoredPoint struct {
 // known.
 func (c *Connection) FindPoints(ctx context.Context, source *Source, id string) ([]*StoredPoint, error) {
 	labels := manifestLabels(source, id)
-	entries, err := findMatchingEntries(ctx, c.Kopia, labels, func(string) bool { return true })
+	entries, err := c.findMatching(ctx, labels, func(string) bool { return true })
 	if err != nil {
 		return c.salvagePoints(ctx, labels)
 	}
 	return groupByPoint(entries)
+}
+
+// findMatching is findMatchingEntries. It does not believe the cache that manifests are damaged.
+func (c *Connection) findMatching(ctx context.Context, labels map[string]string, match func(id string) bool) ([]manifestEntry, error) {
+	entries, err := findMatchingEntries(ctx, c.Kopia, labels, match)
+	if err != nil && ctx.Err() == nil && c.dropCache() {
+		return findMatchingEntries(ctx, c.Kopia, labels, match)
+	}
+	return entries, err
 }
 
 // FindSelected is FindPoints for the restore points that a filter selects. It looks at the newest manifest of each, because an older
@@ -56,7 +65,7 @@ func (c *Connection) FindSelected(ctx context.Context, f *Filter) ([]*StoredPoin
 // manifests is damaged.
 func (c *Connection) FindMatching(ctx context.Context, match func(id string) bool) ([]*StoredPoint, error) {
 	labels := manifestLabels(nil, "")
-	entries, err := findMatchingEntries(ctx, c.Kopia, labels, match)
+	entries, err := c.findMatching(ctx, labels, match)
 	if err == nil {
 		return groupByPoint(entries)
 	}

@@ -27,6 +27,8 @@ type View struct {
 	mu       sync.Mutex
 	hidden   func(blob.ID) bool
 	replaced map[blob.ID][]byte
+	// listed holds the lengths of the index blobs that were listed.
+	listed map[blob.ID]int64
 }
 
 // NewView returns a view of a storage that hides the blobs that hidden selects, and shows those in replaced with that content.
@@ -69,6 +71,9 @@ func (v *View) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.Met
 		if v.isHidden(m.BlobID) {
 			return nil
 		}
+		if IsIndex(m.BlobID) {
+			v.noteLength(m)
+		}
 		return call(m)
 	})
 }
@@ -81,7 +86,7 @@ func (v *View) GetBlob(ctx context.Context, id blob.ID, offset, length int64, ou
 	data, ok := v.replaced[id]
 	v.mu.Unlock()
 	if !ok {
-		return v.Storage.GetBlob(ctx, id, offset, length, out)
+		return v.getStored(ctx, id, offset, length, out)
 	}
 	out.Reset()
 	if length >= 0 {
@@ -89,6 +94,30 @@ func (v *View) GetBlob(ctx context.Context, id blob.ID, offset, length int64, ou
 	}
 	_, err := out.Write(data)
 	return err
+}
+
+// noteLength notes how long an index blob is.
+func (v *View) noteLength(m blob.Metadata) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.listed == nil {
+		v.listed = map[blob.ID]int64{}
+	}
+	v.listed[m.BlobID] = m.Length
+}
+
+// getStored reads a blob from the storage. kopia keeps in its cache what it gets of an index, and reads it from there from then on. So an
+// index blob that is shorter or longer than it was listed is read once more.
+func (v *View) getStored(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
+	v.mu.Lock()
+	want, listed := v.listed[id]
+	v.mu.Unlock()
+	err := v.Storage.GetBlob(ctx, id, offset, length, out)
+	if !listed || offset != 0 || length >= 0 || err != nil || int64(out.Length()) == want {
+		return err
+	}
+	out.Reset()
+	return v.Storage.GetBlob(ctx, id, offset, length, out)
 }
 
 func (v *View) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {
