@@ -10,6 +10,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // Backup makes a restore point: either a complete one, or none and an error. If the storage does not answer at the very end, the
@@ -58,6 +59,7 @@ func (r *Repository) Backup(ctx context.Context, q Request) (*RestorePoint, erro
 	if err != nil {
 		return nil, fmt.Errorf("back up %s: %w", q.Source, err)
 	}
+	storage.KeepReserve(r.conn.Kopia.BlobReader())
 	return point, nil
 }
 
@@ -80,7 +82,7 @@ func (r *Repository) findPublished(ctx context.Context, q *Request) (*RestorePoi
 func (s *session) makePoint(parent *RestorePoint) (*RestorePoint, error) {
 	parent, err := s.protectParent(parent)
 	if err != nil {
-		s.keepUploads()
+		s.keepUploads(err)
 		return nil, err
 	}
 	stop := s.flushPeriodically()
@@ -93,7 +95,7 @@ func (s *session) makePoint(parent *RestorePoint) (*RestorePoint, error) {
 		p, root, err = s.preparePoint(writers)
 	}
 	if err != nil {
-		s.keepUploads()
+		s.keepUploads(err)
 		return nil, s.withCause(err)
 	}
 	return s.publishPoint(p, root)

@@ -22,7 +22,23 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 	if err != nil {
 		return err
 	}
-	err = r.conn.Change(ctx, "delete", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+	blobs := r.conn.Kopia.BlobReader()
+	if storage.NeedsReserve(blobs) {
+		storage.GiveUpReserve(blobs)
+	}
+	err = r.deletePoints(ctx, ids, found)
+	if errclass.IsFull(err) && storage.GiveUpReserve(blobs) {
+		err = r.deletePoints(ctx, ids, found)
+	}
+	if err != nil {
+		return fmt.Errorf("delete: %w", err)
+	}
+	return nil
+}
+
+// deletePoints removes restore points that were found. It may be called again after it failed.
+func (r *Repository) deletePoints(ctx context.Context, ids []string, found []*engine.StoredPoint) error {
+	return r.conn.Change(ctx, "delete", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		if err := engine.AnnounceDeletion(ctx, w, ids); err != nil {
 			return err
 		}
@@ -47,10 +63,6 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 		}
 		return engine.RemoveBlobs(ctx, w, storage.DeletingPrefix, ids)
 	})
-	if err != nil {
-		return fmt.Errorf("delete: %w", err)
-	}
-	return nil
 }
 
 // Lost returns the restore points of which only the record is left: another program has deleted them, or what the repository knows

@@ -14,6 +14,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/repository/engine"
 	"github.com/varvebackup/varve/internal/repository/files"
+	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repository/table"
 )
 
@@ -66,6 +67,7 @@ func (r *Repository) BackupFiles(ctx context.Context, q FilesRequest) (*RestoreP
 	if err != nil {
 		return nil, fmt.Errorf("back up %s: %w", q.Source, err)
 	}
+	storage.KeepReserve(r.conn.Kopia.BlobReader())
 	return point, nil
 }
 
@@ -129,7 +131,7 @@ func (b *filesBackup) makePoint(parent *RestorePoint) (*RestorePoint, error) {
 		p, root, err = b.preparePoint(description)
 	}
 	if err != nil {
-		b.keepUploads()
+		b.keepUploads(err)
 		return nil, b.withCause(err)
 	}
 	out, err := b.publishPoint(p, root)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repository/table"
 )
 
@@ -283,10 +284,14 @@ func (s *session) endFailedSessions(ctx context.Context) error {
 
 // keepUploads makes what was uploaded findable, as flushPeriodically does, so that the next backup does not upload it again. It
 // must not be called after a restore point's manifest was handed to kopia, because the flush would store that, too. If nobody has
-// cancelled the backup, nobody waits for its end: it then takes its time.
-func (s *session) keepUploads() {
+// cancelled the backup, nobody waits for its end: it then takes its time. failed is why the backup has failed.
+func (s *session) keepUploads(failed error) {
 	ctx, cancel := s.outlivingContext(max(s.q.KeepTimeout, defaultKeepTimeout), s.q.KeepTimeout)
 	defer cancel()
+	if errclass.IsFull(failed) { // The packs that could not be written would be tried again first, for half a minute.
+		s.endFull(ctx)
+		return
+	}
 	if s.work.isEmpty() && !s.tree.hasAny() {
 		if s.endManifest(ctx) == nil {
 			_ = s.w.Flush(ctx)
@@ -295,6 +300,29 @@ func (s *session) keepUploads() {
 	}
 	// Whatever ended the backup may end this, too. That costs an upload and nothing else.
 	_ = s.storeManifest(ctx, engine.SessionEnded)
+}
+
+// endFull ends the session manifest where there is no room to replace it: it would otherwise count as that of a running backup, and keep
+// exclusive maintenance from making room. What was uploaded is not protected any more, but is found as long as nobody needs its room.
+func (s *session) endFull(ctx context.Context) {
+	rep := s.r.conn.Kopia
+	end := func() error {
+		// The session's own writer would first store packs for which there is no room.
+		return repo.DirectWriteSession(ctx, rep, repo.WriteSessionOptions{Purpose: "varve end"}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+			if err := w.Refresh(ctx); err != nil {
+				return err
+			}
+			return engine.EachSnapshotID(ctx, w, map[string]string{engine.TagSession: s.id}, func(id manifest.ID) error {
+				return engine.RemoveManifest(ctx, w, id)
+			})
+		})
+	}
+	if storage.NeedsReserve(rep.BlobReader()) {
+		storage.SliceReserve(rep.BlobReader())
+	}
+	if err := end(); errclass.IsFull(err) && storage.SliceReserve(rep.BlobReader()) {
+		_ = end() // It counts for SessionLive otherwise.
+	}
 }
 
 // outlivingContext returns a context for what must not stop where the session is cancelled. It ends after limit, and grace after

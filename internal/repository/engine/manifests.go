@@ -95,6 +95,17 @@ func EachSnapshot(ctx context.Context, rep repo.Repository, tags map[string]stri
 	return nil
 }
 
+// EachSnapshotID calls call for the IDs of the kopia snapshots with these tags, including incomplete ones.
+func EachSnapshotID(ctx context.Context, rep repo.Repository, tags map[string]string, call func(manifest.ID) error) error {
+	ids, err := snapshot.ListSnapshotManifests(ctx, rep, nil, tags)
+	for _, id := range ids {
+		if err = call(id); err != nil {
+			break
+		}
+	}
+	return err
+}
+
 // manifestLabels returns the labels that the manifests of restore points have: of a source, or of all sources for nil; with an ID, or
 // with any for "".
 func manifestLabels(source *Source, id string) map[string]string {

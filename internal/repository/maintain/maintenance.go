@@ -10,6 +10,7 @@ import (
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content/indexblob"
 	"github.com/kopia/kopia/repo/maintenance"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -58,8 +59,32 @@ func (o Options) reportStep(s Step) {
 }
 
 // Run does maintenance. Only one machine does so at a time; errclass.Conflict names the other. From then on the kopia CLI leaves
-// maintenance to Varve.
-func Run(ctx context.Context, c *engine.Connection, o Options) (err error) {
+// maintenance to Varve. In a full directory it gives up the reserve, and makes it again when there is room.
+func Run(ctx context.Context, c *engine.Connection, o Options) error {
+	blobs := c.Kopia.BlobReader()
+	if storage.NeedsReserve(blobs) {
+		storage.GiveUpReserve(blobs)
+	}
+	err := run(ctx, c, o)
+	full := (*fullError)(nil)
+	if errors.As(err, &full) && full.roomMade || errclass.IsFull(err) && storage.GiveUpReserve(blobs) {
+		err = run(ctx, c, o)
+	}
+	if err == nil {
+		storage.KeepReserve(blobs)
+	}
+	return err
+}
+
+// fullError is the error of a run that found no space. roomMade says whether there is some now.
+type fullError struct {
+	error
+	roomMade bool
+}
+
+func (e *fullError) Unwrap() error { return e.error }
+
+func run(ctx context.Context, c *engine.Connection, o Options) (err error) {
 	mode, ok := map[Mode]maintenance.Mode{Quick: maintenance.ModeQuick, Full: maintenance.ModeFull}[o.Mode]
 	if !ok {
 		return fmt.Errorf("%w: maintenance mode %q: quick or full", errclass.Invalid, o.Mode)
@@ -71,7 +96,12 @@ func Run(ctx context.Context, c *engine.Connection, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.Release()) }()
+	defer func() {
+		if errclass.IsFull(err) { // Releasing the lock needs room, too.
+			err = &fullError{err, storage.GiveUpReserve(c.Kopia.BlobReader())}
+		}
+		err = errors.Join(err, l.Release())
+	}()
 	safety := maintenance.SafetyFull
 	if o.Exclusive {
 		safety = maintenance.SafetyNone
@@ -206,6 +236,11 @@ func runExclusive(ctx context.Context, c *engine.Connection, w repo.DirectReposi
 				return err
 			}
 			engine.Reached("garbage marked")
+			if o.Exclusive && storage.IsShort(c.Kopia.BlobReader()) {
+				if err := freeFirst(ctx, w, safety, p.MaintenanceStartTime); err != nil {
+					return err
+				}
+			}
 		}
 		o.reportStep(StepCompact)
 		return maintenance.Run(ctx, p, safety)
@@ -215,4 +250,20 @@ func runExclusive(ctx context.Context, c *engine.Connection, w repo.DirectReposi
 		return fmt.Errorf("%w: another process of this machine is at it", errclass.Conflict)
 	}
 	return err
+}
+
+// freeFirst deletes the packs of which nothing is in use. kopia does that after it has written the rest of other packs again, for which
+// there may be no room. Nobody else is using the repository.
+func freeFirst(ctx context.Context, w repo.DirectRepositoryWriter, safety maintenance.SafetyParameters, started time.Time) error {
+	_, err := w.ContentManager().CompactIndexes(ctx, indexblob.CompactOptions{
+		AllIndexes: true, DropDeletedBefore: w.Time(), DisableEventualConsistencySafety: safety.DisableEventualConsistencySafety,
+	})
+	if err == nil {
+		_, err = maintenance.DeleteUnreferencedPacks(ctx, w, maintenance.DeleteUnreferencedPacksOptions{NotAfterTime: started}, safety)
+	}
+	if err != nil {
+		return fmt.Errorf("make room: %w", err)
+	}
+	engine.Reached("room made")
+	return nil
 }

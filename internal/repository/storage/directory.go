@@ -13,6 +13,8 @@ import (
 	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/repo/content"
 	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // syncingDirectory is a directory that survives a loss of power. kopia by itself leaves it to the kernel when blobs are written.
@@ -42,14 +44,14 @@ func NewDirectory(ctx context.Context, o *filesystem.Options, create bool) (blob
 func (d *syncingDirectory) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
 	switch {
 	case slices.ContainsFunc(unsyncedPrefixes, func(prefix blob.ID) bool { return strings.HasPrefix(string(id), string(prefix)) }):
-		return d.Storage.PutBlob(ctx, id, data, o)
+		return d.Storage.PutBlob(ctx, id, discardedBytes{data}, o)
 	case slices.ContainsFunc(packPrefixes, func(prefix blob.ID) bool { return strings.HasPrefix(string(id), string(prefix)) }):
-		return d.Storage.PutBlob(ctx, id, syncedBytes{data}, o)
+		return d.Storage.PutBlob(ctx, id, discardedBytes{syncedBytes{data}}, o)
 	}
 	if err := d.syncFileSystem(); err != nil {
 		return err
 	}
-	if err := d.Storage.PutBlob(ctx, id, syncedBytes{data}, o); err != nil {
+	if err := d.Storage.PutBlob(ctx, id, discardedBytes{syncedBytes{data}}, o); err != nil {
 		return err
 	}
 	return d.syncFileSystem()
@@ -88,6 +90,19 @@ func (b syncedBytes) WriteTo(w io.Writer) (int64, error) {
 	n, err := b.Bytes.WriteTo(w)
 	if err == nil {
 		err = f.Sync()
+	}
+	return n, err
+}
+
+// discardedBytes is a blob that leaves nothing behind if there is no room for it. kopia leaves what it has written, up to a whole pack,
+// until maintenance removes it.
+type discardedBytes struct{ blob.Bytes }
+
+// WriteTo implements io.WriterTo. kopia passes it the file.
+func (b discardedBytes) WriteTo(w io.Writer) (int64, error) {
+	n, err := b.Bytes.WriteTo(w)
+	if errclass.IsFull(err) {
+		discard(w)
 	}
 	return n, err
 }

@@ -86,7 +86,7 @@ func checkUnusedDirectory(path string) error {
 		return err
 	}
 	for _, e := range entries {
-		if name := e.Name(); name != lostAndFound && name != ".shards" && !strings.HasPrefix(name, "kopia.") && !unfinishedName.MatchString(name) {
+		if name := e.Name(); name != lostAndFound && name != ".shards" && name != reserveFile && !strings.HasPrefix(name, "kopia.") && !unfinishedName.MatchString(name) {
 			return fmt.Errorf("%w: the directory is not empty (%s): name a new one in it", errclass.Conflict, e.Name())
 		}
 	}
