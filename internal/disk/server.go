@@ -168,7 +168,7 @@ func (s *server) explainStart(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if errclass.Of(err) != nil || errors.Is(err, ErrChanged) {
+	if errclass.Of(err) != errclass.None || errors.Is(err, ErrChanged) {
 		return err
 	}
 	wait := time.NewTimer(lastWords)

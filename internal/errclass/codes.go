@@ -27,7 +27,7 @@ type outside struct {
 	http int
 }
 
-var mapping = map[error]outside{
+var mapping = map[Class]outside{
 	Unknown:   {ExitFailure, codes.Unknown, http.StatusInternalServerError},
 	Corrupt:   {ExitFailure, codes.DataLoss, http.StatusInternalServerError},
 	Denied:    {ExitRefused, codes.PermissionDenied, http.StatusForbidden},
@@ -49,7 +49,7 @@ func ExitCode(err error) int {
 		return ExitInterrupted
 	case errors.Is(err, context.DeadlineExceeded):
 		return ExitTimeout
-	case c != nil:
+	case c != None:
 		return mapping[c].exit
 	}
 	return ExitFailure
@@ -60,7 +60,7 @@ func GRPCCode(err error) codes.Code {
 	switch c := Of(err); {
 	case err == nil:
 		return codes.OK
-	case c != nil:
+	case c != None:
 		return mapping[c].grpc
 	case errors.Is(err, context.DeadlineExceeded):
 		return codes.DeadlineExceeded
@@ -75,7 +75,7 @@ func HTTPStatus(err error) int {
 	switch c := Of(err); {
 	case err == nil:
 		return http.StatusOK
-	case c != nil:
+	case c != None:
 		return mapping[c].http
 	case errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout
@@ -85,8 +85,5 @@ func HTTPStatus(err error) int {
 
 // Reason returns the reason of a condition that reports err, in CamelCase: the name of its class, or "Failed".
 func Reason(err error) string {
-	if c, ok := Of(err).(*class); ok { //nolint:errorlint // Of returns one of the classes, or nil
-		return c.reason
-	}
-	return "Failed"
+	return names[Of(err)].reason
 }

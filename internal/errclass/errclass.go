@@ -11,43 +11,54 @@ import (
 	"fmt"
 )
 
-type class struct{ text, reason string }
-
-func (c *class) Error() string { return c.text }
+// Class is the class of an error, and an error itself. Classes can be compared.
+type Class uint8
 
 // The classes. If an error wraps several, the first in this order is its class.
-var (
+const (
+	// None: an unexpected failure, or no error.
+	None Class = iota
 	// Unknown: the operation may have succeeded. Repeating it with the same ID finds out.
-	Unknown error = &class{"outcome unknown", "Unknown"}
+	Unknown
 	// Corrupt: what is stored is not what was written. It is never retried, and never becomes another class.
-	Corrupt error = &class{"corrupt", "Corrupt"}
+	Corrupt
 	// Denied: the credentials are wrong, or do not allow the operation.
-	Denied error = &class{"access denied", "Denied"}
+	Denied
 	// Conflict: the state of something, or the work of somebody else, is in the way.
-	Conflict error = &class{"conflict", "Conflict"}
+	Conflict
 	// Invalid: the request cannot be carried out as it is. Repeating it fails again.
-	Invalid error = &class{"invalid", "Invalid"}
+	Invalid
 	// NotFound: what the request names does not exist. An error while looking for it is never NotFound.
-	NotFound error = &class{"not found", "NotFound"}
+	NotFound
 	// Expired: it existed, and its time is over.
-	Expired error = &class{"expired", "Expired"}
+	Expired
 	// Exhausted: there is no space, or a quota is used up.
-	Exhausted error = &class{"no space left", "Exhausted"}
+	Exhausted
 	// Transient: the other side does not answer, or is busy. The same request may succeed later.
-	Transient error = &class{"no answer", "Transient"}
+	Transient
 )
 
-// All are the classes in the order in which they count.
-var All = []error{Unknown, Corrupt, Denied, Conflict, Invalid, NotFound, Expired, Exhausted, Transient}
+// names holds what an error of a class says, and the reason of a condition that reports it.
+var names = [...]struct{ text, reason string }{
+	None: {"no class", "Failed"}, Unknown: {"outcome unknown", "Unknown"}, Corrupt: {"corrupt", "Corrupt"}, Denied: {"access denied", "Denied"},
+	Conflict: {"conflict", "Conflict"}, Invalid: {"invalid", "Invalid"}, NotFound: {"not found", "NotFound"}, Expired: {"expired", "Expired"},
+	Exhausted: {"no space left", "Exhausted"}, Transient: {"no answer", "Transient"},
+}
 
-// Of returns the class of an error, or nil if it has none.
-func Of(err error) error {
+// Error implements error.
+func (c Class) Error() string { return names[c].text }
+
+// All are the classes in the order in which they count.
+var All = []Class{Unknown, Corrupt, Denied, Conflict, Invalid, NotFound, Expired, Exhausted, Transient}
+
+// Of returns the class of an error, or None.
+func Of(err error) Class {
 	for _, c := range All {
 		if errors.Is(err, c) {
 			return c
 		}
 	}
-	return nil
+	return None
 }
 
 // New returns an error value of a class with a text of its own. Callers find it, and its class, with errors.Is.

@@ -17,7 +17,7 @@ func TestClasses_haveAllCodes(t *testing.T) {
 	reasons := map[string]bool{}
 	for _, class := range errclass.All {
 		wrapped := fmt.Errorf("attach volume a: %w", class)
-		if errclass.Of(wrapped) != class { //nolint:errorlint // exactly this value
+		if errclass.Of(wrapped) != class {
 			t.Errorf("%s: class %v", class, errclass.Of(wrapped))
 		}
 		if errclass.ExitCode(wrapped) == errclass.ExitOK || errclass.GRPCCode(wrapped) == codes.OK || errclass.HTTPStatus(wrapped) < 400 {

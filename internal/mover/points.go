@@ -86,7 +86,7 @@ func (p *Points) Find(prefix string) (*repository.RestorePoint, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return nil, fmt.Errorf("restore point %s: %w", prefix, cmp.Or(p.Unreadable, errclass.NotFound))
+		return nil, fmt.Errorf("restore point %s: %w", prefix, cmp.Or[error](p.Unreadable, errclass.NotFound))
 	}
 	return nil, errclass.Errorf(ErrPrefix, "restore point %s: the IDs of %d begin like this: %s", prefix, len(found), strings.Join(PointIDs(found), ", "))
 }

@@ -130,18 +130,19 @@ func judgeEndpoint(err error) error {
 	if !errors.As(err, &opening) && !errors.As(err, &reading) {
 		return judge(err)
 	}
-	switch class := errclass.Of(err); {
-	case errors.Is(err, endpoint.ErrOtherPoint):
+	if errors.Is(err, endpoint.ErrOtherPoint) {
 		return lasting(err, "the pull backup was made again while it was read: back up the new one")
-	case class == errclass.Denied: //nolint:errorlint // Of returns one of the classes
+	}
+	switch errclass.Of(err) {
+	case errclass.Denied:
 		return lasting(err, "the token is not that of the pull backup any more, or its server is another one: try again with a new pull backup")
-	case class == errclass.NotFound, class == errclass.Expired: //nolint:errorlint // Of returns one of the classes
+	case errclass.NotFound, errclass.Expired:
 		return lasting(err, "the pull backup is over, or does not have this volume: make a new one")
-	case class == errclass.Corrupt: //nolint:errorlint // Of returns one of the classes
+	case errclass.Corrupt:
 		return lasting(err, "the pull backup's server contradicts itself: make a new backup, and look at the log of its export")
-	case class == errclass.Exhausted: //nolint:errorlint // Of returns one of the classes
+	case errclass.Exhausted:
 		return lasting(err, "the scratch claim of the pull backup is full: make a new one with a larger claim")
-	case class == errclass.Invalid, class == errclass.Conflict: //nolint:errorlint // Of returns one of the classes
+	case errclass.Invalid, errclass.Conflict:
 		return lasting(err, "")
 	}
 	return err

@@ -38,13 +38,13 @@ func judge(err error) error {
 		return lasting(err, "if the repository's password was changed, put it into the Secret of the repository")
 	case repositoryaccess.IsStorageFull(err):
 		return lasting(err, "make space in the storage of the backup location")
-	case class == errclass.Denied: //nolint:errorlint // Of returns one of the classes
+	case class == errclass.Denied:
 		return lasting(err, "correct the credentials of the backup location, or what they allow")
-	case class == errclass.Corrupt: //nolint:errorlint // Of returns one of the classes
+	case class == errclass.Corrupt:
 		return lasting(err, "`varve repo check` says what is damaged, and what to do")
-	case class == errclass.Exhausted: //nolint:errorlint // Of returns one of the classes
+	case class == errclass.Exhausted:
 		return lasting(err, "")
-	case class == errclass.Invalid, class == errclass.Expired: //nolint:errorlint // Of returns one of the classes
+	case class == errclass.Invalid, class == errclass.Expired:
 		return lasting(err, "")
 	}
 	return err
@@ -52,7 +52,7 @@ func judge(err error) error {
 
 // judgeAbsence is judge for a step at whose end something that is not found stays that way.
 func judgeAbsence(err error, advice string) error {
-	if errclass.Of(err) == errclass.NotFound || errors.Is(err, fs.ErrNotExist) { //nolint:errorlint // Of returns one of the classes
+	if errclass.Of(err) == errclass.NotFound || errors.Is(err, fs.ErrNotExist) {
 		return lasting(err, advice)
 	}
 	return judge(err)

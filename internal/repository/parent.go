@@ -107,7 +107,7 @@ func (h *history) findParent(q *Request) (parent *RestorePoint, doubts map[strin
 	default:
 		i := slices.IndexFunc(h.points, func(p *RestorePoint) bool { return p.ID == q.Parent })
 		if i < 0 {
-			return nil, nil, fmt.Errorf("parent %s of %s: %w", q.Parent, q.Source, cmp.Or(h.damage, errclass.NotFound))
+			return nil, nil, fmt.Errorf("parent %s of %s: %w", q.Parent, q.Source, cmp.Or[error](h.damage, errclass.NotFound))
 		}
 		parent = h.points[i]
 	}

@@ -95,7 +95,7 @@ func (a *backupAccess) refresh(ctx context.Context) error {
 		return nil
 	}
 	err := a.read(ctx)
-	if class := cluster.Classify(err); err != nil && (class == cluster.Unreachable || class == cluster.Failure && errclass.Of(err) == nil) && a.token != "" {
+	if class := cluster.Classify(err); err != nil && (class == cluster.Unreachable || class == cluster.Failure && errclass.Of(err) == errclass.None) && a.token != "" {
 		return nil
 	}
 	return err

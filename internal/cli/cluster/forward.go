@@ -63,7 +63,7 @@ func (f *Forwarder) Dial(ctx context.Context) (net.Conn, error) {
 	within, stop := context.WithTimeoutCause(ctx, streamTimeout, errclass.Errorf(errclass.Transient, "pod %s is not reached in %s", f.pod, streamTimeout))
 	defer stop()
 	conn, err := current.dial(within, f.port)
-	if err != nil && errclass.Of(err) == nil && ctx.Err() == nil {
+	if err != nil && errclass.Of(err) == errclass.None && ctx.Err() == nil {
 		err = errclass.Errorf(errclass.Transient, "connect to pod %s: %w", f.pod, err)
 	}
 	return conn, err

@@ -209,12 +209,12 @@ func TestForward_waitsForItsPod(t *testing.T) {
 	t.Parallel()
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) }))
 	t.Cleanup(api.Close)
-	if _, err := newForwarder(t, api, corev1.PodPending).Dial(t.Context()); !errors.Is(errclass.Of(err), errclass.Transient) {
+	if _, err := newForwarder(t, api, corev1.PodPending).Dial(t.Context()); errclass.Of(err) != errclass.Transient {
 		t.Errorf("a pod that does not run yet: %v", err)
 	}
 	gone := newForwarder(t, api, corev1.PodRunning)
 	gone.pod = "other"
-	if _, err := gone.Dial(t.Context()); !errors.Is(errclass.Of(err), errclass.Transient) {
+	if _, err := gone.Dial(t.Context()); errclass.Of(err) != errclass.Transient {
 		t.Errorf("a pod that is replaced: %v", err)
 	}
 	if _, err := newForwarder(t, api, corev1.PodRunning).Dial(t.Context()); err == nil || errors.Is(err, context.Canceled) {

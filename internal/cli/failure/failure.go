@@ -93,7 +93,7 @@ func Hint(err error) string {
 // work, and what the user can do. A context that ended with a cause that has a class was not interrupted by the user.
 func Interrupted(ctx context.Context, err error, what, hint string) error {
 	var f *Error
-	if ctx.Err() == nil || !errors.Is(err, context.Canceled) || errors.As(err, &f) || errclass.Of(context.Cause(ctx)) != nil {
+	if ctx.Err() == nil || !errors.Is(err, context.Canceled) || errors.As(err, &f) || errclass.Of(context.Cause(ctx)) != errclass.None {
 		return err
 	}
 	text := "interrupted"

@@ -81,7 +81,7 @@ func classifyFailure(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errclass.Of(err) != nil:
+	case errclass.Of(err) != errclass.None:
 		return err
 	case errors.As(err, &certificate):
 		return errclass.Errorf(errclass.Denied, "the server is not the one that the backup names: %w", err)
@@ -90,4 +90,4 @@ func classifyFailure(ctx context.Context, err error) error {
 }
 
 // isRetried reports whether another attempt may succeed.
-func isRetried(err error) bool { return errclass.Of(err) == errclass.Transient } //nolint:errorlint // Of returns one of the classes
+func isRetried(err error) bool { return errclass.Of(err) == errclass.Transient }

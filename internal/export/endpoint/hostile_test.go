@@ -51,7 +51,7 @@ func TestOpenDisk_refusesHostileMaps(t *testing.T) {
 		dialect     endpoint.Dialect
 		incremental bool
 		pages       map[string]string
-		want        error
+		want        errclass.Class
 	}{
 		"no list":                       {spec, true, map[string]string{"0": `{"next_offset":null,"size":65536}`}, errclass.Corrupt},
 		"the list of another dialect":   {spec, true, map[string]string{"0": `{"extents":[],"next_offset":null,"size":65536}`}, errclass.Corrupt},
@@ -80,7 +80,7 @@ func TestOpenDisk_refusesHostileMaps(t *testing.T) {
 			t.Parallel()
 			client, v := openHostile(t, c.dialect, pages(c.pages))
 			v.Incremental = c.incremental
-			if _, err := client.OpenDisk(t.Context(), v, "id"); !errors.Is(errclass.Of(err), c.want) {
+			if _, err := client.OpenDisk(t.Context(), v, "id"); errclass.Of(err) != c.want {
 				t.Errorf("%v", err)
 			}
 		})
@@ -107,7 +107,7 @@ func TestOpenDisk_refusesEndlessMaps(t *testing.T) {
 				start, _ := strconv.ParseInt(r.URL.Query().Get("start"), 10, 64)
 				_, _ = io.WriteString(w, answer(start))
 			})
-			if _, err := client.OpenDisk(t.Context(), v, "id"); !errors.Is(errclass.Of(err), errclass.Corrupt) || requests > 1100 {
+			if _, err := client.OpenDisk(t.Context(), v, "id"); errclass.Of(err) != errclass.Corrupt || requests > 1100 {
 				t.Errorf("%d requests: %v", requests, err)
 			}
 		})
@@ -144,7 +144,7 @@ func TestEndpoints_refuseWhatNobodyAskedFor(t *testing.T) {
 			var requests atomic.Int64
 			client, v := openHostile(t, endpoint.Spec, func(w http.ResponseWriter, r *http.Request) { requests.Add(1); serve(w, r) })
 			_, err := client.OpenDisk(t.Context(), v, "id")
-			if class := errclass.Of(err); !errors.Is(class, errclass.Invalid) && !errors.Is(class, errclass.Corrupt) || requests.Load() != 1 || len(err.Error()) > 2048 {
+			if class := errclass.Of(err); class != errclass.Invalid && class != errclass.Corrupt || requests.Load() != 1 || len(err.Error()) > 2048 {
 				t.Errorf("%d requests: %v", requests.Load(), err)
 			}
 		})
@@ -156,7 +156,7 @@ func TestReadAt_refusesIgnoredParameters(t *testing.T) {
 	t.Parallel()
 	client, v := openHostile(t, endpoint.KubeVirt, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 8)) })
 	err := client.ReadAt(t.Context(), endpoint.DataRequest{URL: v.Data, Dialect: endpoint.KubeVirt}, make([]byte, 4), 4)
-	if !errors.Is(errclass.Of(err), errclass.Invalid) {
+	if errclass.Of(err) != errclass.Invalid {
 		t.Error(err)
 	}
 	client, v = openHostile(t, endpoint.Spec, func(w http.ResponseWriter, _ *http.Request) {
@@ -164,7 +164,7 @@ func TestReadAt_refusesIgnoredParameters(t *testing.T) {
 		w.WriteHeader(http.StatusPartialContent)
 		_, _ = w.Write(make([]byte, 4))
 	})
-	if err := client.ReadAt(t.Context(), endpoint.DataRequest{URL: v.Data, Bytes: 8}, make([]byte, 4), 4); !errors.Is(errclass.Of(err), errclass.Invalid) {
+	if err := client.ReadAt(t.Context(), endpoint.DataRequest{URL: v.Data, Bytes: 8}, make([]byte, 4), 4); errclass.Of(err) != errclass.Invalid {
 		t.Errorf("a disk of another size: %v", err)
 	}
 }
@@ -220,16 +220,16 @@ func TestOpenDisk_endOfMapIsEndOfDisk(t *testing.T) {
 	}
 	// A map that was cut would make a smaller disk.
 	client, v = openHostile(t, endpoint.KubeVirt, untagged(2<<16, 3<<16))
-	if _, err := client.OpenDisk(t.Context(), v, "id"); !errors.Is(errclass.Of(err), errclass.Corrupt) {
+	if _, err := client.OpenDisk(t.Context(), v, "id"); errclass.Of(err) != errclass.Corrupt {
 		t.Error(err)
 	}
 }
 
 func TestOpenDisk_dataTellsSize(t *testing.T) {
 	t.Parallel()
-	for regions, want := range map[string]error{
-		``: nil,
-		`{"offset":0,"length":65536,"type":"clean"},{"offset":65536,"length":65536,"type":"dirty"}`: nil,
+	for regions, want := range map[string]errclass.Class{
+		``: errclass.None,
+		`{"offset":0,"length":65536,"type":"clean"},{"offset":65536,"length":65536,"type":"dirty"}`: errclass.None,
 		// What has not changed is there up to the end, or not at all.
 		`{"offset":0,"length":65536,"type":"clean"}`: errclass.Corrupt,
 	} {
@@ -242,7 +242,7 @@ func TestOpenDisk_dataTellsSize(t *testing.T) {
 			w.WriteHeader(http.StatusPartialContent)
 			_, _ = w.Write([]byte{1})
 		})
-		if disk, err := client.OpenDisk(t.Context(), v, "id"); !errors.Is(errclass.Of(err), want) || err == nil && disk.Bytes() != 128<<10 {
+		if disk, err := client.OpenDisk(t.Context(), v, "id"); errclass.Of(err) != want || err == nil && disk.Bytes() != 128<<10 {
 			t.Errorf("regions %s: %v, %v", regions, disk, err)
 		}
 	}
@@ -311,7 +311,7 @@ func TestReadAt_silenceIsCut(t *testing.T) {
 		useServer(&o, s, exportsite.Token)
 		countHours(&o)
 		err := exportsite.NewClient(t, o).ReadAt(t.Context(), endpoint.DataRequest{URL: s.URL}, make([]byte, 4), offset)
-		if !errors.Is(errclass.Of(err), errclass.Transient) {
+		if errclass.Of(err) != errclass.Transient {
 			t.Errorf("at %d: %v", offset, err)
 		}
 		// Whoever cancels does not wait for the server.

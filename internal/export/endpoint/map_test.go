@@ -124,7 +124,7 @@ func TestRegions_refusesImpossibleMaps(t *testing.T) {
 		useServer(&o, hostile, exportsite.Token)
 		client := exportsite.NewClient(t, o)
 		_, err := client.Regions(t.Context(), endpoint.MapRequest{URL: hostile.URL + "/map"}, func(export.Region) bool { return true })
-		if !errors.Is(errclass.Of(err), errclass.Corrupt) {
+		if errclass.Of(err) != errclass.Corrupt {
 			t.Errorf("%s: %v", text, err)
 		}
 		client.Close()
@@ -219,7 +219,7 @@ func TestReadAt_refusesOtherRanges(t *testing.T) {
 		o := endpoint.Options{}
 		useServer(&o, hostile, exportsite.Token)
 		client := exportsite.NewClient(t, o)
-		if err := client.ReadAt(t.Context(), endpoint.DataRequest{URL: hostile.URL + "/data"}, make([]byte, 4), 4); !errors.Is(errclass.Of(err), errclass.Invalid) {
+		if err := client.ReadAt(t.Context(), endpoint.DataRequest{URL: hostile.URL + "/data"}, make([]byte, 4), 4); errclass.Of(err) != errclass.Invalid {
 			t.Errorf("%s: %v", fmt.Sprint(answer), err)
 		}
 		client.Close()

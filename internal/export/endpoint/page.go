@@ -129,7 +129,7 @@ func classifyJSON(err error) error {
 	switch {
 	case errors.As(err, &failed):
 		return failed.err
-	case errclass.Of(err) != nil:
+	case errclass.Of(err) != errclass.None:
 		return err
 	}
 	return errclass.Errorf(errPage, "a page of the map: %w", err)

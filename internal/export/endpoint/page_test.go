@@ -35,7 +35,7 @@ func FuzzMap(f *testing.F) {
 			return true
 		}}
 		check := func(err error) bool {
-			if err != nil && errclass.Of(err) != errclass.Corrupt { //nolint:errorlint // Of returns one of the classes
+			if err != nil && errclass.Of(err) != errclass.Corrupt {
 				t.Errorf("%v", err)
 			}
 			return err == nil

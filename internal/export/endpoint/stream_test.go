@@ -155,7 +155,7 @@ func TestStream_refusesAnotherPointInTime(t *testing.T) {
 		return nil
 	}
 	client := exportsite.NewClient(t, s.Options())
-	if _, err := client.Stream(t.Context(), q); !errors.Is(err, endpoint.ErrOtherPoint) || !errors.Is(errclass.Of(err), errclass.Conflict) {
+	if _, err := client.Stream(t.Context(), q); !errors.Is(err, endpoint.ErrOtherPoint) || errclass.Of(err) != errclass.Conflict {
 		t.Errorf("after a restart with another point in time: %v", err)
 	}
 	q = endpoint.StreamRequest{URL: s.URL("/exports/disk/stream"), Volumes: []endpoint.Position{{Volume: "disk", From: 1 << 20}}, Tag: `"of before"`}
@@ -235,7 +235,7 @@ func TestClient_refusalsAreFinal(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		url  string
-		want error
+		want errclass.Class
 		set  func(*endpoint.Options)
 	}{
 		{"token", s.URL("/exports/disk/stream"), errclass.Denied, func(o *endpoint.Options) {
@@ -261,7 +261,7 @@ func TestClient_refusalsAreFinal(t *testing.T) {
 		retried := 0
 		o.Retrying = func(err error) { retried++; t.Logf("%s: %v", c.name, err) }
 		_, err := exportsite.NewClient(t, o).Stream(t.Context(), endpoint.StreamRequest{URL: c.url})
-		if !errors.Is(errclass.Of(err), c.want) || retried > 0 {
+		if errclass.Of(err) != c.want || retried > 0 {
 			t.Errorf("%s: %d retries: %v", c.name, retried, err)
 		}
 		if err != nil && strings.Contains(err.Error(), secret) {

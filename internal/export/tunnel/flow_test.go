@@ -136,7 +136,7 @@ func TestFlow_requestsTakeTurns(t *testing.T) {
 		verdict.JudgeErrorf(t, err == nil, "beside an endless read: %v", err)
 	}
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) || errclass.Of(err) != nil {
+	if err := <-ended; !errors.Is(err, context.Canceled) || errclass.Of(err) != errclass.None {
 		t.Errorf("the endless read: %v", err)
 	}
 }

@@ -440,7 +440,7 @@ func TestSplitChunk_keepsTheSum(t *testing.T) {
 func TestEnd_codes(t *testing.T) {
 	t.Parallel()
 	codes := map[string]uint8{}
-	for _, err := range append(slices.Clone(errclass.All), context.Canceled, errors.New("other")) {
+	for _, err := range append(allClasses(), context.Canceled, errors.New("other")) {
 		codes[err.Error()], _ = endOf(err)
 	}
 	want := map[string]uint8{

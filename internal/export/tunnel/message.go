@@ -158,9 +158,9 @@ func endOf(err error) (class uint8, message string) {
 		return endSuccess, ""
 	}
 	message = cleanMessage(err.Error())
-	if of := errclass.Of(err); of != nil {
+	if of := errclass.Of(err); of != errclass.None {
 		for class, c := range endClasses {
-			if c == of { //nolint:errorlint // Of returns one of the classes
+			if c == of {
 				return class, message
 			}
 		}

@@ -79,7 +79,7 @@ func mayComeFromCache(ctx context.Context, err error) bool {
 	var answer minio.ErrorResponse
 	var request *url.Error
 	class := errclass.Of(err)
-	return ctx.Err() == nil && (class == nil || errors.Is(class, errclass.Corrupt)) && !errors.As(err, &answer) && !errors.As(err, &request) &&
+	return ctx.Err() == nil && (class == errclass.None || class == errclass.Corrupt) && !errors.As(err, &answer) && !errors.As(err, &request) &&
 		!errors.Is(err, repo.ErrInvalidPassword) && !errors.Is(err, repo.ErrRepositoryUnavailableDueToUpgradeInProgress)
 }
 

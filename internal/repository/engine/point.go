@@ -249,7 +249,7 @@ func (c *Connection) FindPoint(ctx context.Context, id string) (*StoredPoint, er
 	if len(found) > 0 {
 		return found[0], nil
 	}
-	return nil, fmt.Errorf("restore point %s: %w", id, cmp.Or(err, errclass.NotFound))
+	return nil, fmt.Errorf("restore point %s: %w", id, cmp.Or[error](err, errclass.NotFound))
 }
 
 // ReadPointFile reads the varve.json in the directory of a restore point.

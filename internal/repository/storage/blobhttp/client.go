@@ -238,7 +238,7 @@ func (c *Client) sendOnce(ctx context.Context, method, path string, query url.Va
 	}
 	answer, err := c.http.Do(r)
 	if err != nil {
-		if class := errclass.Of(err); class != nil && !errors.Is(class, errclass.Transient) {
+		if class := errclass.Of(err); class != errclass.None && class != errclass.Transient {
 			var request *url.Error
 			if errors.As(err, &request) {
 				err = request.Err // of dial: the request has nothing to do with it
