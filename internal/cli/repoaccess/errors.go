@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 const (
@@ -93,6 +94,8 @@ func explainStorage(err error) *failure.Error {
 	var request *url.Error
 	var network *net.OpError
 	switch {
+	case errors.As(err, &answer) && answer.Code == storage.CodeClock:
+		return &failure.Error{Err: err, Code: errclass.ExitFailure, Hint: "set the clock: that of this machine and that of the storage are too far apart"}
 	case errors.As(err, &answer) && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized):
 		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: deniedHint}
 	case errors.As(err, &answer) && answer.Code == minio.NoSuchBucket:

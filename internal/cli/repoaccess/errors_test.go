@@ -5,15 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/minio/minio-go/v7"
 
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 // What package disk refuses, a flag allows. Only the command line knows its name.
@@ -61,6 +65,18 @@ func TestRepositoryFailures(t *testing.T) {
 		}
 		if got := failure.Code(Explain(wrapped)); got != c.code {
 			t.Errorf("%s: code %d, want %d", name, got, c.code)
+		}
+	}
+}
+
+// A wrong clock is no matter of keys, whatever the status of the answer.
+func TestExplain_wrongClock(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{http.StatusForbidden, http.StatusBadRequest} {
+		var f *failure.Error
+		err := fmt.Errorf("open: %w", minio.ErrorResponse{StatusCode: status, Code: storage.CodeClock})
+		if err := Explain(err); !errors.As(err, &f) || f.Code != errclass.ExitFailure || !strings.HasPrefix(f.Hint, "set the clock") {
+			t.Errorf("%d: %+v", status, f)
 		}
 	}
 }

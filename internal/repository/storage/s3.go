@@ -65,6 +65,9 @@ func (s *S3) openBucket(ctx context.Context) (blob.Storage, error) {
 	return st, nil
 }
 
+// CodeClock is the code with which S3 servers refuse a request whose time differs too much from theirs, most of them with status 403.
+const CodeClock = "RequestTimeTooSkewed"
+
 // openAnsweringS3 returns the storage that open opens, once the server has answered a request.
 func openAnsweringS3(ctx context.Context, endpoint string, timeout time.Duration, open func(context.Context) (blob.Storage, error)) (blob.Storage, error) {
 	if timeout == 0 {
@@ -79,7 +82,7 @@ func openAnsweringS3(ctx context.Context, endpoint string, timeout time.Duration
 		return st, nil
 	case context.Cause(within) == ErrUnreachable: //nolint:errorlint // exactly this cause
 		err = fmt.Errorf("%w from %s within %s", ErrUnreachable, endpoint, timeout)
-	case errors.As(err, &answer) && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized):
+	case errors.As(err, &answer) && answer.Code != CodeClock && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized):
 		err = fmt.Errorf("%w: %w", errclass.Denied, answer)
 	case errors.Is(err, blob.ErrInvalidCredentials):
 		err = fmt.Errorf("%w: %w", errclass.Denied, err)
