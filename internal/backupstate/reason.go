@@ -30,6 +30,7 @@ var writers = map[string][]Component{
 	backupv1.ReasonCopying:             byBoth,
 	backupv1.ReasonServing:             byBoth,
 	backupv1.ReasonTokenSecretNotFound: byController,
+	backupv1.ReasonTokenSecretInvalid:  byController,
 	backupv1.ReasonFinishing:           byBoth,
 
 	backupv1.ReasonCompleted:         byController,

@@ -43,6 +43,7 @@ var samples = map[string]State{
 	"ClaimDeleting":            ClaimDeleting("target"),
 	"OtherBackupFirst":         OtherBackupFirst("other"),
 	"TokenSecretNotFound":      TokenSecretNotFound("clients", "token"),
+	"TokenTooShort":            TokenTooShort("clients", "token", 16),
 	"TokenSecretEmpty":         TokenSecretEmpty("clients", "token"),
 	"EndedByItself":            EndedByItself(),
 	"LauncherCannotPull":       LauncherCannotPull("vm"),
@@ -264,7 +265,7 @@ func TestWaits_sayWhetherTheUserActs(t *testing.T) {
 	t.Parallel()
 	want := []string{
 		"ClaimDeleting", "ClaimNotFound", "ExportForeign", "GateDisabled", "GuestEnded", "GuestNotStarted", "GuestStopping", "MachineDeleting", "MachineNotFound",
-		"NoEligibleDisk", "SecretForeign", "TokenSecretEmpty", "TokenSecretNotFound", "TrackerDeleting", "TrackerNotFound", "TrackingNeedsRestart", "TrackingNotSelected",
+		"NoEligibleDisk", "SecretForeign", "TokenSecretEmpty", "TokenSecretNotFound", "TokenTooShort", "TrackerDeleting", "TrackerNotFound", "TrackingNeedsRestart", "TrackingNotSelected",
 	}
 	var got []string
 	for name, s := range samples {

@@ -99,6 +99,13 @@ func TokenSecretEmpty(secret, key string) State {
 	return waitForUser(backupv1.ReasonTokenSecretNotFound, "Waiting for Secret %s, which spec.tokenSecretRef names, to have a token: give it the key %s.", secret, key)
 }
 
+// TokenTooShort says that the clients' token can be guessed. It has at least minCharacters.
+func TokenTooShort(secret, key string, minCharacters int) State {
+	return waitForUser(backupv1.ReasonTokenSecretInvalid,
+		"Waiting for Secret %s, which spec.tokenSecretRef names, to have a token of at least %d characters: make one with openssl rand -hex 32, and put it under the key %s.",
+		secret, minCharacters, key)
+}
+
 // TunnelKeyMissing says that the key of the installation does not exist.
 func TunnelKeyMissing() State {
 	return state(backupv1.ReasonAttaching, "Waiting for the key from which the token of the backup's tunnel is made; the controller is about to create it.")

@@ -115,7 +115,7 @@ type VirtualMachineBackupSpec struct {
 	ForceFullBackup bool `json:"forceFullBackup,omitempty"`
 
 	// tokenSecretRef names, in pull mode, the Secret in the backup's namespace whose key token has what clients must send in the
-	// header x-kubevirt-export-token. The backup waits for it to exist.
+	// header x-kubevirt-export-token: at least 16 characters. The backup waits for it to exist.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253

@@ -31,6 +31,8 @@ const (
 	ReasonCopying = "Copying"
 	// ReasonTokenSecretNotFound: the Secret that spec.tokenSecretRef names does not exist or has no token; create it.
 	ReasonTokenSecretNotFound = "TokenSecretNotFound"
+	// ReasonTokenSecretInvalid: the token in the Secret that spec.tokenSecretRef names has fewer than 16 characters; make a longer one.
+	ReasonTokenSecretInvalid = "TokenSecretInvalid"
 	// ReasonServing: clients can read the data, or soon can; the condition Ready says which.
 	ReasonServing = "Serving"
 	// ReasonFinishing: the tracker moves, old checkpoints are deleted, and the volume is detached.

@@ -67,7 +67,7 @@ type VirtualMachineExportSpec struct {
 	Source corev1.TypedLocalObjectReference `json:"source"`
 
 	// tokenSecretRef is a Secret in the export's namespace with the key token. Clients send its value in the header
-	// x-kubevirt-export-token. The export waits for it. If the field is absent, a Secret is created; status names it.
+	// x-kubevirt-export-token: at least 16 characters. The export waits for it. If the field is absent, a Secret is created; status names it.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253

@@ -32,7 +32,7 @@ const (
 	ReasonClaimBound = "PVCBound"
 	// ReasonTokenNotFound: the Secret that tokenSecretRef names does not exist.
 	ReasonTokenNotFound = "TokenSecretNotFound"
-	// ReasonTokenInvalid: the Secret that tokenSecretRef names has no key token, or an empty one.
+	// ReasonTokenInvalid: the Secret that tokenSecretRef names has no key token, an empty one, or one of fewer than 16 characters.
 	ReasonTokenInvalid = "TokenSecretInvalid"
 	// ReasonForeign: an object that is not this export's has a name that the export needs; the message names it.
 	ReasonForeign = "NameTaken"

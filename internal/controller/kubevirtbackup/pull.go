@@ -1,7 +1,6 @@
 package kubevirtbackup
 
 import (
-	"bytes"
 	"net"
 	"strconv"
 	"time"
@@ -101,8 +100,12 @@ func missingToken(in *input) *obstacle {
 		return nil
 	case in.Pull.Token == nil:
 		return pollFor(backupstate.TokenSecretNotFound(name, podspec.TokenKey))
-	case len(bytes.TrimSpace(in.Pull.Token.Data[podspec.TokenKey])) == 0:
+	}
+	switch length := podspec.TokenLength(in.Pull.Token); {
+	case length == 0:
 		return pollFor(backupstate.TokenSecretEmpty(name, podspec.TokenKey))
+	case length < podspec.MinTokenCharacters:
+		return pollFor(backupstate.TokenTooShort(name, podspec.TokenKey, podspec.MinTokenCharacters))
 	}
 	return nil
 }

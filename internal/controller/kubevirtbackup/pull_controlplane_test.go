@@ -37,7 +37,7 @@ func (l *lab) tunnelKey() {
 
 func (l *lab) clientsToken() {
 	l.Helper()
-	l.must(l.varve.Create(l.Context(), &corev1.Secret{ObjectMeta: l.named("clients"), Data: map[string][]byte{"token": []byte("t")}}))
+	l.must(l.varve.Create(l.Context(), &corev1.Secret{ObjectMeta: l.named("clients"), Data: map[string][]byte{"token": []byte("the clients' token")}}))
 }
 
 func serving(s *backupv1.VirtualMachineBackupStatus) {

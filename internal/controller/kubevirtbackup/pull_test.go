@@ -415,6 +415,7 @@ func TestPull_waitsForWhatItNeeds(t *testing.T) {
 		}, backupv1.ReasonGateDisabled, "feature gate VMExport", false},
 		"no token":       {func(w *world, _ *backupv1.VirtualMachineBackup) { w.token = nil }, backupv1.ReasonTokenSecretNotFound, "Secret token", true},
 		"an empty token": {func(w *world, _ *backupv1.VirtualMachineBackup) { w.token.Data["token"] = nil }, backupv1.ReasonTokenSecretNotFound, "give it the key token", true},
+		"a short token":  {func(w *world, _ *backupv1.VirtualMachineBackup) { w.token.Data["token"] = []byte("fifteen letters\n") }, backupv1.ReasonTokenSecretInvalid, "at least 16 characters", true},
 		"no key":         {func(w *world, _ *backupv1.VirtualMachineBackup) { w.key = nil }, backupv1.ReasonAttaching, "key", true},
 		"a foreign secret": {func(w *world, b *backupv1.VirtualMachineBackup) {
 			name := layout.TunnelSecret(layout.BackupUtilityVolume(b.UID))

@@ -277,6 +277,8 @@ func namedToken(w *world) {
 	w.create(secret)
 	w.reaches("Pending", exportv1.ReasonTokenInvalid, "Secret mine")
 	controlplane.Update(w.T, w.user, secret, false, func(s *corev1.Secret) { s.Data = map[string][]byte{"token": []byte("x")} })
+	w.reaches("Pending", exportv1.ReasonTokenInvalid, "fewer than 16 characters")
+	controlplane.Update(w.T, w.user, secret, false, func(s *corev1.Secret) { s.Data = map[string][]byte{"token": []byte("the clients' token")} })
 	pod := w.pod()
 	w.serves(pod)
 	e := w.reaches("Ready", exportv1.ReasonPodReady, "")

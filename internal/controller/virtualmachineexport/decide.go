@@ -92,7 +92,7 @@ func takenName(in *input) *obstacle {
 }
 
 // missingToken waits for the Secret that the user has named. If the user takes it back, the export is not served any
-// more.
+// more. A token that is too short admits no new pod; one that is served already stays, as from a version that took any token.
 func missingToken(in *input) *obstacle {
 	name, named := tokenSecretName(in.Export)
 	switch {
@@ -102,6 +102,10 @@ func missingToken(in *input) *obstacle {
 		return pollFor(exportv1.ReasonTokenNotFound, "Secret %s, which spec.tokenSecretRef names, does not exist.", name)
 	case !hasToken(in.Token):
 		return pollFor(exportv1.ReasonTokenInvalid, "Secret %s, which spec.tokenSecretRef names, has no key %s, or an empty one.", name, podspec.TokenKey)
+	case podspec.TokenLength(in.Token) < podspec.MinTokenCharacters && in.ownPod() == nil:
+		return pollFor(exportv1.ReasonTokenInvalid,
+			"The token in Secret %s, which spec.tokenSecretRef names, has fewer than %d characters: make a longer one with openssl rand -hex 32, and put it under the key %s.",
+			name, podspec.MinTokenCharacters, podspec.TokenKey)
 	}
 	return nil
 }

@@ -124,6 +124,8 @@ func TestDecide(t *testing.T) {
 	userSecret := func(data map[string][]byte) *corev1.Secret {
 		return &corev1.Secret{ObjectMeta: gen.Meta("ns", "mine"), Data: data}
 	}
+	// White space around a token does not count.
+	shortToken, longToken := map[string][]byte{"token": []byte(" fifteen letters\n")}, map[string][]byte{"token": []byte("sixteen letters.")}
 	for name, c := range map[string]struct {
 		in      func() *input
 		edit    func(*input)
@@ -169,7 +171,9 @@ func TestDecide(t *testing.T) {
 		"backup made again":      {backupInput, func(in *input) { offered(in).backup.UID = "b2" }, "Pending", "PodPending", "is being replaced", deletes, lookEvery},
 		"another disk in backup": {backupInput, func(in *input) { offered(in).offer.Volumes = []string{"root"} }, "Pending", "PodPending", "is being replaced", deletes, lookEvery},
 
-		"token named":           {claimInput, func(in *input) { named(in, userSecret(map[string][]byte{"token": []byte("x")})) }, "Ready", "PodReady", "", 0, lookEvery},
+		"token named":           {claimInput, func(in *input) { named(in, userSecret(longToken)); in.Pod = nil }, "Pending", "PodLost", "", pod, lookEvery},
+		"token named, short":    {claimInput, func(in *input) { named(in, userSecret(shortToken)); in.Pod = nil }, "Pending", "TokenSecretInvalid", "fewer than 16 characters: make a longer one", 0, retryUnwatched},
+		"token short, served":   {claimInput, func(in *input) { named(in, userSecret(shortToken)) }, "Ready", "PodReady", "", 0, lookEvery},
 		"token named, missing":  {claimInput, func(in *input) { named(in, nil); in.Pod = nil }, "Pending", "TokenSecretNotFound", "Secret mine, which spec.tokenSecretRef names, does not exist", 0, retryUnwatched},
 		"token taken back":      {claimInput, func(in *input) { named(in, nil) }, "Pending", "TokenSecretNotFound", "", deletes, retryUnwatched},
 		"token named, empty":    {claimInput, func(in *input) { named(in, userSecret(map[string][]byte{"token": []byte(" \n")})) }, "Pending", "TokenSecretInvalid", "Secret mine", deletes, retryUnwatched},

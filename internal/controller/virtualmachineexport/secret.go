@@ -1,7 +1,6 @@
 package virtualmachineexport
 
 import (
-	"bytes"
 	"crypto/rand"
 	"math/big"
 
@@ -54,7 +53,5 @@ func certificateSecret(export *exportv1.VirtualMachineExport, c authority.Certif
 	}
 }
 
-// hasToken reports whether a Secret has a token. White space around it does not count: no header can have it.
-func hasToken(secret *corev1.Secret) bool {
-	return len(bytes.TrimSpace(secret.Data[podspec.TokenKey])) > 0
-}
+// hasToken reports whether a Secret has a token.
+func hasToken(secret *corev1.Secret) bool { return podspec.TokenLength(secret) > 0 }

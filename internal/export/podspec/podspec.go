@@ -27,6 +27,12 @@
 // itself, it is started again. It needs no more than MemoryLimit.
 package podspec
 
+import (
+	"bytes"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
 // Ports.
 const (
 	// HTTPSPort is where the pod serves clients.
@@ -66,6 +72,9 @@ const (
 const (
 	// TokenKey is the key of the token in its Secret.
 	TokenKey = "token"
+	// MinTokenCharacters is the length that a client's token must have. Nothing slows down who tries one after the other, so
+	// that the token alone has to be too much to guess. virtctl's have 20.
+	MinTokenCharacters = 16
 	// TokenHeader is the header in which clients send the token.
 	TokenHeader = "x-kubevirt-export-token"
 	// ConfigVariable is the environment variable that has the Config.
@@ -81,3 +90,6 @@ const (
 
 // Command is what the container runs.
 func Command() []string { return []string{"/usr/bin/varve", "export-server"} }
+
+// TokenLength returns how many bytes the token in a client's Secret has. White space around it does not count: no header can have it.
+func TokenLength(secret *corev1.Secret) int { return len(bytes.TrimSpace(secret.Data[TokenKey])) }
