@@ -298,12 +298,12 @@ func TestTunnelKey_livesWithItsGate(t *testing.T) {
 	}
 	there := func(k []byte) bool { return len(k) == 32 }
 	must(admin.Create(t.Context(), configuration))
-	gates(kubevirtv1.VMExport)
+	gates(kubevirtv1.IncrementalBackup)
 	first := key(there)
 	gates(kubevirtv1.VMExport, kubevirtv1.IncrementalBackup)
-	gates()
-	key(func(k []byte) bool { return k == nil })
 	gates(kubevirtv1.VMExport)
+	key(func(k []byte) bool { return k == nil })
+	gates(kubevirtv1.IncrementalBackup)
 	second := key(there)
 	if string(first) == string(second) {
 		t.Error("the key came back")
@@ -311,6 +311,6 @@ func TestTunnelKey_livesWithItsGate(t *testing.T) {
 	// A key that is no key is replaced.
 	secret := &corev1.Secret{ObjectMeta: gen.Meta(ns, tunnelkey.Secret)}
 	controlplane.Update(t, admin, secret, false, func(s *corev1.Secret) { s.Data = map[string][]byte{tunnelkey.DataKey: []byte("short")} })
-	gates(kubevirtv1.VMExport, kubevirtv1.UtilityVolumes)
+	gates(kubevirtv1.IncrementalBackup, kubevirtv1.UtilityVolumes)
 	key(there)
 }

@@ -1,7 +1,7 @@
 // Package tunnelkey keeps the key of the installation from which the tokens of tunnels are made: one for each backup in pull
 // mode (package tunnel).
 //
-// The key is in a Secret in Varve's namespace while the feature gate VMExport is on, and is deleted with it. Tokens that were
+// The key is in a Secret in Varve's namespace while the feature gate IncrementalBackup is on, and is deleted with it. Tokens that were
 // made before stay valid for their backups: launcher and reader compare the token, and neither has the key.
 package tunnelkey
 
@@ -94,7 +94,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	wanted := tracking.GateEnabled(configuration, kubevirtv1.VMExport)
+	wanted := tracking.GateEnabled(configuration, kubevirtv1.IncrementalBackup)
 	switch {
 	case secret != nil && (!wanted || len(secret.Data[DataKey]) < keyBytes):
 		if err := r.cached.Delete(ctx, secret, client.Preconditions{UID: &secret.UID}); client.IgnoreNotFound(err) != nil {
