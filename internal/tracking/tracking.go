@@ -90,16 +90,19 @@ func findDisk(spec *kubevirtv1.VirtualMachineInstanceSpec, volume string) *kubev
 	return &spec.Domain.Devices.Disks[i]
 }
 
+// BitmapsPerDisk is how many bitmaps of each disk StateClaimSize has room for. Each tracker of a machine has one in each of its disks.
+const BitmapsPerDisk = 16
+
 // StateClaimSize returns the size in bytes of the claim that holds the overlays and bitmaps of disks with these
 // sizes in bytes. It is generous, because a claim that is too small stops the guest. Per disk it has room for twice
-// the L2 tables at the overlay's cluster size, 16 bitmaps at 64 KiB granularity, and the file system's own needs.
+// the L2 tables at the overlay's cluster size, BitmapsPerDisk bitmaps at 64 KiB granularity, and the file system's own needs.
 func StateClaimSize(diskBytes []int64) int64 {
 	const mib = 1 << 20
 	size := int64(32 * mib)
 	for _, n := range diskBytes {
 		tables := n / int64(ClusterSize(n)) * 8
 		bitmap := n / (64 << 10) / 8
-		size += 2*tables + 16*(bitmap+mib) + 16*mib
+		size += 2*tables + BitmapsPerDisk*(bitmap+mib) + 16*mib
 	}
 	size += size / 10
 	return (size + mib - 1) / mib * mib

@@ -37,6 +37,8 @@ const (
 	EventTrackerMoved = "CheckpointMoved"
 	// EventTrackerHeld: the tracker was deleted and stays until the backup that uses it ends.
 	EventTrackerHeld = "DeletionHeld"
+	// EventTooManyTrackers: the tracker's machine has more trackers than the claim with its overlays has room for.
+	EventTooManyTrackers = "TooManyTrackers"
 	// EventLockReleased: the lock of a backup that no longer exists or has ended was removed from the instance.
 	EventLockReleased = "AbandonedBackupLockReleased"
 	// EventVolumeReleased: the utility volume of a backup that no longer exists or has ended was removed from the

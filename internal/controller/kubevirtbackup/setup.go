@@ -135,6 +135,9 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if err := setupTrackers(mgr, opts, base); err != nil {
 		return fmt.Errorf("set up the backup tracker controller: %w", err)
 	}
+	if err := setupTrackerCount(mgr, opts, base); err != nil {
+		return fmt.Errorf("set up the controller that counts backup trackers: %w", err)
+	}
 	if err := setupLocks(mgr, opts, base); err != nil {
 		return fmt.Errorf("set up the backup lock controller: %w", err)
 	}

@@ -28,7 +28,7 @@ const (
 	vcpuBytes = 8 * mib
 	// bitmaps is how many bitmaps of a disk are in memory while its overlay is open. StateClaimSize has room for as
 	// many.
-	bitmaps = 16
+	bitmaps = tracking.BitmapsPerDisk
 	// bitmapGranularity is how much of a disk one bit stands for, in bytes.
 	bitmapGranularity = 64 << 10
 	// metadataCache is the most that QEMU caches of one overlay's tables, in bytes.
