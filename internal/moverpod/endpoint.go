@@ -144,6 +144,7 @@ func judgeEndpoint(err error) error {
 		return lasting(err, "the scratch claim of the pull backup is full: make a new one with a larger claim")
 	case errclass.Invalid, errclass.Conflict:
 		return lasting(err, "")
+	default:
+		return err
 	}
-	return err
 }

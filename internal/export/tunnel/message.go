@@ -147,7 +147,7 @@ const (
 	endOther     = 255
 )
 
-var endClasses = map[uint8]error{
+var endClasses = map[uint8]errclass.Class{
 	1: errclass.Unknown, 2: errclass.Corrupt, 3: errclass.Denied, 4: errclass.Conflict, 5: errclass.Invalid,
 	6: errclass.NotFound, 7: errclass.Expired, 8: errclass.Exhausted, 9: errclass.Transient,
 }

@@ -9,10 +9,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/format"
+	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/repository/storage"
 )
@@ -107,7 +107,7 @@ func openFormat(ctx context.Context, blobs map[blob.ID][]byte, password string) 
 		return err
 	}
 	absent := func(id blob.ID) bool { return blobs[id] == nil }
-	_, err := format.NewManager(ctx, storage.NewView(nil, absent, blobs), "", 0, password, time.Now)
+	_, err := format.NewManager(ctx, storage.NewView(nil, absent, blobs), "", 0, password, clock.RealClock{}.Now)
 	return err
 }
 

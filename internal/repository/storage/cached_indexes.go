@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
 )
 
 const (
@@ -126,9 +127,10 @@ func (c *CachedIndexes) Renew(load func(cache string) error) (err error) {
 
 // removeLeftovers removes what processes left that died in Renew.
 func (c *CachedIndexes) removeLeftovers() {
+	now := clock.RealClock{}.Now()
 	old, _ := filepath.Glob(filepath.Join(c.cache, renewedPrefix+"*"))
 	for _, path := range old {
-		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > renewedLife {
+		if info, err := os.Stat(path); err == nil && now.Sub(info.ModTime()) > renewedLife {
 			_ = os.RemoveAll(path) // it only takes space
 		}
 	}
@@ -227,7 +229,7 @@ func statIndex(path string) (fileStatus, bool, error) {
 		return fileStatus{}, false, os.NewSyscallError("clock_gettime", err)
 	}
 	changed := time.Unix(st.Ctim.Unix())
-	since := time.Since(changed) < time.Duration(up.Nano())
+	since := clock.RealClock{}.Since(changed) < time.Duration(up.Nano())
 	return fileStatus{Boot: strings.TrimSpace(string(boot)), Inode: st.Ino, Changed: changed.UnixNano()}, since, nil
 }
 
