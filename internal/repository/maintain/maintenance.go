@@ -264,6 +264,5 @@ func freeFirst(ctx context.Context, w repo.DirectRepositoryWriter, safety mainte
 	if err != nil {
 		return fmt.Errorf("make room: %w", err)
 	}
-	engine.Reached("room made")
 	return nil
 }
