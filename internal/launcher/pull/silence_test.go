@@ -144,16 +144,17 @@ func TestWatch_findsADeviceThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		begin, answer := b.silence("probe")
-		var silent time.Time
+		var silent atomic.Pointer[time.Time]
 		var aborted time.Duration
 		b.guest.On["AbortBackup"] = func() {
-			aborted = time.Since(silent)
+			aborted = time.Since(*silent.Load())
 			time.AfterFunc(20*time.Second, answer)
 		}
 		var j *Job
 		b.whenServing(&j, func(*Job) {
 			time.Sleep(time.Hour)
-			silent = time.Now()
+			now := time.Now()
+			silent.Store(&now)
 			begin()
 			time.AfterFunc(5*stalledAfter, func() { j.Fail(backupjob.Aborted()) })
 		})
