@@ -72,13 +72,17 @@ func TestServe_damagedDisk(t *testing.T) {
 	}
 }
 
-// flip changes a byte in the middle of the largest blob.
+// flip changes a byte in the middle of the largest pack.
 func flip(t *testing.T, dir string) {
 	t.Helper()
 	var largest string
 	var size int64
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
+			return err
+		}
+		within, err := filepath.Rel(dir, path)
+		if err != nil || !strings.HasPrefix(within, "p") {
 			return err
 		}
 		info, err := d.Info()
