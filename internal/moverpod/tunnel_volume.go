@@ -22,8 +22,9 @@ type machineDiskError struct{ err error }
 func (e *machineDiskError) Error() string { return e.err.Error() }
 func (e *machineDiskError) Unwrap() error { return e.err }
 
-// tunnelVolume is a volume at the far end of a launcher's tunnel. It shows one point in time, so what a cut of the tunnel has interrupted
-// goes on with the first byte that has not come. It may be used by several goroutines once it is open.
+// tunnelVolume is a volume at the far end of a launcher's tunnel. It shows one point in time, so what a cut of the
+// tunnel has interrupted goes on with the first byte that has not come. It may be used by several goroutines once it is
+// open.
 type tunnelVolume struct {
 	export.Volume // nil until it is open
 
@@ -36,8 +37,9 @@ type tunnelVolume struct {
 	log      *slog.Logger
 }
 
-// openDisk waits for the launcher, and reads which regions the volume has. whole: what the launcher says about changes is counted from a
-// moment that nobody knows. The source of the restore point has an identity; the disk has none.
+// openDisk waits for the launcher, and reads which regions the volume has. If whole is set, the launcher's changes
+// count from an unknown point in time, and are ignored. The disk has no identity of its own: the restore point's source
+// has one.
 func (v *tunnelVolume) openDisk(ctx context.Context, whole bool) (*source.Disk, error) {
 	err := v.persist(ctx, func(ctx context.Context) (bool, error) {
 		if v.Volume != nil {
@@ -92,8 +94,9 @@ func (v *tunnelVolume) Read(ctx context.Context, e extent.Extent, scope export.S
 	return err
 }
 
-// persist calls attempt until it succeeds, fails for good, or brings nothing for as long as the volume is patient, or until the backup ends. In
-// between it waits for the launcher to be connected. attempt reports whether it brought anything.
+// persist calls attempt until it succeeds, fails for good, or brings nothing for as long as the volume is patient, or
+// until the backup ends. In between it waits for the launcher to be connected. attempt reports whether it brought
+// anything.
 func (v *tunnelVolume) persist(ctx context.Context, attempt func(context.Context) (progressed bool, err error)) error {
 	ctx, stop := v.readable(ctx)
 	defer stop()

@@ -18,8 +18,8 @@ import (
 	"github.com/varvebackup/varve/test/verdict"
 )
 
-// openFarEnd connects a machine to the far end of a tunnel, with change made to the launcher's configuration, and returns what opens the
-// machine's volume there.
+// openFarEnd connects a machine to the far end of a tunnel, with change made to the launcher's configuration, and
+// returns what opens the machine's volume there.
 func openFarEnd(t *testing.T, m *machine, change func(*tunnel.Config)) func() *tunnelVolume {
 	t.Helper()
 	p := newSite(t).newTunnelPod(t, m, newMachineUpload("1", ""))

@@ -27,5 +27,10 @@ func shortenNote(note string) string {
 	if len(note) <= maxNoteBytes {
 		return note
 	}
-	return strings.ToValidUTF8(note[:maxNoteBytes], "") + "…"
+	return CutText(note, maxNoteBytes) + "…"
+}
+
+// CutText cuts a text to at most so many bytes, between characters.
+func CutText(text string, bytes int) string {
+	return strings.ToValidUTF8(text[:min(len(text), bytes)], "")
 }

@@ -45,7 +45,8 @@ func rewrite(tb testing.TB, files []string, change func([]byte) []byte) {
 	}
 }
 
-// Whatever a loss of power or a disk makes of a cache, nothing is lost by it: every command works as without it, and the next one, too.
+// Whatever a loss of power or a disk makes of a cache, nothing is lost by it: every command works as without it, and
+// the next one, too.
 func TestCache_damageIsMended(t *testing.T) {
 	t.Parallel()
 	damages := map[string]func([]byte) []byte{

@@ -43,7 +43,8 @@ func newSmallExt4(tb testing.TB, dir string, bytes int64) *small {
 	return &small{dir: dir}
 }
 
-// fill fills the file system until this many bytes are free, or as far as it goes: a file system may need some of them for the file.
+// fill fills the file system until this many bytes are free, or as far as it goes: a file system may need some of them
+// for the file.
 func (s *small) fill(tb testing.TB, left int64) {
 	tb.Helper()
 	f, err := os.Create(filepath.Join(s.dir, "filler"))
@@ -81,8 +82,8 @@ func randomDisk(name string, bytes int) (DiskSource, []byte) {
 	return DiskSource{Name: "root", Bytes: int64(bytes), Reader: &memory{data: data}}, data
 }
 
-// Room can be made on a full file system: a restore point is deleted, and what it had is freed, also what a backup has left that found
-// no space.
+// Room can be made on a full file system: a restore point is deleted, and what it had is freed, also what a backup has
+// left that found no space.
 func TestFull_roomCanBeMade(t *testing.T) {
 	t.Parallel()
 	for system, c := range map[string]struct {

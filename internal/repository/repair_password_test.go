@@ -12,7 +12,8 @@ import (
 	"github.com/varvebackup/varve/test/verdict"
 )
 
-// A repair takes from the copy what is missing or damaged, and nothing else: the copy is from before a change of the password.
+// A repair takes from the copy what is missing or damaged, and nothing else: the copy is from before a change of the
+// password.
 func TestRepair_undoesNoChangeOfThePassword(t *testing.T) {
 	t.Parallel()
 	const repository, settings, changed = "kopia.repository", "kopia.blobcfg", "a newer password"

@@ -1,5 +1,5 @@
-// Package templatediff compares the template of a virtual machine with the instance that runs: what only the machine's next instance
-// will have. It is pure, and modifies none of its arguments.
+// Package templatediff compares the template of a virtual machine with the instance that runs: what only the machine's
+// next instance will have. It is pure, and modifies none of its arguments.
 package templatediff
 
 import (
@@ -15,18 +15,18 @@ import (
 // defaultGrace is the grace period in seconds of an instance whose spec names none.
 const defaultGrace = 30
 
-// Fields returns the paths of the fields in which the template's spec differs from the running instance's, sorted, as in
-// "spec.domain.memory.guest" and "spec.volumes[data]". Utility volumes, which the controllers attach, and values that are spelled out
-// on one side and are the default on the other one are no difference.
+// Fields returns the paths of the fields in which the template's spec differs from the running instance's, sorted, as
+// in "spec.domain.memory.guest" and "spec.volumes[data]". Utility volumes, which the controllers attach, and values
+// that are spelled out on one side and are the default on the other one are no difference.
 func Fields(template, running *kubevirtv1.VirtualMachineInstanceSpec) []string {
 	var paths []string
-	compare("spec", fieldsOf(template), fieldsOf(running), &paths)
+	compareValues("spec", fieldsOf(template), fieldsOf(running), &paths)
 	slices.Sort(paths)
 	return paths
 }
 
-// NewDisks returns the names of the disks that the template has and the running instance does not have, in the template's order: a
-// disk with a new name, or one whose volume is another claim.
+// NewDisks returns the names of the disks that the template has and the running instance does not have, in the
+// template's order: a disk with a new name, or one whose volume is another claim.
 func NewDisks(template, running *kubevirtv1.VirtualMachineInstanceSpec) []string {
 	var names []string
 	for _, d := range template.Domain.Devices.Disks {
@@ -92,8 +92,9 @@ func withDefaults(spec *kubevirtv1.VirtualMachineInstanceSpec) *kubevirtv1.Virtu
 	return s
 }
 
-// compare appends the paths in which a and b differ. Objects are compared field by field, and lists of named objects name by name.
-func compare(path string, a, b any, paths *[]string) {
+// compareValues appends the paths in which a and b differ. Objects are compared field by field, and lists of named
+// objects name by name.
+func compareValues(path string, a, b any, paths *[]string) {
 	if reflect.DeepEqual(a, b) {
 		return
 	}
@@ -116,7 +117,7 @@ func compare(path string, a, b any, paths *[]string) {
 		va, hasA := fieldsA[name]
 		vb, hasB := fieldsB[name]
 		if hasA && hasB {
-			compare(prefix+name+suffix, va, vb, paths)
+			compareValues(prefix+name+suffix, va, vb, paths)
 		} else {
 			*paths = append(*paths, prefix+name+suffix)
 		}

@@ -2,13 +2,13 @@ package kubevirtbackup
 
 import (
 	"time"
-	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/backupstate"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // setConditions sets the conditions that follow from the phase. Quiesced belongs to the handler and stays as it is. endsWell says that the
@@ -72,10 +72,7 @@ func doneCondition(s *backupv1.VirtualMachineBackupStatus) metav1.Condition {
 	if s.Phase == backupv1.BackupFailed {
 		c.Reason = backupv1.DoneFailed + s.Reason + ": " + s.Message
 	}
-	for len(c.Reason) > maxReasonBytes {
-		_, last := utf8.DecodeLastRuneInString(c.Reason)
-		c.Reason = c.Reason[:len(c.Reason)-last]
-	}
+	c.Reason = reconcile.CutText(c.Reason, maxReasonBytes)
 	return c
 }
 

@@ -54,8 +54,8 @@ var dialects = map[string]func(*backupv1.VirtualMachineBackup) string{
 	},
 }
 
-// A client of any version of the API sees that a backup can be read, that it has succeeded and that it has failed, and waits for
-// nothing that never comes.
+// A client of any version of the API sees that a backup can be read, that it has succeeded and that it has failed, and
+// waits for nothing that never comes.
 func TestDialects_everyClientSeesTheEnd(t *testing.T) {
 	t.Parallel()
 	for name, see := range dialects {

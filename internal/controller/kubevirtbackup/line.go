@@ -14,9 +14,9 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// The unfinished backups of a machine stand in line: first the one that runs, then those that wait, the oldest first.
-// Each waits for the one directly ahead of it and names no other. So whoever joins, leaves or ends concerns the backup
-// behind it and the first that waits, and the others cost nothing however many there are.
+// The unfinished backups of a machine form a line: the one that runs, then those that wait, oldest first. Each waits
+// only for the one directly ahead of it. When a backup joins, leaves or ends, only the backup behind it and the first
+// one waiting need a look. The rest cost nothing, however many there are.
 
 // directlyAhead returns the backup of the same machine that goes directly ahead of b, or nil. Others may have b itself.
 func directlyAhead(b *backupv1.VirtualMachineBackup, others []backupv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
@@ -95,8 +95,8 @@ func placeInLine(b *backupv1.VirtualMachineBackup) int {
 	return 0
 }
 
-// placeMoves passes what can change who is next in a line. One that joins does not: it is the last, or what waits behind it
-// learns of it when its turn comes.
+// placeMoves passes what can change who is next in a line. One that joins does not: it is the last, or what waits
+// behind it learns of it when its turn comes.
 func placeMoves() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -119,8 +119,8 @@ func firstInLine(backups []backupv1.VirtualMachineBackup) *backupv1.VirtualMachi
 	return first
 }
 
-// behind returns the backup that waits behind o's place by age, or nil. o may have left that place, or ended.
-func behind(o *backupv1.VirtualMachineBackup, backups []backupv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
+// firstBehind returns the backup that waits behind o's place by age, or nil. o may have left that place, or ended.
+func firstBehind(o *backupv1.VirtualMachineBackup, backups []backupv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
 	var next *backupv1.VirtualMachineBackup
 	for i := range backups {
 		b := &backups[i]
@@ -131,10 +131,10 @@ func behind(o *backupv1.VirtualMachineBackup, backups []backupv1.VirtualMachineB
 	return next
 }
 
-// concernedByLine returns the backups that a change of o, one of the machine's, concerns: the first that waits, the one behind o's place,
-// and those that wait for o, of which there is one as a rule.
+// concernedByLine returns the backups that a change of o, one of the machine's, concerns: the first that waits, the one
+// behind o's place, and those that wait for o, of which there is one as a rule.
 func concernedByLine(o *backupv1.VirtualMachineBackup, backups []backupv1.VirtualMachineBackup) []backupv1.VirtualMachineBackup {
-	first, next := firstInLine(backups), behind(o, backups)
+	first, next := firstInLine(backups), firstBehind(o, backups)
 	var concerned []backupv1.VirtualMachineBackup
 	for i := range backups {
 		if b := &backups[i]; b == first || b == next || b.Status.WaitsBehind == o.Name && isWaiting(b) {
@@ -169,8 +169,8 @@ func lockedByAnother(in *input) *obstacle {
 	return nil
 }
 
-// findAhead returns the backup that goes directly ahead of b, or nil. The cache says which one it is, and c confirms it. Who still
-// waits behind the same one as before does not look at the others.
+// findAhead returns the backup that goes directly ahead of b, or nil. The cache says which one it is, and c confirms
+// it. Who still waits behind the same one as before does not look at the others.
 func (r *reconciler) findAhead(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, machine string) (*backupv1.VirtualMachineBackup, error) {
 	if b.Status.WaitsBehind != "" {
 		same, err := reconcile.Find(ctx, c, client.ObjectKey{Namespace: b.Namespace, Name: b.Status.WaitsBehind}, &backupv1.VirtualMachineBackup{})
@@ -201,7 +201,8 @@ func (r *reconciler) findAhead(ctx context.Context, c client.Reader, b *backupv1
 	}
 }
 
-// findStarted returns the backup of a line that has left it to run since the cache saw it, or nil. It can only be the next one.
+// findStarted returns the backup of a line that has left it to run since the cache saw it, or nil. It can only be the
+// next one.
 func (r *reconciler) findStarted(ctx context.Context, c client.Reader, b *backupv1.VirtualMachineBackup, line []backupv1.VirtualMachineBackup) (*backupv1.VirtualMachineBackup, error) {
 	next := firstInLine(slices.DeleteFunc(line, func(o backupv1.VirtualMachineBackup) bool { return o.UID == b.UID }))
 	if next == nil {

@@ -14,8 +14,8 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// TestLine_wakesWhomAChangeConcerns changes one backup of a machine in any way. The first that waits is woken, and whoever waits behind
-// one that is not ahead any more.
+// TestLine_wakesWhomAChangeConcerns changes one backup of a machine in any way. The first that waits is woken, and
+// whoever waits behind one that is not ahead any more.
 func TestLine_wakesWhomAChangeConcerns(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

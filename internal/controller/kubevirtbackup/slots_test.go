@@ -52,8 +52,9 @@ func TestPlaces_namespacesTakeTurns(t *testing.T) {
 	}
 }
 
-// Four first backups of large machines take all places of a node for days. Nothing is wrong with what waits behind them, so it does
-// not fail after a day, whether or not the controller is restarted meanwhile. What it waited does not count against it afterwards.
+// Four first backups of large machines take all places of a node for days. Nothing is wrong with what waits behind
+// them, so it does not fail after a day, whether or not the controller is restarted meanwhile. What it waited does not
+// count against it afterwards.
 func TestPlaces_waitingForOneIsNoFailure(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
@@ -72,7 +73,8 @@ func TestPlaces_waitingForOneIsNoFailure(t *testing.T) {
 			t.Fatalf("%s, %s: %s", b.Status.Phase, b.Status.Reason, b.Status.Message)
 		}
 	}
-	// There is a place, and the machine stops before it is taken: a day for others to put that right, less what went before.
+	// There is a place, and the machine stops before it is taken: a day for others to put that right, less what went
+	// before.
 	w.load = nodeLoad{}
 	guest := w.instance
 	w.instance = nil
@@ -94,14 +96,20 @@ func TestPlaces_waitingForOneIsNoFailure(t *testing.T) {
 	}
 }
 
-// What a wait for a place took is known after the backup has had a place and lost it again.
-func TestPlaces_theWaitIsKeptWhileAttaching(t *testing.T) {
-	t.Parallel()
+// newPlaceWait returns a world with a backup that waits for a place on its node.
+func newPlaceWait() (*world, *backupv1.VirtualMachineBackup) {
 	w := newWorld()
 	w.track()
 	b := w.create("nightly", true)
 	w.load = nodeLoad{Copying: places("ns/1", "ns/2", "ns/3", "ns/4")}
 	w.settle(b)
+	return w, b
+}
+
+// What a wait for a place took is known after the backup has had a place and lost it again.
+func TestPlaces_theWaitIsKeptWhileAttaching(t *testing.T) {
+	t.Parallel()
+	w, b := newPlaceWait()
 	w.now = w.now.Add(30 * time.Hour)
 	w.load = nodeLoad{}
 	if w.settle(b); b.Status.Phase != backupv1.BackupAttaching {
@@ -139,11 +147,7 @@ func TestNotAttached(t *testing.T) {
 // A refusal after a wait for a place comes to an end. What the wait took is known, and does not grow any more.
 func TestPlaces_refusalAfterTheWaitEnds(t *testing.T) {
 	t.Parallel()
-	w := newWorld()
-	w.track()
-	b := w.create("nightly", true)
-	w.load = nodeLoad{Copying: places("ns/1", "ns/2", "ns/3", "ns/4")}
-	w.settle(b)
+	w, b := newPlaceWait()
 	w.now = w.now.Add(time.Hour)
 	w.load = nodeLoad{}
 	w.refuse(b, "the webhook does not answer")

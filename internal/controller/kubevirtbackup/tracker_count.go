@@ -15,8 +15,8 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// trackerCounter warns of a new tracker if its machine then has more of them than the claim with the overlays has room for bitmaps.
-// Nothing refuses it: the claim may be larger than it has to be.
+// trackerCounter warns of a new tracker if its machine then has more of them than the claim with the overlays has room
+// for bitmaps. Nothing refuses it: the claim may be larger than it has to be.
 type trackerCounter struct{ access }
 
 func setupTrackerCount(mgr ctrl.Manager, opts Options, a access) error {
@@ -27,7 +27,8 @@ func setupTrackerCount(mgr ctrl.Manager, opts Options, a access) error {
 		Complete(&trackerCounter{access: a})
 }
 
-// newObjects lets objects pass that are created while the controller runs, so that a restart does not repeat what was said of all others.
+// newObjects lets objects pass that are created while the controller runs, so that a restart does not repeat what was
+// said of all others.
 func newObjects() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc:  func(e event.CreateEvent) bool { return !e.IsInInitialList },

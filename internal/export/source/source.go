@@ -1,9 +1,10 @@
-// Package source reads a volume of a backup in pull mode as a disk: at any place and in any order, with the bytes that may be nonzero and
-// those that have changed since the base, as disk.Source has it.
+// Package source reads a volume of a backup in pull mode as a disk: at any place and in any order, with the bytes that
+// may be nonzero and those that have changed since the base, as disk.Source has it.
 //
-// Whoever describes the volume may be hostile. Its regions are collected as they come, in two sets with at most a million extents of 16
-// bytes each, whatever their number and size are. A set that would become larger is kept in larger granules, which says of more bytes that
-// they may be data, or may have changed, and never of fewer. What nobody has described counts as data.
+// Whoever describes the volume may be hostile. Its regions are collected as they come, in two sets with at most a
+// million extents of 16 bytes each, whatever their number and size are. A set that would become larger is kept in
+// larger granules, which says of more bytes that they may be data, or may have changed, and never of fewer. What nobody
+// has described counts as data.
 //
 // A Disk may be used by several goroutines. A Map may not.
 package source
@@ -26,8 +27,8 @@ type Map struct {
 	end           int64
 }
 
-// Add adds a region that begins where the last one ends, or later: then what is between them may be data and has not changed.
-// ErrVolume: it begins earlier, or ends where no disk has bytes.
+// Add adds a region that begins where the last one ends, or later: then what is between them may be data and has not
+// changed. ErrVolume: it begins earlier, or ends where no disk has bytes.
 func (m *Map) Add(r export.Region) error {
 	if !r.Valid() || r.Offset < m.end || r.End() > MaxBytes {
 		return errclass.Errorf(ErrVolume, "%w: it has a region of %d bytes at %d after %d", ErrVolume, r.Length, r.Offset, m.end)

@@ -7,24 +7,24 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/stateclaim"
 )
 
-// origins say when the machine and its claims were made. A machine without an overlay for a disk of its checkpoint has lost the
-// claim that held it, or the file alone, or is a machine that was made again on restored claims. The ages of its claims tell which.
+// origins say when the machine and its claims were made. A machine without an overlay for a disk of its checkpoint has
+// lost the claim that held it, or the file alone, or is a machine that was made again on restored claims. The ages of
+// its claims tell which.
 type origins struct {
 	// Machine is the VirtualMachine. Its name is empty if it is not known.
 	Machine origin
-	// State is the claim that holds the overlays. Its name is empty if it is not known, or has taken over the overlays of an earlier
-	// claim, so that its own age says nothing.
+	// State is the claim that holds the overlays. Its name is empty if it is not known, or has taken over the overlays of
+	// an earlier claim, so that its own age says nothing.
 	State origin
 	// Disks are the claims of the disks by volume.
 	Disks map[string]origin
@@ -36,24 +36,26 @@ type origin struct {
 	Made time.Time
 }
 
-// after reports whether the object was made after a checkpoint. The two times are of different clocks, of the API server and of a
-// node. Nothing but words depends on the comparison.
-func (o origin) after(checkpoint time.Time) bool { return o.Name != "" && o.Made.After(checkpoint) }
+// isYoungerThan reports whether the object was made after a checkpoint. The two times are of different clocks, of the
+// API server and of a node. Nothing but words depends on the comparison.
+func (o origin) isYoungerThan(checkpoint time.Time) bool {
+	return o.Name != "" && o.Made.After(checkpoint)
+}
 
 func (o origin) madeAfter(checkpoint time.Time) string {
 	return fmt.Sprintf("was made at %s, after the checkpoint of %s", o.Made.UTC().Format(time.RFC3339), checkpoint.UTC().Format(time.RFC3339))
 }
 
-// explain says why a disk of a checkpoint had no overlay at this start.
-func (o origins) explain(volume string, checkpoint time.Time) (backupv1.FullReason, string) {
+// explainLoss says why a disk of a checkpoint had no overlay at this start.
+func (o origins) explainLoss(volume string, checkpoint time.Time) (backupv1.FullReason, string) {
 	disk, again := o.Disks[volume], ""
-	if o.Machine.after(checkpoint) {
+	if o.Machine.isYoungerThan(checkpoint) {
 		again = fmt.Sprintf("; machine %s was made again at %s", o.Machine.Name, o.Machine.Made.UTC().Format(time.RFC3339))
 	}
 	switch {
-	case disk.after(checkpoint):
+	case disk.isYoungerThan(checkpoint):
 		return backupv1.FullDiskReplaced, fmt.Sprintf("the disk's claim %s %s, so that it is another disk%s", disk.Name, disk.madeAfter(checkpoint), again)
-	case o.State.after(checkpoint):
+	case o.State.isYoungerThan(checkpoint):
 		return backupv1.FullBitmapLost, fmt.Sprintf("claim %s, which holds the record of changes, %s: the claim before it was deleted%s", o.State.Name, o.State.madeAfter(checkpoint), again)
 	case o.State.Name != "":
 		return backupv1.FullBitmapLost, fmt.Sprintf("the disk has no record of changes on claim %s any more", o.State.Name)
@@ -74,64 +76,63 @@ func (k *Keeper) explainNewOverlays(ctx context.Context, tracker *backupv1.Virtu
 	}
 	for i := range lost {
 		if isNew(lost[i]) {
-			reason, why := from.explain(lost[i].Volume, tracker.Status.LatestCheckpoint.CreationTime.Time)
+			reason, why := from.explainLoss(lost[i].Volume, tracker.Status.LatestCheckpoint.CreationTime.Time)
 			lost[i].Reason, lost[i].Message = reason, why+": "+lost[i].Message
 		}
 	}
 	return nil
 }
 
-// readOrigins asks the API server when a machine, its running instance's disks and its state claim were made. What is gone is left out.
+// readOrigins asks the API server when a machine, its running instance's disks and its state claim were made. What is
+// gone is left out.
 func (k *Keeper) readOrigins(ctx context.Context, machine types.NamespacedName) (origins, error) {
 	o := origins{Disks: map[string]origin{}}
-	vm, vmi := &kubevirtv1.VirtualMachine{}, &kubevirtv1.VirtualMachineInstance{}
-	for _, object := range []client.Object{vm, vmi} {
-		if _, err := k.read(ctx, machine, object); err != nil {
-			return origins{}, err
-		}
+	vm, err := reconcile.Find(ctx, k.Live, machine, &kubevirtv1.VirtualMachine{})
+	if err != nil {
+		return origins{}, err
 	}
-	if vm.Name != "" {
-		o.Machine = origin{vm.Name, vm.CreationTimestamp.Time}
+	vmi, err := reconcile.Find(ctx, k.Live, machine, &kubevirtv1.VirtualMachineInstance{})
+	if err != nil {
+		return origins{}, err
 	}
-	for _, v := range vmi.Spec.Volumes {
+	var uid types.UID
+	if vm != nil {
+		o.Machine, uid = origin{vm.Name, vm.CreationTimestamp.Time}, vm.UID
+	}
+	var volumes []kubevirtv1.Volume
+	if vmi != nil {
+		volumes = vmi.Spec.Volumes
+	}
+	for _, v := range volumes {
 		if v.PersistentVolumeClaim == nil {
 			continue
 		}
-		claim := &corev1.PersistentVolumeClaim{}
-		there, err := k.read(ctx, types.NamespacedName{Namespace: machine.Namespace, Name: v.PersistentVolumeClaim.ClaimName}, claim)
+		claim, err := k.findClaim(ctx, machine.Namespace, v.PersistentVolumeClaim.ClaimName)
 		if err != nil {
 			return origins{}, err
 		}
-		if there {
+		if claim != nil {
 			o.Disks[v.Name] = origin{claim.Name, claim.CreationTimestamp.Time}
 		}
 	}
 	state := map[string]*corev1.PersistentVolumeClaim{}
 	for _, name := range layout.StatePVCs(machine.Name) {
-		claim := &corev1.PersistentVolumeClaim{}
-		there, err := k.read(ctx, types.NamespacedName{Namespace: machine.Namespace, Name: name}, claim)
+		claim, err := k.findClaim(ctx, machine.Namespace, name)
 		if err != nil {
 			return origins{}, err
 		}
-		if there {
+		if claim != nil {
 			state[name] = claim
 		}
 	}
-	claims := stateclaim.Find(machine.Name, vm.UID, state)
+	claims := stateclaim.Find(machine.Name, uid, state)
 	if c := claims.Current; c != nil && claims.Successor == nil && c.Annotations[layout.AnnotationMovesFrom] == "" {
 		o.State = origin{c.Name, c.CreationTimestamp.Time}
 	}
 	return o, nil
 }
 
-// read reads an object from the API server, and reports whether it is there.
-func (k *Keeper) read(ctx context.Context, name types.NamespacedName, o client.Object) (there bool, err error) {
-	err = k.Live.Get(ctx, name, o)
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read %T %s: %w", o, name, err)
-	}
-	return true, nil
+// findClaim reads a claim from the API server. It returns nil if there is none.
+func (k *Keeper) findClaim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+	return reconcile.Find(ctx, k.Live, types.NamespacedName{Namespace: namespace, Name: name}, &corev1.PersistentVolumeClaim{})
 }

@@ -47,7 +47,7 @@ func TestOrigins_explainAMissingOverlay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			reason, message := c.from.explain("root", checkpoint)
+			reason, message := c.from.explainLoss("root", checkpoint)
 			if reason != c.reason {
 				t.Errorf("%s: %s, want %s", reason, message, c.reason)
 			}

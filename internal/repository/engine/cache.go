@@ -16,10 +16,11 @@ import (
 	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
-// The cache is never believed over the storage. Its copies of the indexes are compared with their recorded checksums before kopia maps
-// them. kopia checks what it takes from the other parts, but not that it could be decoded when it was put there: what a storage returned
-// cut or changed once would fail for good. So if the repository cannot be opened with the cache, but with an empty one, the parts of the
-// cache are made anew. A read that fails, but does not past the cache, empties it.
+// The cache is never believed over the storage. Its copies of the indexes are compared with their recorded checksums
+// before kopia maps them. kopia checks what it takes from the other parts, but not that it could be decoded when it was
+// put there: what a storage returned cut or changed once would fail for good. So if the repository cannot be opened
+// with the cache, but with an empty one, the parts of the cache are made anew. A read that fails, but does not past the
+// cache, empties it.
 
 // openCached opens a repository with a cache. If the cache cannot be mended, the connection goes without one.
 func openCached(ctx context.Context, v *storage.View, a *Access, caching *content.CachingOptions, now func() time.Time) (*Connection, error) {
@@ -53,8 +54,8 @@ func openCached(ctx context.Context, v *storage.View, a *Access, caching *conten
 	return c, nil
 }
 
-// renewCache makes the parts of a cache anew that cannot be trusted. An error that is no storage.CacheError is that of opening the
-// repository with an empty cache.
+// renewCache rebuilds the parts of a cache that cannot be trusted. A storage.CacheError means that the cache itself
+// failed. Any other error means that the repository cannot be opened even with an empty cache.
 func renewCache(ctx context.Context, v *storage.View, a *Access, caching *content.CachingOptions, indexes *storage.CachedIndexes, now func() time.Time) error {
 	if filepath.IsAbs(os.Getenv("KOPIA_CACHE_DIRECTORY")) { // kopia would take that one instead of the new one
 		return &storage.CacheError{Directory: caching.CacheDirectory, Err: errors.New("it is damaged: remove what is in it")}
@@ -74,7 +75,8 @@ func renewCache(ctx context.Context, v *storage.View, a *Access, caching *conten
 	return storage.DropCachedBlobs(caching.CacheDirectory)
 }
 
-// mayComeFromCache says whether an error of opening a repository may come from the cache. Storages say what is wrong with them.
+// mayComeFromCache says whether an error of opening a repository may come from the cache. Storages say what is wrong
+// with them.
 func mayComeFromCache(ctx context.Context, err error) bool {
 	var answer minio.ErrorResponse
 	var request *url.Error
@@ -97,7 +99,7 @@ func (c *Connection) recordIndexes() {
 	}
 }
 
-// dropCache empties the cache, once. It returns false if that is of no use, because it was done before or there is no cache.
+// dropCache empties the cache. It does so once: it returns false if the cache was emptied before, or if there is none.
 func (c *Connection) dropCache() (dropped bool) {
 	if c.cacheDirectory == "" {
 		return false

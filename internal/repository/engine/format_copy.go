@@ -41,7 +41,7 @@ func ReadFormatCopy(ctx context.Context, st blob.Reader) (map[blob.ID][]byte, er
 	var f formatCopyFile
 	bad := json.Unmarshal(data, &f)
 	if bad != nil || !bytes.Equal(f.SHA256, sumFormat(f.Blobs)) {
-		return nil, nil //nolint:nilerr // there is no usable copy
+		return nil, nil //nolint:nilerr // the copy cannot be used
 	}
 	return f.Blobs, nil
 }
@@ -65,8 +65,8 @@ func StoreFormatCopy(ctx context.Context, st blob.Storage, o blob.PutOptions) er
 // FindFormatDamage returns the blobs of the format that are missing or damaged, as their copy has them. now is what the storage has of
 // the format, and saved is what the copy has, or nil. Without damage that the copy can mend, the result is empty.
 //
-// A password that opens the copy alone was changed after the copy was made. That is no damage, and the error is ErrPassword. So a blob
-// that can be read and that the password does not open counts as damaged only if the password opens the other one.
+// If the password opens only the copy, it was changed after the copy was made: nothing is damaged, and the error is
+// ErrPassword. So a readable blob that the password does not open is damaged only if the password opens the other blob.
 func FindFormatDamage(ctx context.Context, now, saved map[blob.ID][]byte, password string) (map[blob.ID][]byte, error) {
 	const repository, settings = format.KopiaRepositoryBlobID, format.KopiaBlobCfgBlobID
 	if len(saved) == 0 {

@@ -65,10 +65,10 @@ func Run(ctx context.Context, c *engine.Connection, o Options) error {
 	if storage.NeedsReserve(blobs) {
 		storage.GiveUpReserve(blobs)
 	}
-	err := run(ctx, c, o)
+	err := runOnce(ctx, c, o)
 	full := (*fullError)(nil)
 	if errors.As(err, &full) && full.roomMade || errclass.IsFull(err) && storage.GiveUpReserve(blobs) {
-		err = run(ctx, c, o)
+		err = runOnce(ctx, c, o)
 	}
 	if err == nil {
 		storage.KeepReserve(blobs)
@@ -84,7 +84,8 @@ type fullError struct {
 
 func (e *fullError) Unwrap() error { return e.error }
 
-func run(ctx context.Context, c *engine.Connection, o Options) (err error) {
+// runOnce is Run with the room that there is.
+func runOnce(ctx context.Context, c *engine.Connection, o Options) (err error) {
 	mode, ok := map[Mode]maintenance.Mode{Quick: maintenance.ModeQuick, Full: maintenance.ModeFull}[o.Mode]
 	if !ok {
 		return fmt.Errorf("%w: maintenance mode %q: quick or full", errclass.Invalid, o.Mode)

@@ -18,22 +18,24 @@ import (
 )
 
 const (
-	// cachedIndexDirectory is where kopia keeps its local copies of the indexes in a cache, and cachedIndexSuffix ends their names.
+	// cachedIndexDirectory is where kopia keeps its local copies of the indexes in a cache, and cachedIndexSuffix ends
+	// their names.
 	cachedIndexDirectory = "indexes"
 	cachedIndexSuffix    = ".sndx"
 	// indexSumsFile is the file in a cache with the checksums of these copies.
 	indexSumsFile = "varve.indexes"
-	// renewedPrefix begins the names of the directories in a cache in which the copies are made anew. Those of a process that died are
-	// removed after renewedLife.
+	// renewedPrefix begins the names of the directories in a cache in which the copies are made anew. Those of a process
+	// that died are removed after renewedLife.
 	renewedPrefix = "varve-renewed-"
 	renewedLife   = 24 * time.Hour
 )
 
-// CachedIndexes watches over kopia's local copies of the indexes in a cache. kopia maps them into memory without checking them: after a
-// loss of power one may be empty, or have zeros where its end was, and restore points would seem to be gone, or packs to be damaged. A
-// copy of a name never changes, so its checksum is recorded once.
+// CachedIndexes watches over kopia's local copies of the indexes in a cache. kopia maps them into memory without
+// checking them: after a loss of power one may be empty, or have zeros where its end was, and restore points would seem
+// to be gone, or packs to be damaged. A copy of a name never changes, so its checksum is recorded once.
 //
-// Other processes may use the cache. So a copy is replaced, but never removed: kopia fails if one is gone that it has just seen.
+// Other processes may use the cache. So a copy is replaced, but never removed: kopia fails if one is gone that it has
+// just seen.
 type CachedIndexes struct {
 	cache string
 	sums  map[string]indexSum
@@ -41,7 +43,8 @@ type CachedIndexes struct {
 	distrusted map[string]bool
 }
 
-// indexSum is what was recorded of a copy. As long as the file is the same, it is read once after each start of the machine.
+// indexSum is what was recorded of a copy. As long as the file is the same, it is read once after each start of the
+// machine.
 type indexSum struct {
 	CRC32C uint32     `json:"crc32c"`
 	Bytes  int64      `json:"bytes"`
@@ -55,20 +58,20 @@ type fileStatus struct {
 	Changed int64  `json:"changed"`
 }
 
-// ExamineCachedIndexes reads the copies in a cache that may have changed since they were recorded. What cannot be read is not to be
-// trusted.
+// ExamineCachedIndexes reads the copies in a cache that may have changed since they were recorded. What cannot be read
+// is not to be trusted.
 func ExamineCachedIndexes(cache string) *CachedIndexes {
 	c := &CachedIndexes{cache: cache, sums: readIndexSums(cache), distrusted: map[string]bool{}}
-	for _, name := range c.names() {
+	for _, name := range c.copyNames() {
 		sum, known := c.sums[name]
-		now, writtenSinceBoot, err := statIndex(c.path(name))
+		now, writtenSinceBoot, err := statIndex(c.copyPath(name))
 		switch {
 		case err != nil:
 			c.distrusted[name] = true
 		case known && now == sum.Read:
 		case !known && writtenSinceBoot: // by a process that is still running, or was killed
 		default:
-			read, err := sumIndex(c.path(name))
+			read, err := sumIndex(c.copyPath(name))
 			if c.distrusted[name] = err != nil || !known || read.CRC32C != sum.CRC32C || read.Bytes != sum.Bytes; !c.distrusted[name] {
 				c.sums[name] = read
 			}
@@ -83,13 +86,13 @@ func (c *CachedIndexes) Trusted() bool { return len(c.distrusted) == 0 }
 
 // DistrustAll makes Renew take over nothing.
 func (c *CachedIndexes) DistrustAll() {
-	for _, name := range c.names() {
+	for _, name := range c.copyNames() {
 		c.distrusted[name] = true
 	}
 }
 
-// Renew calls load with a new directory for a cache, which holds the copies that can be trusted, and takes over those that load adds. It
-// returns load's error as it is.
+// Renew calls load with a new directory for a cache, which holds the copies that can be trusted, and takes over those
+// that load adds. It returns load's error as it is.
 func (c *CachedIndexes) Renew(load func(cache string) error) (err error) {
 	c.removeLeftovers()
 	dir, err := os.MkdirTemp(c.cache, renewedPrefix)
@@ -100,23 +103,23 @@ func (c *CachedIndexes) Renew(load func(cache string) error) (err error) {
 		return &CacheError{Directory: c.cache, Err: err}
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // removed later otherwise
-	for _, name := range c.names() {
+	for _, name := range c.copyNames() {
 		if !c.distrusted[name] {
-			_ = os.Link(c.path(name), filepath.Join(dir, cachedIndexDirectory, name)) // loaded otherwise
+			_ = os.Link(c.copyPath(name), filepath.Join(dir, cachedIndexDirectory, name)) // loaded otherwise
 		}
 	}
 	if err := load(dir); err != nil {
 		return err
 	}
 	fresh := &CachedIndexes{cache: dir}
-	for _, name := range fresh.names() {
+	for _, name := range fresh.copyNames() {
 		if err := os.MkdirAll(filepath.Join(c.cache, cachedIndexDirectory), 0o700); err != nil {
 			return &CacheError{Directory: c.cache, Err: err}
 		}
-		if _, err := os.Stat(c.path(name)); err == nil && !c.distrusted[name] {
+		if _, err := os.Stat(c.copyPath(name)); err == nil && !c.distrusted[name] {
 			continue
 		}
-		if err := os.Rename(fresh.path(name), c.path(name)); err != nil {
+		if err := os.Rename(fresh.copyPath(name), c.copyPath(name)); err != nil {
 			return &CacheError{Directory: c.cache, Err: err}
 		}
 		delete(c.distrusted, name)
@@ -141,7 +144,7 @@ func (c *CachedIndexes) Record() error {
 	now := readIndexSums(c.cache) // with what other processes have recorded
 	maps.Copy(now, c.sums)
 	there := map[string]bool{}
-	for _, name := range c.names() {
+	for _, name := range c.copyNames() {
 		if c.distrusted[name] {
 			continue
 		}
@@ -149,7 +152,7 @@ func (c *CachedIndexes) Record() error {
 		if _, ok := now[name]; ok {
 			continue
 		}
-		sum, err := sumIndex(c.path(name))
+		sum, err := sumIndex(c.copyPath(name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // kopia removes what is not used any more
 		}
@@ -173,8 +176,8 @@ func (c *CachedIndexes) Record() error {
 	return nil
 }
 
-// names returns the names of the copies' files.
-func (c *CachedIndexes) names() (out []string) {
+// copyNames returns the names of the copies' files.
+func (c *CachedIndexes) copyNames() (out []string) {
 	entries, _ := os.ReadDir(filepath.Join(c.cache, cachedIndexDirectory)) // kopia says why it cannot be read
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), cachedIndexSuffix) {
@@ -184,7 +187,7 @@ func (c *CachedIndexes) names() (out []string) {
 	return out
 }
 
-func (c *CachedIndexes) path(name string) string {
+func (c *CachedIndexes) copyPath(name string) string {
 	return filepath.Join(c.cache, cachedIndexDirectory, name)
 }
 
@@ -266,7 +269,8 @@ func (e *CacheError) Unwrap() error { return e.Err }
 // cachedBlobDirectories are where kopia keeps copies of blobs in a cache.
 var cachedBlobDirectories = []string{"contents", "metadata", "index-blobs", "blob-list"}
 
-// DropCachedBlobs removes all copies of blobs and contents from a cache, also from under other processes, which then read the storage.
+// DropCachedBlobs removes all copies of blobs and contents from a cache, also from under other processes, which then
+// read the storage.
 func DropCachedBlobs(cache string) error {
 	var all []error
 	for _, dir := range cachedBlobDirectories {

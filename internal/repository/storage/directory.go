@@ -102,7 +102,7 @@ type discardedBytes struct{ blob.Bytes }
 func (b discardedBytes) WriteTo(w io.Writer) (int64, error) {
 	n, err := b.Bytes.WriteTo(w)
 	if errclass.IsFull(err) {
-		discard(w)
+		discardPartial(w)
 	}
 	return n, err
 }

@@ -11,9 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A deletion frees nothing by itself: it stores an index, and maintenance stores more of them before it deletes a pack. On a full file
-// system that could never begin. So a directory holds a file without meaning, whose space is given up for that, and taken again when there
-// is room. Whoever loses the race for it has lost nothing: the operation fails as it would without the file.
+// A deletion frees nothing by itself: it stores an index, and maintenance stores more of them before it deletes a pack.
+// On a full file system that could never begin. So a directory holds a file without meaning, whose space is given up
+// for that, and taken again when there is room. Whoever loses the race for it has lost nothing: the operation fails as
+// it would without the file.
 const (
 	reserveFile = "varve.reserve"
 	// maxReserve is the size of the file. On a small file system it is a part of that.
@@ -38,14 +39,15 @@ func KeepReserve(st blob.Reader) {
 	if err != nil {
 		return // nobody may write there, and nobody needs the reserve then
 	}
-	err = fill(f, want)
+	err = takeSpace(f, want)
 	if err := errors.Join(err, f.Close()); err != nil {
 		_ = os.Remove(path) // A reserve without its space is none.
 	}
 }
 
-// fill makes a file take up this many bytes. Where the file system takes no space in advance, it is filled with what cannot be compressed.
-func fill(f *os.File, bytes int64) error {
+// takeSpace makes a file take up this many bytes. Where the file system takes no space in advance, it is filled with
+// what cannot be compressed.
+func takeSpace(f *os.File, bytes int64) error {
 	err := unix.Fallocate(int(f.Fd()), 0, 0, bytes)
 	if err == nil || !errors.Is(err, unix.EOPNOTSUPP) {
 		return os.NewSyscallError("fallocate", err)
@@ -67,7 +69,8 @@ func GiveUpReserve(st blob.Reader) bool {
 	return path != "" && os.Remove(path) == nil
 }
 
-// SliceReserve gives up a small part of a directory's reserve, so that something can end, and says whether there was any.
+// SliceReserve gives up a small part of a directory's reserve, so that something can end, and says whether there was
+// any.
 func SliceReserve(st blob.Reader) bool {
 	path, _, _ := reserveOf(st)
 	if path == "" {
@@ -92,8 +95,8 @@ func IsShort(st blob.Reader) bool {
 	return path != "" && free < reserveRoom*want
 }
 
-// reserveOf returns the path of a storage's reserve, the size that it should have, and how much is free beside it. The path is "" if the
-// storage is no directory.
+// reserveOf returns the path of a storage's reserve, the size that it should have, and how much is free beside it. The
+// path is "" if the storage is no directory.
 func reserveOf(st blob.Reader) (path string, want, free int64) {
 	dir := directoryOf(st)
 	if dir == "" {
@@ -107,8 +110,9 @@ func reserveOf(st blob.Reader) (path string, want, free int64) {
 	return filepath.Join(dir, reserveFile), want, int64(fs.Bavail) * fs.Frsize
 }
 
-// discard removes a file that could not be written completely, and frees its space although the writer has it open.
-func discard(w any) {
+// discardPartial removes a file that could not be written completely, and frees its space although the writer has it
+// open.
+func discardPartial(w any) {
 	f, ok := w.(interface{ Name() string })
 	if !ok {
 		return
