@@ -28,6 +28,8 @@ type (
 	Files = engine.Files
 	// FilesStats says what a backup did with files.
 	FilesStats = engine.FilesStats
+	// Definition describes the definition of a machine that a restore point has.
+	Definition = engine.Definition
 	// Image gives random access to a disk of a restore point.
 	Image = image.Image
 	// Target takes a disk that is being restored. Its methods are called from several goroutines.
@@ -48,6 +50,12 @@ const (
 
 // FilesName stands for the files of a restore point where disks have names.
 const FilesName = engine.FilesName
+
+// What a restore point has besides its disks: see package engine.
+const (
+	DefinitionEntry    = engine.DefinitionEntry
+	MaxDefinitionBytes = engine.MaxDefinitionBytes
+)
 
 // The reasons why a disk was read as a whole: see package engine.
 const (

@@ -113,7 +113,8 @@ type outcome struct {
 func (j *job) request(uploaded *atomic.Int64) Request {
 	q := Request{
 		Source: j.Source, Time: j.Time, Parent: j.Parent, BlockBytes: j.BlockBytes, Compression: j.Compression, Workers: j.Workers, FlushEvery: j.Every,
-		Progress: func(p Progress) { uploaded.Store(p.UploadedBytes) },
+		Definition: []byte(testDefinition), // the same in all restore points, so that none may take that of another one for stored
+		Progress:   func(p Progress) { uploaded.Store(p.UploadedBytes) },
 	}
 	for _, d := range j.Disks {
 		var reader Reader = d.disk

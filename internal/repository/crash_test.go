@@ -37,6 +37,7 @@ var deaths = map[string][]death{
 	"flush stored":            {{do: "gated", lease: true}},
 	"data put":                {{do: "next", lease: true}, {do: "full", lease: true}},
 	"data stored":             {{do: "next", lease: true}, {do: "full", lease: true}},
+	"definition put":          {{do: "next", lease: true}},
 	"description put":         {{do: "next", lease: true}},
 	"directory put":           {{do: "next", lease: true}},
 	"restore point put":       {{do: "next", lease: true}, {do: "full", lease: true}},

@@ -211,6 +211,7 @@ func (c *crashed) check(tb testing.TB, r *Repository) {
 		if err := compared.whole(tb.Context(), p.Disks[0], want, true); err != nil {
 			tb.Fatalf("restore point %d: %v", second, err)
 		}
+		sameDefinition(tb, r, p, testDefinition)
 	}
 	if len(points) != len(c.held) {
 		verdict.Fatalf(tb, "%d restore points, want those of %v", len(points), slices.Sorted(maps.Keys(c.held)))

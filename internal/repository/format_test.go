@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
@@ -47,10 +48,22 @@ func TestFormat_isGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	definition := engine.EncodeDefinition(described.ID, []byte(`{"vm": {"name":"<web>"}}`))
+	definition = regexp.MustCompile(`"nonce":"[0-9a-f]{32}"`).ReplaceAll(definition, []byte(`"nonce":"00000000000000000000000000000000"`))
+	withDefinition := *described
+	withDefinition.Definition = engine.NewDefinition(objectID(t, "k709f757b66fdfb48d0f8323744f1bd7e"), definition, 24)
+	withDefinition.Disks = described.Disks[1:]
+	defined, err := engine.EncodePoint(&withDefinition)
+	if err != nil {
+		t.Fatal(err)
+	}
 	region := table.Encode([]object.IndirectObjectEntry{
 		{Length: mib, Object: block}, {Start: mib, Length: mib, Object: zero}, {Start: 2 * mib, Length: 512, Object: block},
 	})
-	for name, got := range map[string][]byte{"varve-1.json": append(point, '\n'), "region-1.json": append(region, '\n'), "description-1.json": append([]byte(summary), '\n')} {
+	for name, got := range map[string][]byte{
+		"varve-1.json": append(point, '\n'), "region-1.json": append(region, '\n'), "description-1.json": append([]byte(summary), '\n'),
+		"definition-1.json": definition, "varve-1-definition.json": append(defined, '\n'),
+	} {
 		path := filepath.Join("testdata", name)
 		if *update {
 			if err := os.WriteFile(path, got, 0o600); err != nil {
@@ -77,6 +90,7 @@ func TestFormat_refusesWhatIsNoDescription(t *testing.T) {
 		`{"format":2,"id":"0","files":{}}`: errclass.Corrupt,
 		`{"format":1,"id":"0","files":{"tree":"k0123","attributes":"k0123"}}`:                                                       errclass.Corrupt,
 		`{"format":2,"id":"0","files":{"tree":"k0123","attributes":"k0123"},"disks":[{"name":"a","bytes":1,"blockBytes":1048576}]}`: errclass.Corrupt,
+		`{"format":1,"id":"0","definition":{"bytes":1,"digest":"sha256:00"}}`:                                                       errclass.Corrupt,
 		`{"format":1,"id":"0","disks":[{"name":"a","bytes":0,"blockBytes":1048576}]}`:                                               errclass.Corrupt,
 		`{"format":1,"id":"0","disks":[{"name":"a","bytes":1,"blockBytes":12345}]}`:                                                 errclass.Corrupt,
 		`{"format":1,"id":"0","disks":[{"name":"","bytes":1,"blockBytes":1048576}]}`:                                                errclass.Corrupt,

@@ -63,7 +63,7 @@ func (u *uses) snapshot(ctx context.Context, m *snapshot.Manifest) error {
 		return err
 	}
 	for _, e := range dir.Entries {
-		if e.Name == engine.PointEntry {
+		if e.Name == engine.PointEntry || p.Definition != nil && e.ObjectID == p.Definition.Object {
 			if err := u.object(ctx, e.ObjectID); err != nil {
 				return err
 			}

@@ -432,6 +432,7 @@ func (m *generations) pins(at int64) (out []string) {
 // same compares a restore point with what was held then.
 func (m *generations) same(c *comparison, at int64, whole bool) {
 	m.t.Helper()
+	sameDefinition(m.t, c.r, m.held[at].point, testDefinition)
 	for _, d := range m.held[at].point.Disks {
 		want := m.held[at].disks[d.Name]
 		if want == nil {

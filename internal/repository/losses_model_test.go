@@ -172,7 +172,7 @@ func (m *lossModel) backUp(rt *rapid.T) {
 	if x.bitmap != "" && rapid.IntRange(0, 3).Draw(rt, "incremental") > 0 {
 		d.Changes = &Changes{Since: x.bitmap, Set: x.changed}
 	}
-	q := Request{Source: Source{Host: x.name, User: "varve", Path: "/vm"}, Time: m.site.now(), BlockBytes: lossBlock, Workers: 2, Disks: []DiskSource{d}}
+	q := Request{Source: Source{Host: x.name, User: "varve", Path: "/vm"}, Time: m.site.now(), BlockBytes: lossBlock, Workers: 2, Disks: []DiskSource{d}, Definition: []byte(testDefinition)}
 	undetected := m.undetected()
 	p, err := x.r.Backup(context.Background(), q)
 	if errors.Is(err, errclass.Conflict) && strings.Contains(err.Error(), "exclusive maintenance") {
@@ -286,7 +286,11 @@ func restoreLossPoint(rt *rapid.T, r *Repository, p *lossPoint) error {
 	if !bytes.Equal(got, p.data) {
 		verdict.Fatalf(rt, "restore point %s has other bytes", p.point.ID)
 	}
-	return nil
+	definition, err := r.Definition(context.Background(), p.point)
+	if err == nil && string(definition) != testDefinition {
+		verdict.Fatalf(rt, "restore point %s has another definition", p.point.ID)
+	}
+	return err
 }
 
 // check compares all restore points. Those that were good are good.

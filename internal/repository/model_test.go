@@ -70,7 +70,7 @@ func TestRestorePoints_areWhatTheDiskWas(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		source := testSource
 		source.Path = fmt.Sprintf("/vm-%d", sources.Add(1))
-		m := &model{r: repository, source: source, want: map[string][]byte{}, block: rapid.SampledFrom([]int64{256 * kib, mib}).Draw(rt, "block")}
+		m := &model{r: repository, source: source, want: map[string][]byte{}, definitions: map[string]string{}, block: rapid.SampledFrom([]int64{256 * kib, mib}).Draw(rt, "block")}
 		m.disk.data = make([]byte, rapid.Int64Range(1, 3*m.block+m.block/2).Draw(rt, "bytes"))
 		m.random = rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
 		rt.Repeat(map[string]func(*rapid.T){
@@ -87,6 +87,8 @@ type model struct {
 	disk   memory
 	random *rand.Rand
 	want   map[string][]byte
+	// definitions are those of the restore points that have one.
+	definitions map[string]string
 	// generation is how many restore points were made.
 	generation int
 	checked    int
@@ -107,13 +109,19 @@ func (m *model) resize(rt *rapid.T) {
 
 func (m *model) backUp(rt *rapid.T) {
 	m.generation++
-	p, err := m.r.Backup(context.Background(), Request{
+	definition := rapid.SampledFrom([]string{"", testDefinition, `{"vm":2}`}).Draw(rt, "definition")
+	q := Request{
 		Source: m.source, Time: time.Unix(int64(m.generation), 0), BlockBytes: m.block, Workers: 2,
 		Disks: []DiskSource{m.disk.source(rapid.IntRange(0, 3).Draw(rt, "known") > 0)},
-	})
+	}
+	if definition != "" {
+		q.Definition = []byte(definition)
+	}
+	p, err := m.r.Backup(context.Background(), q)
 	if err != nil {
 		rt.Fatal(err)
 	}
+	m.definitions[p.ID] = definition
 	m.want[p.ID] = bytes.Clone(m.disk.data)
 }
 
@@ -147,6 +155,11 @@ func (m *model) check(rt *rapid.T) {
 	}
 	for _, p := range points {
 		same(rt, m.r, p, m.want[p.ID])
+		if want := m.definitions[p.ID]; want != "" {
+			sameDefinition(rt, m.r, p, want)
+		} else if p.Definition != nil {
+			verdict.Fatalf(rt, "restore point %s has a definition", p.ID)
+		}
 	}
 }
 

@@ -51,6 +51,12 @@ func (r *Repository) Image(ctx context.Context, d Disk) (*Image, error) {
 	return image.Open(ctx, r.conn.Reader(), d)
 }
 
+// Definition returns the definition of the machine that a restore point has, as it was stored. Without one, the error is
+// errclass.NotFound. If it is damaged, or of another restore point, the error is errclass.Corrupt.
+func (r *Repository) Definition(ctx context.Context, p *RestorePoint) ([]byte, error) {
+	return engine.ReadDefinition(ctx, r.conn.Reader(), p)
+}
+
 // Diff returns the blocks in which two disks differ: each of these blocks differs, and the rest is the same. Bytes that only the
 // larger disk has count as different. Diff compares the tables, and reads data only where the smaller disk ends within a block.
 // Disks with different block sizes are errclass.Invalid, because their tables cannot be compared.

@@ -109,26 +109,39 @@ func (s *session) checkPublished(cause error) error {
 	return fmt.Errorf("restore point %s: %w: %w", s.id, errclass.Unknown, errors.Join(cause, err))
 }
 
-// writeDirectory stores the restore point's directory: a file per disk, and the entry that describes them.
+// writeDirectory stores the restore point's directory: a file per disk, the definition of the machine, and the entry that
+// describes them.
 func (s *session) writeDirectory(p *RestorePoint) (*snapshot.DirEntry, error) {
-	data, err := engine.EncodePoint(p)
-	if err != nil {
-		return nil, err
-	}
-	about, err := table.WriteObject(s.ctx, s.w, data, object.WriterOptions{Description: "FILE:" + engine.PointEntry, Prefix: "k", Compressor: table.Compressor, MetadataCompressor: table.Compressor})
-	if err != nil {
-		return nil, err
-	}
-	engine.Reached("description put")
 	at := fs.UTCTimestampFromTime(p.Time)
 	file := func(name string, bytes int64, id object.ID) *snapshot.DirEntry {
 		return &snapshot.DirEntry{Name: name, Type: snapshot.EntryTypeFile, Permissions: 0o600, FileSize: bytes, ModTime: at, ObjectID: id}
 	}
+	var definition []*snapshot.DirEntry
+	if s.q.Definition != nil {
+		data := engine.EncodeDefinition(p.ID, s.q.Definition)
+		id, err := s.writeSmallFile(engine.DefinitionEntry, data)
+		if err != nil {
+			return nil, err
+		}
+		p.Definition = engine.NewDefinition(id, data, len(s.q.Definition))
+		definition = append(definition, file(engine.DefinitionEntry, int64(len(data)), id))
+		engine.Reached("definition put")
+	}
+	data, err := engine.EncodePoint(p)
+	if err != nil {
+		return nil, err
+	}
+	about, err := s.writeSmallFile(engine.PointEntry, data)
+	if err != nil {
+		return nil, err
+	}
+	engine.Reached("description put")
 	dir := &snapshot.DirManifest{StreamType: "kopia:directory", Summary: &fs.DirectorySummary{TotalDirCount: 1, MaxModTime: at}}
 	for _, d := range p.Disks {
 		dir.Entries = append(dir.Entries, file(d.Name, d.Bytes, d.Object))
 	}
 	dir.Entries = append(dir.Entries, file(engine.PointEntry, int64(len(data)), about))
+	dir.Entries = append(dir.Entries, definition...)
 	if s.tree != nil {
 		dir.Entries = append(dir.Entries, s.tree.attributes)
 	}
@@ -152,4 +165,11 @@ func (s *session) writeDirectory(p *RestorePoint) (*snapshot.DirEntry, error) {
 	return &snapshot.DirEntry{
 		Name: name, Type: snapshot.EntryTypeDirectory, Permissions: 0o700, ModTime: at, ObjectID: id, DirSummary: dir.Summary,
 	}, nil
+}
+
+// writeSmallFile stores a file of the restore point's directory that is no disk.
+func (s *session) writeSmallFile(name string, data []byte) (object.ID, error) {
+	return table.WriteObject(s.ctx, s.w, data, object.WriterOptions{
+		Description: "FILE:" + name, Prefix: "k", Compressor: table.Compressor, MetadataCompressor: table.Compressor,
+	})
 }

@@ -1,6 +1,7 @@
 package repository
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -61,6 +62,9 @@ type Request struct {
 	// own; "": none. Labels are for whoever lists restore points. Both have limits: see MaxLabels and CheckLabels.
 	Group  string
 	Labels map[string]string
+	// Definition is what it takes to make a machine of the disks again: JSON of at most MaxDefinitionBytes, which is opaque and may
+	// hold secrets; nil: none. It is stored without the spaces around it.
+	Definition []byte
 	// Parent is the ID of the restore point to start from, or ParentAuto or ParentNone. ParentAuto starts from the latest one
 	// with any of the disks, and from no older one.
 	Parent string
@@ -138,6 +142,9 @@ func (q *Request) withDefaults() Request {
 		out.KeepTimeout = defaultKeepTimeout
 	}
 	out.Labels = maps.Clone(q.Labels)
+	if q.Definition != nil {
+		out.Definition = append([]byte{}, bytes.TrimSpace(q.Definition)...) // never nil: nothing but spaces is refused
+	}
 	if out.Progress == nil {
 		out.Progress = func(Progress) {}
 	}
@@ -184,7 +191,12 @@ func (q *Request) validate() error {
 	if len(q.Disks) == 0 {
 		return fmt.Errorf("%w: no disks", errclass.Invalid)
 	}
-	names := map[string]bool{engine.PointEntry: true, engine.FilesName: true}
+	if q.Definition != nil {
+		if err := engine.CheckDefinition(q.Definition); err != nil {
+			return err
+		}
+	}
+	names := map[string]bool{engine.PointEntry: true, engine.DefinitionEntry: true, engine.FilesName: true}
 	for _, d := range q.Disks {
 		if err := validName(d.Name); err != nil {
 			return err

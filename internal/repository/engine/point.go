@@ -62,6 +62,8 @@ type RestorePoint struct {
 	Disks []Disk    `json:"disks"`
 	// Files is nil for a restore point of disks. A restore point with files has no disks.
 	Files *Files `json:"files,omitempty"`
+	// Definition is nil if the restore point has no definition of a machine.
+	Definition *Definition `json:"definition,omitempty"`
 	// Group is the same for the restore points of one machine's disks at one point in time; "": none.
 	Group string `json:"group,omitempty"`
 	// Labels are what whoever asked for the restore point wrote on it.
@@ -127,10 +129,12 @@ type PointFile struct {
 	After  time.Time `json:"after,omitzero"`
 	Disks  []Disk    `json:"disks,omitempty"`
 	Files  *Files    `json:"files,omitempty"`
+	// Definition describes the file varve.definition; programs that do not know it ignore it.
+	Definition *Definition `json:"definition,omitempty"`
 }
 
 func (p *RestorePoint) pointFile() PointFile {
-	f := PointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), After: p.After, Disks: p.Disks, Files: p.Files}
+	f := PointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), After: p.After, Disks: p.Disks, Files: p.Files, Definition: p.Definition}
 	if p.Files != nil {
 		f.Format = filesVersion
 	}
@@ -174,6 +178,9 @@ func (f *PointFile) checkFields() error {
 	}
 	if f.Files != nil && (f.Files.Tree == object.EmptyID || f.Files.Attributes == object.EmptyID) {
 		return fmt.Errorf("%w: %s has files without a tree or attributes", errclass.Corrupt, PointEntry)
+	}
+	if f.Definition != nil && f.Definition.Object == object.EmptyID {
+		return fmt.Errorf("%w: %s has a definition without an object", errclass.Corrupt, PointEntry)
 	}
 	if f.ID == "" {
 		return fmt.Errorf("%w: %s has no ID", errclass.Corrupt, PointEntry)

@@ -72,7 +72,7 @@ func (s *StoredPoint) Point(f PointFile) *RestorePoint {
 	m := s.Manifest
 	p := &RestorePoint{
 		ID: s.ID, Snapshot: string(m.ID), Source: Source{Host: m.Source.Host, User: m.Source.UserName, Path: m.Source.Path},
-		Time: f.Time, After: f.After, Disks: f.Disks, Files: f.Files, Pins: UserPins(m.Pins),
+		Time: f.Time, After: f.After, Disks: f.Disks, Files: f.Files, Definition: f.Definition, Pins: UserPins(m.Pins),
 	}
 	if p.Files != nil {
 		p.Disks = []Disk{} // so that its JSON is a list

@@ -168,8 +168,12 @@ func (v *tableCheck) checkUnreferenced(ctx context.Context, bad map[content.ID]e
 
 // checkPoint returns what cannot be restored of a restore point.
 func checkPoint(ctx context.Context, v *tableCheck, trees *filesCheck, p *engine.RestorePoint) (out []Damage, err error) {
+	if out, err = v.checkDefinition(ctx, p); err != nil {
+		return nil, err
+	}
 	if p.Files != nil {
-		return trees.checkFiles(ctx, p.Files)
+		damage, err := trees.checkFiles(ctx, p.Files)
+		return append(out, damage...), err
 	}
 	for _, d := range p.Disks {
 		damage, err := v.checkDisk(ctx, d)

@@ -10,8 +10,8 @@ import (
 // is what is wrong with the first of them. A region whose table is damaged is one part, too.
 type Damage struct {
 	Point *engine.RestorePoint
-	// Disk is engine.FilesName if it is no disk but a tree of files. File is then the path of a file or directory in it, or "" if
-	// it concerns all of them.
+	// Disk is engine.DefinitionEntry if it is no disk but the definition of the machine, and engine.FilesName if it is a tree of files. File
+	// is then the path of a file or directory in it, or "" if it concerns all of them.
 	Disk   string
 	File   string
 	Extent extent.Extent
