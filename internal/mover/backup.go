@@ -22,6 +22,8 @@ type BackupRequest struct {
 	// Group and Labels are those of repository.Request.
 	Group  string
 	Labels map[string]string
+	// Definition is that of repository.Request.
+	Definition []byte
 	// Track manages a dirty bitmap in each qcow2 image among the sources, whose Checkpoint and Options.Bitmap it sets.
 	// The next backup with Track reads only what the bitmap has. No guest may have the images open.
 	Track bool
@@ -130,7 +132,7 @@ func (q *BackupRequest) storeSources(ctx context.Context, r *repository.Reposito
 		}
 	}
 	point, err := r.Backup(ctx, repository.Request{
-		ID: q.ID, Source: q.History, Group: q.Group, Labels: q.Labels, Disks: opened.disks, Parent: q.Parent, BlockBytes: q.BlockBytes, Compression: q.Compression, Workers: q.Workers,
+		ID: q.ID, Source: q.History, Group: q.Group, Labels: q.Labels, Definition: q.Definition, Disks: opened.disks, Parent: q.Parent, BlockBytes: q.BlockBytes, Compression: q.Compression, Workers: q.Workers,
 		FlushEvery: q.FlushEvery, KeepTimeout: keepTimeout(q.CancelGrace),
 		Progress: func(p repository.Progress) {
 			q.Progress(Progress{Phase: PhaseStoring, ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes, Backup: &p})

@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // noise returns bytes that do not compress and differ from seed to seed.
@@ -49,6 +50,21 @@ func TestBackup_reportsItsPhasesAndMakesARestorePoint(t *testing.T) {
 	}
 	if points, err := r.List(t.Context(), nil); err != nil || len(points) != 1 || points[0].ID != point.ID {
 		t.Errorf("%v: %v", points, err)
+	}
+}
+
+func TestBackup_storesTheDefinition(t *testing.T) {
+	t.Parallel()
+	r := newRepository(t)
+	const want = `{"vm": "web"}`
+	point, err := Backup(t.Context(), r, BackupRequest{
+		History: r.Source("", "", "/web"), Sources: []Source{{Name: "root", Location: writeFile(t, noise(1, 1<<16))}}, Definition: []byte(want),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := r.Definition(t.Context(), point); err != nil || string(got) != want {
+		verdict.JudgeErrorf(t, err == nil, "%s, %v", got, err)
 	}
 }
 
