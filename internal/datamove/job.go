@@ -30,7 +30,8 @@ const (
 )
 
 // TunnelDirectory is where the mover pod of an upload from a tunnel has the Secret for it, with these keys: the token by which it and the
-// launcher know each other, and the certificate of its server with its key, in PEM.
+// launcher know each other, and the certificate of its server with its key, in PEM. If the definition of the machine is stored, it has that
+// as well, with the key DefinitionKey.
 const (
 	TunnelDirectory      = "/run/varve/tunnel"
 	TunnelTokenKey       = "token"
@@ -64,6 +65,9 @@ type Job struct {
 	SourceUID       types.UID `json:"sourceUID,omitempty"`
 	// Tunnel is where the disk comes from if it is that of a running machine; nil for a volume.
 	Tunnel *TunnelSource `json:"tunnel,omitempty"`
+	// Definition says that the pod has the definition of the machine, as TunnelDirectory's DefinitionKey, and stores it with the
+	// disk. Only with Tunnel.
+	Definition bool `json:"definition,omitempty"`
 	// Endpoint is where the disk comes from if it is in a pull backup of somebody else's; nil for all others.
 	Endpoint *EndpointSource `json:"endpoint,omitempty"`
 	// Snapshot is the CSI snapshot that a Block volume is of; nil for all others.
@@ -133,6 +137,9 @@ func (j Job) validate() error {
 func (j Job) validateTunnel() error {
 	if j.Tunnel != nil && (j.Kind != Upload || j.VolumeMode != "" || j.Tunnel.BackupUID == "" || j.Tunnel.Volume == "") {
 		return errors.New("a tunnel without a backup or a volume, or beside another source")
+	}
+	if j.Definition && j.Tunnel == nil {
+		return errors.New("the definition of a machine without a disk of it")
 	}
 	return nil
 }

@@ -50,7 +50,9 @@ func snapshotJob() Job {
 
 func TestJob_survivesItsEncoding(t *testing.T) {
 	t.Parallel()
-	for _, j := range []Job{uploadJob(), downloadJob(), tunnelJob(), endpointJob(), snapshotJob()} {
+	defined := tunnelJob()
+	defined.Definition = true
+	for _, j := range []Job{uploadJob(), downloadJob(), tunnelJob(), defined, endpointJob(), snapshotJob()} {
 		got, err := DecodeJob(j.Encode())
 		if err != nil || !cmp.Equal(got, j) {
 			t.Errorf("%v: %s", err, cmp.Diff(got, j))
@@ -77,6 +79,7 @@ func TestDecodeJob_refuses(t *testing.T) {
 		"a tunnel beside a volume":   {edited(tunnelJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeBlock }), "beside another source"},
 		"a tunnel without a backup":  {edited(tunnelJob(), func(j *Job) { j.Tunnel.BackupUID = "" }), "without a backup"},
 		"a download from a tunnel":   {edited(downloadJob(), func(j *Job) { j.VolumeMode, j.Tunnel = "", tunnelJob().Tunnel }), "beside another source"},
+		"a definition of a volume":   {edited(uploadJob(), func(j *Job) { j.Definition = true }), "without a disk of it"},
 		"endpoints beside a tunnel":  {edited(endpointJob(), func(j *Job) { j.Tunnel = tunnelJob().Tunnel }), "beside another source"},
 		"endpoints beside a volume":  {edited(endpointJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeBlock }), "beside another source"},
 		"endpoints without a URL":    {edited(endpointJob(), func(j *Job) { j.Endpoint = &EndpointSource{Map: "https://x/", Volume: "v", BackupUID: "b"} }), "without a URL"},

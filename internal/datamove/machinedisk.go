@@ -2,9 +2,11 @@ package datamove
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -25,9 +27,22 @@ const (
 	ConfigSkipQuiesce = "skipQuiesce"
 	// ConfigGroup is the ID that the DataUploads of one moment of the machine have in common.
 	ConfigGroup = "group"
+	// ConfigDefinition is the UID of the machine definition that is stored with each disk: it names the Secret with the
+	// definition, as DefinitionSecret does. Without it, none is stored. The same for all of a group.
+	ConfigDefinition = "definition"
 	// ConfigDisks is how many DataUploads the group has.
 	ConfigDisks = "disks"
 )
+
+// DefinitionSecretType is the type of the Secret, in Varve's namespace, with the definition of a machine. No other Secret
+// is read for one.
+const DefinitionSecretType corev1.SecretType = layout.Prefix + "machine-definition"
+
+// DefinitionKey is the key of the definition: in that Secret, and in the Secret of each mover pod that stores it.
+const DefinitionKey = "definition"
+
+// DefinitionSecret returns the name of the Secret with the definition that has this UID.
+func DefinitionSecret(uid string) string { return "definition-" + uid }
 
 // MaxGroupDisks is how many DataUploads a group may have. QEMU serves no more disks at once than a backup has connections for.
 const MaxGroupDisks = 64
@@ -57,6 +72,8 @@ type MachineDisk struct {
 	Group string
 	// Disks is from 1 to MaxGroupDisks.
 	Disks int
+	// Definition is the UID of the machine definition that is stored with the disk, or "".
+	Definition string
 }
 
 // Config returns the disk as spec.dataMoverConfig has it.
@@ -66,6 +83,9 @@ func (d *MachineDisk) Config() map[string]string {
 	}
 	if d.Tracker != "" {
 		config[ConfigTracker] = d.Tracker
+	}
+	if d.Definition != "" {
+		config[ConfigDefinition] = d.Definition
 	}
 	if d.SkipQuiesce {
 		config[ConfigSkipQuiesce] = strconv.FormatBool(d.SkipQuiesce)
@@ -77,6 +97,7 @@ func (d *MachineDisk) Config() map[string]string {
 func ParseMachineDisk(config map[string]string) (MachineDisk, error) {
 	d := MachineDisk{
 		Machine: config[ConfigMachine], Volume: config[ConfigVolume], Tracker: config[ConfigTracker], ScratchClaim: config[ConfigScratchClaim], Group: config[ConfigGroup],
+		Definition: config[ConfigDefinition],
 	}
 	var failures []string
 	check := func(key, value string, valid func(string) []string) {
@@ -95,6 +116,9 @@ func ParseMachineDisk(config map[string]string) (MachineDisk, error) {
 	}
 	check(ConfigScratchClaim, d.ScratchClaim, validation.IsDNS1123Subdomain)
 	check(ConfigGroup, d.Group, validation.IsDNS1123Label)
+	if d.Definition != "" {
+		check(ConfigDefinition, d.Definition, isLowerUUID)
+	}
 	disks, err := strconv.Atoi(config[ConfigDisks])
 	if err != nil || disks < 1 || disks > MaxGroupDisks {
 		failures = append(failures, fmt.Sprintf("%s %.80q: must be a number from 1 to %d", ConfigDisks, config[ConfigDisks], MaxGroupDisks))
@@ -109,4 +133,14 @@ func ParseMachineDisk(config map[string]string) (MachineDisk, error) {
 		return MachineDisk{}, errclass.Errorf(errclass.Invalid, "spec.dataMoverConfig: %s", strings.Join(failures, "; "))
 	}
 	return d, nil
+}
+
+// lowerUUID matches UIDs as the API server makes them.
+var lowerUUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+func isLowerUUID(text string) []string {
+	if lowerUUID.MatchString(text) {
+		return nil
+	}
+	return []string{"must be a UID: a UUID in lower case"}
 }

@@ -21,7 +21,9 @@ func TestMachineDisk_survivesItsConfig(t *testing.T) {
 	untracked.Tracker = ""
 	running := machineDisk()
 	running.SkipQuiesce = true
-	for _, d := range []MachineDisk{machineDisk(), untracked, running} {
+	defined := machineDisk()
+	defined.Definition = "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e"
+	for _, d := range []MachineDisk{machineDisk(), untracked, running, defined} {
 		config := d.Config()
 		config["parallelFilesUpload"] = "3" // Velero's own
 		if got, err := ParseMachineDisk(config); err != nil || got != d {
@@ -48,6 +50,9 @@ func TestParseMachineDisk_namesWhatIsWrong(t *testing.T) {
 		"no disks":             {ConfigDisks, "0", "disks"},
 		"too many disks":       {ConfigDisks, "65", "disks"},
 		"a word":               {ConfigDisks, "two", "disks"},
+		"no UID":               {ConfigDefinition, "web", "definition"},
+		"a UID in capitals":    {ConfigDefinition, "7F2AD3C4-0B1E-4C55-9E0F-2D6A1B3C4D5E", "definition"},
+		"another Secret":       {ConfigDefinition, "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e/../token", "definition"},
 		"maybe frozen":         {ConfigSkipQuiesce, "maybe", "skipQuiesce"},
 	} {
 		config := maps.Clone(valid.Config())
