@@ -5,9 +5,11 @@ package machinegroup
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -48,6 +50,8 @@ func TestControlPlane(t *testing.T) {
 		"a volume comes twice":            volumeTwice,
 		"served no more":                  servedNoMore,
 		"two machines have one name":      twoMachines,
+		"the definition is missing":       definitionMissing,
+		"the definition goes":             definitionGoes,
 		"nobody has seen its backup":      seenByNobody,
 		"nobody looked when it ended":     func(w *world) { w.isGone(abandoned) },
 	} {
@@ -387,4 +391,103 @@ func (w *world) isGone(b *backupv1.VirtualMachineBackup) {
 		}
 		return nil
 	})
+}
+
+const (
+	definitionUID  = "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e"
+	definitionText = `{"vm":"web","password":"hunter2"}`
+)
+
+// defined makes the DataUploads of the group, which name a definition.
+func (w *world) defined(uid string) (root, data *velerov2.DataUpload) {
+	w.Helper()
+	root, data = w.newUpload("root"), w.newUpload("data")
+	for _, o := range []*velerov2.DataUpload{root, data} {
+		o.Spec.DataMoverConfig[datamove.ConfigDefinition] = uid
+		w.must(w.admin.Create(w.Context(), o))
+	}
+	return root, data
+}
+
+// define makes the Secret with the definition.
+func (w *world) define(uid string, kind corev1.SecretType) *corev1.Secret {
+	w.Helper()
+	s := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: datamove.DefinitionSecret(uid)}, Type: kind,
+		Data: map[string][]byte{datamove.DefinitionKey: []byte(definitionText)},
+	}
+	w.must(w.admin.Create(w.Context(), s))
+	return s
+}
+
+// warned waits for an event of a DataUpload that says why the definition cannot be had.
+func (w *world) warned(o *velerov2.DataUpload, reason, why string) {
+	w.Helper()
+	controlplane.Eventually(w, func() error {
+		var list eventsv1.EventList
+		if err := w.admin.List(w.Context(), &list, client.InNamespace(o.Namespace)); err != nil {
+			return err
+		}
+		for i := range list.Items {
+			e := &list.Items[i]
+			if strings.Contains(e.Note, "hunter2") {
+				w.Errorf("an event has secrets: %s", e.Note)
+			}
+			if e.Regarding.UID == o.UID && e.Type == corev1.EventTypeWarning && e.Reason == reason && strings.Contains(e.Note, why) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no event of %s says %q", o.Name, why)
+	})
+}
+
+// No backup is made without the definition that the DataUploads name, and a Secret of another type is none.
+func definitionMissing(w *world) {
+	const uid = "00000000-0b1e-4c55-9e0f-2d6a1b3c4d5e"
+	root, data := w.defined(uid)
+	w.takes(root, velerov2.PhaseAccepted, nil)
+	name := controlplane.SystemNamespace + "/" + datamove.DefinitionSecret(uid)
+	for _, o := range []*velerov2.DataUpload{root, data} {
+		w.warned(o, eventDefinitionMissing, "Secret "+name+" with the definition of the machine does not exist")
+	}
+	other := w.define(uid, corev1.SecretTypeOpaque)
+	w.takes(data, velerov2.PhaseAccepted, nil) // so that the controller looks
+	w.warned(root, eventDefinitionInvalid, "Secret "+name+` has the type "Opaque"`)
+	err := w.admin.Get(w.Context(), client.ObjectKey{Namespace: w.ns, Name: w.group()}, &backupv1.VirtualMachineBackup{})
+	if !apierrors.IsNotFound(err) {
+		w.Errorf("there is a backup: %v", err)
+	}
+	w.must(w.admin.Delete(w.Context(), other))
+	w.define(uid, datamove.DefinitionSecretType)
+	w.takes(data, velerov2.PhasePrepared, nil)
+	b := w.backup()
+	w.serves(b)
+	w.takes(root, velerov2.PhaseInProgress, b)
+	if s := w.secretOf(w.pod(root, "10.1.0.10")); string(s.Data[datamove.DefinitionKey]) != definitionText {
+		w.Errorf("the mover pod has the definition %q", s.Data[datamove.DefinitionKey])
+	}
+}
+
+// A pod keeps the definition that it was given. One that comes when the definition has gone gets nothing, and its launcher does not connect.
+func definitionGoes(w *world) {
+	definition := w.define(definitionUID, datamove.DefinitionSecretType)
+	root, data := w.defined(definitionUID)
+	w.takes(root, velerov2.PhaseAccepted, nil)
+	b := w.backup()
+	w.serves(b)
+	w.takes(root, velerov2.PhaseInProgress, b)
+	first := w.pod(root, "10.1.0.11")
+	w.secretOf(first)
+	w.offers(b, "root 10.1.0.11:9090 ")
+	w.must(w.admin.Delete(w.Context(), definition))
+	second := w.pod(data, "10.1.0.12")
+	w.takes(data, velerov2.PhaseInProgress, b)
+	w.warned(data, eventDefinitionMissing, "does not exist")
+	w.offers(b, "root 10.1.0.11:9090 ")
+	if s := w.secretOf(first); string(s.Data[datamove.DefinitionKey]) != definitionText {
+		w.Errorf("the mover pod that reads has the definition %q", s.Data[datamove.DefinitionKey])
+	}
+	if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(second), &corev1.Secret{}); !apierrors.IsNotFound(err) {
+		w.Errorf("a pod without a definition has its Secret: %v", err)
+	}
 }

@@ -65,6 +65,9 @@ type group struct {
 	members                   []member
 	// backup has the group's name; nil if there is none. It may be somebody else's.
 	backup *backupv1.VirtualMachineBackup
+	// noDefinition says why there is no definition of the machine although the DataUploads name one; nil: there is, or they
+	// name none. It is known as long as there is no backup.
+	noDefinition *definitionError
 }
 
 // hasSeen says whether a DataUpload of the group has seen a backup.
@@ -76,7 +79,7 @@ func (g *group) hasSeen(backup types.UID) bool {
 type decision struct {
 	verdict verdict
 	reason  string
-	// unwatched: what is waited for is in the settings, and nothing tells when they change.
+	// unwatched: what is waited for is in the settings or in a Secret, and nothing tells when they change.
 	unwatched bool
 }
 
@@ -127,6 +130,8 @@ func decideBirth(g *group) decision {
 		return decision{verdict: wait, reason: why}
 	case !taken:
 		return decision{verdict: wait, reason: "no DataUpload has been taken"}
+	case g.noDefinition != nil:
+		return decision{verdict: wait, reason: g.noDefinition.text, unwatched: true}
 	}
 	return decision{verdict: create}
 }
@@ -144,7 +149,7 @@ func disagreement(members []member) string {
 		same.Volume = first.disk.Volume
 		switch {
 		case same != first.disk:
-			return fmt.Sprintf("DataUploads %s and %s are of one group and name different machines, trackers, claims or numbers of disks", first.upload.Name, m.upload.Name)
+			return fmt.Sprintf("DataUploads %s and %s are of one group and name different machines, trackers, claims, definitions or numbers of disks", first.upload.Name, m.upload.Name)
 		case volumes[m.disk.Volume]:
 			return fmt.Sprintf("two DataUploads of the group have the volume %s", m.disk.Volume)
 		}

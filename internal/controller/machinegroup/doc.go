@@ -13,6 +13,9 @@
 // A group has one moment. Once a DataUpload of it has seen its backup, or has ended, no other backup is made: what a second one shows is
 // another moment. The DataUploads that remain are refused by their exposer.
 //
+// If the DataUploads name a definition of the machine, the Secret of each mover pod has a copy of it. Without the Secret with the definition
+// no backup is made, and no pod starts to read: a restore point is not published without what it was to have.
+//
 // decide is a pure function of what was read from the API server to one write; it may die after any.
 package machinegroup
 

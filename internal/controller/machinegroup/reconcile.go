@@ -90,7 +90,7 @@ func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Resu
 		return ctrl.Result{}, nil
 	case wait:
 		if g.backup == nil {
-			r.warnIfDisagreed(g)
+			r.warnIfStuck(g)
 		}
 		if d.unwatched {
 			return ctrl.Result{RequeueAfter: lookEvery}, nil
@@ -99,11 +99,15 @@ func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Resu
 	return ctrl.Result{}, nil
 }
 
-// warnIfDisagreed tells the DataUploads of a group that can never be one. What is only not there yet needs no warning: their exposers
-// say what they wait for.
-func (r *reconciler) warnIfDisagreed(g *group) {
-	if why := disagreement(g.members); why != "" && len(g.members) >= disks(g) {
+// warnIfStuck tells the DataUploads of a group that can never be one, or whose definition is missing. What is only not there yet
+// needs no warning: their exposers say what they wait for.
+func (r *reconciler) warnIfStuck(g *group) {
+	switch why := disagreement(g.members); {
+	case len(g.members) < disks(g):
+	case why != "":
 		r.warn(g, "GroupDiffers", why)
+	case g.noDefinition != nil:
+		r.warn(g, g.noDefinition.reason, g.noDefinition.text)
 	}
 }
 
@@ -151,6 +155,9 @@ func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*gro
 		return cmp.Or(strings.Compare(a.disk.Volume, b.disk.Volume), a.upload.CreationTimestamp.Compare(b.upload.CreationTimestamp.Time), strings.Compare(a.upload.Name, b.upload.Name))
 	})
 	g.backup, err = reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: g.machines, Name: g.name}, &backupv1.VirtualMachineBackup{})
+	if err == nil && g.backup == nil && len(g.members) > 0 {
+		g.noDefinition, err = r.checkDefinition(ctx, g.members[0].disk.Definition)
+	}
 	return g, err
 }
 

@@ -2,6 +2,7 @@ package machinegroup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -41,6 +42,7 @@ func (r *reconciler) serve(ctx context.Context, g *group) (ctrl.Result, error) {
 	}
 	var tunnels []backupv1.VolumeTunnel
 	result := ctrl.Result{RequeueAfter: lookEvery}
+	var missing *definitionError
 	for i := range g.members {
 		m := &g.members[i]
 		if !moversecret.IsMoving(m.upload) {
@@ -48,6 +50,7 @@ func (r *reconciler) serve(ctx context.Context, g *group) (ctrl.Result, error) {
 		}
 		tunnel, err := r.equip(ctx, m, token, issuer)
 		switch {
+		case errors.As(err, &missing): // An event says so, and lookEvery is soon enough.
 		case err != nil:
 			return ctrl.Result{}, err
 		case tunnel == nil:
@@ -89,9 +92,17 @@ func (r *reconciler) equip(ctx context.Context, m *member, token []byte, issuer 
 	if err != nil {
 		return nil, err
 	}
-	kept, err := r.secrets.Keep(ctx, m.upload, pod, have, map[string][]byte{
+	data := map[string][]byte{
 		datamove.TunnelTokenKey: token, datamove.TunnelCertificateKey: certificate.Certificate, datamove.TunnelPrivateKey: certificate.Key, datamove.EndpointEndedKey: {},
-	})
+	}
+	if m.disk.Definition != "" {
+		definition, err := r.definitionFor(ctx, m, pod, have)
+		if err != nil {
+			return nil, err
+		}
+		data[datamove.DefinitionKey] = definition
+	}
+	kept, err := r.secrets.Keep(ctx, m.upload, pod, have, data)
 	if err != nil || !kept || pod.Status.Phase != corev1.PodRunning || net.ParseIP(pod.Status.PodIP) == nil {
 		return nil, err
 	}
