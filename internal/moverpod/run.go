@@ -51,6 +51,8 @@ type Files struct {
 	Termination string
 	// TunnelToken, TunnelCertificate, TunnelKey and TunnelEnded are those of datamove.TunnelDirectory.
 	TunnelToken, TunnelCertificate, TunnelKey, TunnelEnded string
+	// Definition is that of datamove.TunnelDirectory. Its content is never logged.
+	Definition string
 	// EndpointToken, EndpointAuthorities and EndpointEnded are those of datamove.EndpointDirectory.
 	EndpointToken, EndpointAuthorities, EndpointEnded string
 	// SnapshotToken is that of datamove.SnapshotTokenDirectory.
@@ -64,6 +66,7 @@ func PodFiles(job datamove.Job) Files {
 		Termination: "/dev/termination-log",
 		TunnelToken: filepath.Join(datamove.TunnelDirectory, datamove.TunnelTokenKey), TunnelCertificate: filepath.Join(datamove.TunnelDirectory, datamove.TunnelCertificateKey),
 		TunnelKey: filepath.Join(datamove.TunnelDirectory, datamove.TunnelPrivateKey), TunnelEnded: filepath.Join(datamove.TunnelDirectory, datamove.EndpointEndedKey),
+		Definition:    filepath.Join(datamove.TunnelDirectory, datamove.DefinitionKey),
 		EndpointToken: filepath.Join(datamove.EndpointDirectory, datamove.EndpointTokenKey), EndpointAuthorities: filepath.Join(datamove.EndpointDirectory, datamove.EndpointAuthoritiesKey),
 		EndpointEnded: filepath.Join(datamove.EndpointDirectory, datamove.EndpointEndedKey),
 		SnapshotToken: filepath.Join(datamove.SnapshotTokenDirectory, datamove.SnapshotTokenKey),

@@ -71,6 +71,18 @@ func (r *run) readTunnelToken() ([]byte, error) {
 	return token, nil
 }
 
+// readDefinition returns the definition of the machine, or nil if the job has none.
+func (r *run) readDefinition() ([]byte, error) {
+	if !r.Job.Definition {
+		return nil, nil
+	}
+	definition, err := os.ReadFile(r.Files.Definition)
+	if err != nil {
+		return nil, fmt.Errorf("read the definition of the machine: %w", err)
+	}
+	return definition, nil
+}
+
 // uploadMachineDisk makes a restore point of the disk of a running machine, as it was when its backup began.
 func (r *run) uploadMachineDisk(ctx context.Context, repo *repository.Repository, id string) (datamove.Report, error) {
 	from := r.Job.Tunnel

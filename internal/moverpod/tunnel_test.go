@@ -29,6 +29,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/exporttest"
 	"github.com/varvebackup/varve/internal/export/tunnel"
 	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/test/verdict"
 )
 
@@ -124,7 +125,7 @@ func (s *site) newTunnelPod(t *testing.T, m *machine, job datamove.Job) *tunnelP
 	p := s.newPod(t, job, "")
 	dir := t.TempDir()
 	p.Files.TunnelToken, p.Files.TunnelCertificate, p.Files.TunnelKey = filepath.Join(dir, "token"), filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	p.Files.TunnelEnded = filepath.Join(dir, datamove.EndpointEndedKey)
+	p.Files.TunnelEnded, p.Files.Definition = filepath.Join(dir, datamove.EndpointEndedKey), filepath.Join(dir, datamove.DefinitionKey)
 	issuer := newIssuer(t)
 	pair, err := issuer.Issue([]string{moverHost})
 	if err != nil {
@@ -239,6 +240,49 @@ func TestMachineUpload_fullAndIncrementals(t *testing.T) {
 	}
 	for i := range reports {
 		s.wantRestored(t, reports[i], machines[i])
+	}
+}
+
+// The definition of the machine is stored with its disk. One that cannot be stored fails the upload for good. Neither is told to anybody.
+func TestMachineUpload_storesTheDefinition(t *testing.T) {
+	t.Parallel()
+	const password = "hunter2"
+	for name, c := range map[string]struct {
+		definition string
+		outcome    datamove.Outcome
+	}{
+		"a definition": {`{"vm":{"name":"web"},"password":"` + password + `"}`, datamove.Succeeded},
+		"no JSON":      {`{"password":"` + password, datamove.Failed},
+		"empty":        {"", datamove.Failed},
+		"too large":    {`"` + password + strings.Repeat("x", repository.MaxDefinitionBytes) + `"`, datamove.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, m := newSite(t), newMachine(diskBytes, 8)
+			job := newMachineUpload("1", "")
+			job.Definition = true
+			p := s.newTunnelPod(t, m, job)
+			if err := os.WriteFile(p.Files.Definition, []byte(c.definition), 0o400); err != nil {
+				t.Fatal(err)
+			}
+			p.connect(t, m, nil)
+			report := p.run(t, c.outcome)
+			if strings.Contains(p.output.String()+report.Encode(), password) {
+				t.Errorf("the definition is told: %s\n%+v", p.output, report)
+			}
+			if c.outcome == datamove.Failed {
+				if len(s.points(t)) > 0 || !strings.Contains(report.Message, "the definition ") {
+					verdict.JudgeErrorf(t, len(s.points(t)) > 0, "%d restore points, %+v", len(s.points(t)), report)
+				}
+				return
+			}
+			s.wantRestored(t, report, m)
+			r := s.open(t)
+			point := s.points(t)[0]
+			if got, err := r.Definition(t.Context(), point); err != nil || string(got) != c.definition {
+				verdict.JudgeErrorf(t, err == nil, "%s, %v", got, err)
+			}
+		})
 	}
 }
 

@@ -68,8 +68,13 @@ func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, p
 // storeDisk makes a restore point of a source. parent is the restore point that its changes are counted from; "": the history's latest.
 func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id string, source mover.Source, parent string, judge func(error) error) (datamove.Report, error) {
 	var stored atomic.Int64
+	definition, err := r.readDefinition()
+	if err != nil {
+		return datamove.Report{}, err
+	}
 	point, err := mover.Backup(ctx, repo, mover.BackupRequest{
 		ID: id, History: r.history(repo), Group: r.Job.Labels[datamove.LabelGroup], Labels: r.labels(), Workers: r.Job.Parallel,
+		Definition:  definition,
 		Sources:     []mover.Source{source},
 		Parent:      parent,
 		FlushEvery:  r.limits.flush,

@@ -158,9 +158,16 @@ func (in *podInput) job() datamove.Job {
 		}
 		if job.Tunnel != nil {
 			job.Labels = merged(job.Labels, map[string]string{datamove.LabelGroup: upload.Spec.DataMoverConfig[datamove.ConfigGroup]})
+			job.Definition = in.storesDefinition()
 		}
 	}
 	return job
+}
+
+// storesDefinition says whether the definition of the machine is stored with its disk.
+func (in *podInput) storesDefinition() bool {
+	upload, ok := in.object.(*velerov2.DataUpload)
+	return ok && in.volume.Tunnel != nil && upload.Spec.DataMoverConfig[datamove.ConfigDefinition] != ""
 }
 
 func (in *podInput) addVolumes(spec *corev1.PodSpec) {
@@ -183,7 +190,11 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 			corev1.VolumeMount{MountPath: datamove.EndpointDirectory, ReadOnly: true})
 	}
 	if in.volume.Tunnel != nil {
-		mount(ownSecret(datamove.ChildName(in.view.Kind, in.view.UID), datamove.TunnelTokenKey, datamove.TunnelCertificateKey, datamove.TunnelPrivateKey, datamove.EndpointEndedKey),
+		keys := []string{datamove.TunnelTokenKey, datamove.TunnelCertificateKey, datamove.TunnelPrivateKey, datamove.EndpointEndedKey}
+		if in.storesDefinition() {
+			keys = append(keys, datamove.DefinitionKey)
+		}
+		mount(ownSecret(datamove.ChildName(in.view.Kind, in.view.UID), keys...),
 			corev1.VolumeMount{MountPath: datamove.TunnelDirectory, ReadOnly: true})
 		c.Ports = []corev1.ContainerPort{{Name: tunnelPortName, ContainerPort: datamove.TunnelPort, Protocol: corev1.ProtocolTCP}}
 	}

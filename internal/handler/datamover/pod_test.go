@@ -218,6 +218,34 @@ func TestMoverPod_readsTheDiskOfARunningMachineThroughItsPort(t *testing.T) {
 	}
 }
 
+// The definition of the machine is in the pod's own Secret, and the job says only that it is there.
+func TestMoverPod_hasTheDefinitionOfItsMachine(t *testing.T) {
+	t.Parallel()
+	const uid = "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e"
+	asked := datamove.MachineDisk{Machine: "web", Volume: "root", ScratchClaim: "scratch", Group: "monday", Disks: 2, Definition: uid}
+	for name, from := range map[string]*datamove.TunnelSource{"a disk of a machine": {Volume: "root", BackupUID: "b1"}, "a volume": nil} {
+		pod := podFor(t, func(in *podInput) {
+			o := upload()
+			o.Spec.DataMoverConfig = asked.Config()
+			in.object, in.volume = o, Volume{SourceUID: "pvc-1", Tunnel: from, Bytes: 1 << 20}
+			if from == nil {
+				in.volume.Claim, in.volume.VolumeMode = "du-u1", corev1.PersistentVolumeBlock
+			}
+		})
+		text := pod.Spec.Containers[0].Env[0].Value
+		job, err := datamove.DecodeJob(text)
+		if err != nil || job.Definition != (from != nil) || strings.Contains(text, uid) {
+			t.Errorf("%s: %s, %v", name, text, err)
+		}
+		brought := slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+			return v.Secret != nil && v.Secret.SecretName == pod.Name && slices.Contains(v.Secret.Items, corev1.KeyToPath{Key: "definition", Path: "definition"})
+		})
+		if brought != (from != nil) {
+			t.Errorf("%s: the pod has a definition: %t", name, brought)
+		}
+	}
+}
+
 // The launcher of a running machine need not send its disk to another node.
 func TestPlaceOf_diskOfARunningMachineIsTheMachinesNode(t *testing.T) {
 	t.Parallel()
