@@ -43,12 +43,14 @@ if [ -n "$foreign$operators" ]; then
 fi
 # Velero's kinds are those of the Velero that is there, in its version: Varve works with them, and adds only what is missing.
 veleros=$(foreign_kinds $(velero_kinds))
+harvesters=$(foreign_kinds $(harvester_kinds))
 [ -z "$veleros" ] || echo "install: this cluster has Velero; these kinds of it stay as they are:" $veleros
+[ -z "$harvesters" ] || echo "install: this cluster has Harvester, which backs whole machines up itself; these kinds of it stay as they are:" $harvesters
 echo "install: kinds"
 ours=
 for file in deploy/crd/*.yaml; do
 	kind=$(sed -n 's/^  name: //p' "$file")
-	case " $(echo $veleros) " in
+	case " $(echo $veleros $harvesters) " in
 	*" $kind "*) ;;
 	*) ours="$ours -f $file" ;;
 	esac

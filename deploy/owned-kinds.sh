@@ -10,6 +10,11 @@ velero_kinds() {
 	sed -n 's/^  name: \(.*\.velero\.io\)$/\1/p' deploy/crd/*.yaml
 }
 
+# harvester_kinds are those that it installs in Harvester's group, where Harvester has not.
+harvester_kinds() {
+	sed -n 's/^  name: \(.*\.harvesterhci\.io\)$/\1/p' deploy/crd/*.yaml
+}
+
 # read_owners reads all custom resource definitions, for owner_of. What cannot be read is an error. One request for all of them, because
 # a program that starts for each takes most of the time of an installation.
 read_owners() {

@@ -2,7 +2,7 @@
 # Removes Varve, its kinds and every object of these kinds from the cluster of $KUBECONFIG. Machines are stopped first, while the
 # components can still clean up what they made, and data movement is cancelled. What is left after $UNINSTALL_TIMEOUT (120s) loses its
 # finalizers: a warning names it, because something of it may be left on a node. Claims, and the backups on them, stay. So do restore
-# points in repositories, kinds that Varve did not install, such as KubeVirt's and Velero's, and their objects. Kinds that Varve installed
+# points in repositories, kinds that Varve did not install, such as those of KubeVirt, Velero and Harvester, and their objects. Kinds that Varve installed
 # and Velero uses stay as well. The namespace varve stays with its Secrets if one of them is the password of repositories: nobody could
 # read the backups without it.
 set -eu
@@ -16,7 +16,7 @@ timeout=${UNINSTALL_TIMEOUT:-120s}
 read_owners
 foreign=$(foreign_kinds $(kubevirt_kinds))
 operators=$(kubevirt_operators)
-veleros=$(foreign_kinds $(velero_kinds))
+veleros=$(foreign_kinds $(velero_kinds) $(harvester_kinds))
 velero=$(velero_signs)
 [ -z "$foreign$veleros" ] || echo "uninstall: these kinds are not Varve's, and stay with all their objects:" $foreign $veleros >&2
 ours() {
@@ -33,6 +33,14 @@ delete_objects() {
 			done
 		"$kubectl" delete "$1" --all --all-namespaces --timeout="$timeout"
 	fi
+}
+
+# release_all takes all finalizers from the objects of a kind.
+release_all() {
+	"$kubectl" get "$1" --all-namespaces --no-headers -o custom-columns=NS:.metadata.namespace,NAME:.metadata.name |
+		while read -r namespace name; do
+			"$kubectl" -n "$namespace" patch "$1" "$name" --type merge -p '{"metadata":{"finalizers":null}}' >/dev/null
+		done
 }
 
 cancel_movement
@@ -52,6 +60,13 @@ stop_movers
 read_owners # That took its time, and somebody may have installed something since.
 delete_kept_snapshots
 release_objects
+# Without the controllers, the deletion of a backup deletes no restore points.
+for kind in $(harvester_kinds); do
+	if ours "$kind"; then
+		release_all "$kind"
+		delete_objects "$kind"
+	fi
+done
 for kind in $(velero_kinds); do
 	if [ -z "$velero" ] && ours "$kind"; then
 		delete_objects "$kind"
@@ -74,7 +89,7 @@ passwords=$(echo "$passwords" | grep '^repository-password-' || true)
 [ -n "$passwords" ] || "$kubectl" wait namespace/varve --for=delete --timeout=300s
 read_owners
 stay= gone=
-for kind in $(kubevirt_kinds) $(velero_kinds); do
+for kind in $(kubevirt_kinds) $(velero_kinds) $(harvester_kinds); do
 	ours "$kind" || continue
 	case "$kind" in
 	*.velero.io)

@@ -25,6 +25,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -79,17 +80,25 @@ func generate(t *testing.T, what, of string) string {
 
 // foreign are fields of types that Kubernetes documents, or that stand elsewhere on the page.
 var foreign = map[string]string{
-	"tolerations":                 "Kubernetes' tolerations",
-	"namespaceLabelSelector":      "a Kubernetes label selector",
-	"virtualMachineLabelSelector": "a Kubernetes label selector",
-	"template.spec":               "as spec of VirtualMachineInstance",
-	"template.metadata":           "",
+	"tolerations":                    "Kubernetes' tolerations",
+	"namespaceLabelSelector":         "a Kubernetes label selector",
+	"virtualMachineLabelSelector":    "a Kubernetes label selector",
+	"template.spec":                  "as spec of VirtualMachineInstance",
+	"template.metadata":              "",
+	"source.spec":                    "as spec of VirtualMachine",
+	"persistentVolumeClaim.spec":     "as spec of a PersistentVolumeClaim",
+	"persistentVolumeClaimSpec.spec": "as spec of a PersistentVolumeClaim",
 }
 
 // fields is the table of a kind's spec and status, from its CRD.
 func fields(t *testing.T, plural string) string {
 	t.Helper()
-	paths, err := filepath.Glob("../deploy/crd/*_" + plural + ".yaml")
+	// Two groups have a kind VirtualMachineBackup.
+	pattern := "../deploy/crd/*[to].io_" + plural + ".yaml" // kubevirt.io and velero.io
+	if rest, ok := strings.CutPrefix(plural, "harvester_"); ok {
+		pattern = "../deploy/crd/harvesterhci.io_" + rest + ".yaml"
+	}
+	paths, err := filepath.Glob(pattern)
 	if err != nil || len(paths) != 1 {
 		t.Fatalf("CRD of %s: %v %v", plural, paths, err)
 	}
@@ -169,6 +178,8 @@ var sources = map[string]struct{ dir, typ, prefix string }{
 	"BackupPhase":               {"../api/backup/v1alpha1", "BackupPhase", ""},
 	"FullReason":                {"../api/backup/v1alpha1", "FullReason", ""},
 	"ExclusionReason":           {"../api/backup/v1alpha1", "ExclusionReason", ""},
+	"MachineExclusion":          {"../api/harvester/v1beta1", "ExclusionReason", ""},
+	"MachineCondition":          {"../api/harvester/v1beta1", "ConditionType", ""},
 	"Condition":                 {"../api/backup/v1alpha1", "", "Condition"},
 	"ExportPhase":               {"../api/export/v1beta1", "VirtualMachineExportPhase", ""},
 	"ExportReason":              {"../api/export/v1beta1", "", "Reason"},
@@ -310,7 +321,7 @@ func manifestFields(t *testing.T) string {
 func TestExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, corev1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, harvesterv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, corev1.AddToScheme} {
 		if err := add(s); err != nil {
 			t.Fatal(err)
 		}

@@ -51,6 +51,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -271,7 +272,7 @@ func Update[T client.Object](tb testing.TB, c client.Client, obj T, status bool,
 func newScheme() (*kruntime.Scheme, error) {
 	scheme := kruntime.NewScheme()
 	for _, add := range []func(*kruntime.Scheme) error{
-		clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme,
+		clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, harvesterv1.AddToScheme,
 		velerov1.AddToScheme, velerov2.AddToScheme, snapshotv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {

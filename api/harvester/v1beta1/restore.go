@@ -1,0 +1,134 @@
+package v1beta1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// VirtualMachineRestore brings a virtual machine back from a VirtualMachineBackup.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=machinerestore;machinerestores,categories=all
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=varve"
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="TARGET_KIND",type=string,JSONPath=`.spec.target.kind`
+// +kubebuilder:printcolumn:name="TARGET_NAME",type=string,JSONPath=`.spec.target.name`
+// +kubebuilder:printcolumn:name="COMPLETE",type=boolean,JSONPath=`.status.complete`
+// +kubebuilder:printcolumn:name="AGE",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="PROGRESS",type=integer,JSONPath=`.status.progress`,priority=1
+// +kubebuilder:printcolumn:name="MESSAGE",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 200",message="metadata.name must be at most 200 characters: other objects are named after it"
+type VirtualMachineRestore struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec VirtualMachineRestoreSpec `json:"spec"`
+	// +optional
+	Status VirtualMachineRestoreStatus `json:"status,omitempty"`
+}
+
+// VirtualMachineRestoreList is a list of VirtualMachineRestores.
+//
+// +kubebuilder:object:root=true
+type VirtualMachineRestoreList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []VirtualMachineRestore `json:"items"`
+}
+
+// VirtualMachineRestoreSpec says what is restored, and as what.
+//
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="VirtualMachineRestore spec is immutable"
+type VirtualMachineRestoreSpec struct {
+	// target is the virtual machine that is made, in the restore's namespace.
+	// +kubebuilder:validation:XValidation:rule="!has(self.apiGroup) || self.apiGroup == 'kubevirt.io'",message="apiGroup must be kubevirt.io",fieldPath=".apiGroup"
+	// +kubebuilder:validation:XValidation:rule="self.kind == 'VirtualMachine'",message="kind must be VirtualMachine",fieldPath=".kind"
+	// +kubebuilder:validation:XValidation:rule="self.name.size() <= 63 && self.name.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",message="Target VM name is invalid: it has at most 63 characters, lower case, digits, '-' and '.'",fieldPath=".name"
+	Target corev1.TypedLocalObjectReference `json:"target"`
+	// virtualMachineBackupName is the name of the VirtualMachineBackup.
+	// +kubebuilder:validation:MinLength=1
+	VirtualMachineBackupName string `json:"virtualMachineBackupName"`
+	// virtualMachineBackupNamespace is its namespace.
+	// +kubebuilder:validation:MinLength=1
+	VirtualMachineBackupNamespace string `json:"virtualMachineBackupNamespace"`
+	// newVM makes a new machine, whose name must be free. Machines that exist are not replaced yet.
+	// +kubebuilder:validation:XValidation:rule="self",message="newVM must be true: delete the machine first, or restore it under another name"
+	NewVM bool `json:"newVM"`
+	// keepMacAddress keeps the hardware addresses that the machine had. Two machines with one address must not be in one network.
+	// +optional
+	KeepMacAddress bool `json:"keepMacAddress,omitempty"`
+	// haltAfterRestore leaves the restored machine stopped.
+	// +optional
+	HaltAfterRestore bool `json:"haltAfterRestore,omitempty"`
+}
+
+// VirtualMachineRestoreStatus says how far the restore is.
+type VirtualMachineRestoreStatus struct {
+	// restores has the disks.
+	// +optional
+	// +listType=atomic
+	VolumeRestores []VolumeRestore `json:"restores,omitempty"`
+	// restoreTime is when the restore was complete.
+	// +optional
+	// +nullable
+	RestoreTime *metav1.Time `json:"restoreTime,omitempty"`
+	// complete is true when the machine is there, and runs unless it is to stay stopped.
+	// +optional
+	Complete *bool `json:"complete,omitempty"`
+	// conditions are Ready and InProgress.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []Condition `json:"conditions,omitempty"`
+	// targetUID is the UID of the machine that was made.
+	// +optional
+	TargetUID *types.UID `json:"targetUID,omitempty"`
+	// progress is how much of all disks is restored, in percent; 100 when the restore is complete.
+	// +optional
+	Progress int `json:"progress,omitempty"`
+	// backupUID is the UID of the backup that is restored.
+	// +optional
+	BackupUID types.UID `json:"backupUID,omitempty"`
+	// location is the BackupStorageLocation that it is restored from.
+	// +optional
+	Location *LocationReference `json:"location,omitempty"`
+}
+
+// VolumeRestore is a disk that is restored.
+type VolumeRestore struct {
+	// volumeName is the name of the machine's volume.
+	VolumeName string `json:"volumeName,omitempty"`
+	// persistentVolumeClaimSpec is the new claim.
+	PersistentVolumeClaim PersistentVolumeClaimSourceSpec `json:"persistentVolumeClaimSpec,omitempty"`
+	// volumeBackupName is the name of the disk in the backup.
+	VolumeBackupName string `json:"volumeBackupName,omitempty"`
+	// progress is how much of the disk is restored, in percent.
+	// +optional
+	Progress int `json:"progress,omitempty"`
+	// volumeSize is the size of the disk in bytes.
+	// +optional
+	VolumeSize int64 `json:"volumeSize,omitempty"`
+	// dataDownload is the name of the DataDownload that restores the disk, in the location's namespace.
+	// +optional
+	DataDownload string `json:"dataDownload,omitempty"`
+	// snapshotID says where in the location the disk is.
+	// +optional
+	SnapshotID string `json:"snapshotID,omitempty"`
+}
+
+// IsComplete says whether the machine is there.
+func (r *VirtualMachineRestore) IsComplete() bool {
+	return r.Status.Complete != nil && *r.Status.Complete
+}
+
+// HasFailed says whether the restore has ended without a machine.
+func (r *VirtualMachineRestore) HasFailed() bool {
+	for _, c := range r.Status.Conditions {
+		if c.Type == ConditionProgressing {
+			return c.Status == corev1.ConditionFalse && c.Reason == ReasonError
+		}
+	}
+	return false
+}

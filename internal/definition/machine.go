@@ -1,0 +1,165 @@
+package definition
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+)
+
+// MachineKind is that of virtual machines.
+var MachineKind = schema.GroupVersionKind{Group: "kubevirt.io", Version: "v1", Kind: harvesterv1.SourceKind}
+
+// lastApplied is the annotation in which kubectl has a copy of the object.
+const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
+
+// NewMachine returns an empty object of kind VirtualMachine, to read one into.
+func NewMachine() *unstructured.Unstructured {
+	vm := &unstructured.Unstructured{}
+	vm.SetGroupVersionKind(MachineKind)
+	return vm
+}
+
+// Source returns what a backup keeps of a machine. addresses are the hardware addresses of the instance that runs, by the names of its
+// networks: a machine that names none has other ones under another name.
+func Source(vm *unstructured.Unstructured, addresses map[string]string) (*harvesterv1.VirtualMachineSourceSpec, error) {
+	spec, _, err := unstructured.NestedMap(vm.Object, "spec")
+	if err != nil {
+		return nil, fmt.Errorf("spec of virtual machine %s/%s: %w", vm.GetNamespace(), vm.GetName(), err)
+	}
+	err = editInterfaces(spec, func(i map[string]any) {
+		name, _ := i["name"].(string)
+		if address := addresses[name]; address != "" {
+			i["macAddress"] = address
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("virtual machine %s/%s: %w", vm.GetNamespace(), vm.GetName(), err)
+	}
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return nil, fmt.Errorf("encode spec of virtual machine %s/%s: %w", vm.GetNamespace(), vm.GetName(), err)
+	}
+	annotations := vm.GetAnnotations()
+	delete(annotations, lastApplied)
+	return &harvesterv1.VirtualMachineSourceSpec{
+		ObjectMeta: harvesterv1.ObjectMetadata{Name: vm.GetName(), Namespace: vm.GetNamespace(), Labels: vm.GetLabels(), Annotations: annotations},
+		Spec:       runtime.RawExtension{Raw: text},
+	}, nil
+}
+
+// Target says what is to be made of a machine.
+type Target struct {
+	// Namespace and Name are those of the restored machine.
+	Namespace, Name string
+	// Claims are the restored claims by the names of the volumes.
+	Claims map[string]string
+	// KeepAddresses keeps the hardware addresses.
+	KeepAddresses bool
+	// Annotations are added to the machine's own.
+	Annotations map[string]string
+}
+
+// Restored returns the machine that a restore makes, halted, and the run strategy that it had.
+func Restored(source *harvesterv1.VirtualMachineSourceSpec, to Target) (vm *unstructured.Unstructured, strategy string, err error) {
+	var spec map[string]any
+	if err := json.Unmarshal(source.Spec.Raw, &spec); err != nil {
+		return nil, "", fmt.Errorf("decode the spec of the machine in the backup: %w", err)
+	}
+	if strategy, err = strategyOf(spec); err != nil {
+		return nil, "", err
+	}
+	delete(spec, "running")
+	spec["runStrategy"] = "Halted"
+	if err := editVolumes(spec, to.Claims); err != nil {
+		return nil, "", err
+	}
+	if !to.KeepAddresses {
+		if err := editInterfaces(spec, func(i map[string]any) { delete(i, "macAddress") }); err != nil {
+			return nil, "", err
+		}
+	}
+	vm = NewMachine()
+	vm.SetNamespace(to.Namespace)
+	vm.SetName(to.Name)
+	vm.SetLabels(maps.Clone(source.ObjectMeta.Labels))
+	annotations := maps.Clone(source.ObjectMeta.Annotations)
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	maps.Copy(annotations, to.Annotations)
+	vm.SetAnnotations(annotations)
+	vm.Object["spec"] = spec
+	return vm, strategy, nil
+}
+
+// NodeSelector returns the labels of nodes that the machine can run on.
+func NodeSelector(source *harvesterv1.VirtualMachineSourceSpec) (map[string]string, error) {
+	var spec map[string]any
+	if err := json.Unmarshal(source.Spec.Raw, &spec); err != nil {
+		return nil, fmt.Errorf("decode the spec of the machine: %w", err)
+	}
+	selector, _, err := unstructured.NestedStringMap(spec, "template", "spec", "nodeSelector")
+	return selector, err
+}
+
+// strategyOf returns the run strategy of a machine's spec.
+func strategyOf(spec map[string]any) (string, error) {
+	strategy, has, err := unstructured.NestedString(spec, "runStrategy")
+	if err != nil || has {
+		return strategy, err
+	}
+	running, _, err := unstructured.NestedBool(spec, "running")
+	if running {
+		return "Always", err
+	}
+	return "Halted", err
+}
+
+// editVolumes puts the restored claims under the machine's volumes.
+func editVolumes(spec map[string]any, claims map[string]string) error {
+	volumes, _, err := unstructured.NestedSlice(spec, "template", "spec", "volumes")
+	if err != nil {
+		return err
+	}
+	left := maps.Clone(claims)
+	for i := range volumes {
+		volume, ok := volumes[i].(map[string]any)
+		name, _ := volume["name"].(string)
+		claim, restored := claims[name]
+		if !ok || !restored {
+			continue
+		}
+		volumes[i] = map[string]any{"name": name, "persistentVolumeClaim": map[string]any{"claimName": claim}}
+		delete(left, name)
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("the machine in the backup has no volume %s", strings.Join(slices.Sorted(maps.Keys(left)), ", "))
+	}
+	if len(volumes) == 0 {
+		return nil
+	}
+	return unstructured.SetNestedSlice(spec, volumes, "template", "spec", "volumes")
+}
+
+// editInterfaces calls edit for each network interface of a machine's template.
+func editInterfaces(spec map[string]any, edit func(map[string]any)) error {
+	path := []string{"template", "spec", "domain", "devices", "interfaces"}
+	interfaces, has, err := unstructured.NestedSlice(spec, path...)
+	if err != nil || !has {
+		return err
+	}
+	for _, i := range interfaces {
+		if fields, ok := i.(map[string]any); ok {
+			edit(fields)
+		}
+	}
+	return unstructured.SetNestedSlice(spec, interfaces, path...)
+}
