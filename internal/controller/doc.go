@@ -10,6 +10,7 @@
 //	backupstoragelocation    locations of Varve's namespace -> whether they can be used
 //	backuprepository         repositories in locations, their passwords, and their maintenance
 //	keptsnapshot             CSI snapshots that were kept for incremental uploads, until they are of no more use
+//	keep                     whole machines: their backups, and the machines that come back
 //	metric                   Prometheus metrics of machines and their backups
 //
 // The controllers share nothing but the manager. Each reads objects, decides in a pure function, and writes only

@@ -27,6 +27,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -38,6 +39,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/disruption"
 	"github.com/varvebackup/varve/internal/controller/endpointaccess"
 	"github.com/varvebackup/varve/internal/controller/exportproxy"
+	"github.com/varvebackup/varve/internal/controller/keep"
 	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
 	"github.com/varvebackup/varve/internal/controller/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/controller/machinegroup"
@@ -94,7 +96,7 @@ type Options struct {
 // Scheme returns a scheme with every kind that the controllers read and write.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, snapshotv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, harvesterv1.AddToScheme, snapshotv1.AddToScheme} {
 		if err := add(s); err != nil {
 			return nil, err
 		}
@@ -260,6 +262,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}},
 		{"keptsnapshot", func() error {
 			return keptsnapshot.Setup(mgr, keptsnapshot.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix, Counted: o.KeptSnapshots})
+		}},
+		{"keep", func() error {
+			return keep.Setup(mgr, keep.Options{Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},

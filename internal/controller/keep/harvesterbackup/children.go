@@ -1,0 +1,185 @@
+package harvesterbackup
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/definition"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// annotationBegun is "true" on a backup all of whose DataUploads were made.
+const annotationBegun = layout.Prefix + "uploads-made"
+
+// makeChildren makes what the backup needs, the DataUploads last: when all of them are there, the moment is taken. Each is found again by its
+// name. waiting says what is in the way for now, refused what is in the way for ever. The DataUploads that it makes are added to uploads.
+func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMachineBackup, uploads map[string]*velerov2.DataUpload) (waiting, refused string, err error) {
+	if waiting, refused, err := r.makeTracker(ctx, b); waiting != "" || refused != "" || err != nil {
+		return waiting, refused, err
+	}
+	if refused, err := r.makeDefinition(ctx, b); refused != "" || err != nil {
+		return "", refused, err
+	}
+	if refused, err := r.children.Make(ctx, b.UID, scratchClaim(b)); refused != "" || err != nil {
+		return "", refused, err
+	}
+	for i := range b.Status.VolumeBackups {
+		v := &b.Status.VolumeBackups[i]
+		if uploads[v.VolumeName] != nil {
+			continue
+		}
+		u := newUpload(b, v)
+		if refused, err := r.children.Make(ctx, b.UID, u); refused != "" || err != nil {
+			return "", refused, err
+		}
+		uploads[v.VolumeName] = u
+	}
+	changed := b.DeepCopy()
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, annotationBegun, "true")
+	if err := r.cached.Patch(ctx, changed, reconcile.MergeFrom(b)); err != nil {
+		return "", "", fmt.Errorf("note that the DataUploads are made: %w", err)
+	}
+	changed.DeepCopyInto(b)
+	return "", "", nil
+}
+
+// makeTracker makes the tracker of the machine and the location, which goes with the machine.
+func (r *reconciler) makeTracker(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (waiting, refused string, err error) {
+	t := newTracker(b)
+	have, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(t), &backupv1.VirtualMachineBackupTracker{})
+	switch {
+	case err != nil:
+		return "", "", err
+	case have == nil:
+		err := r.cached.Create(ctx, t)
+		switch {
+		case err == nil || apierrors.IsAlreadyExists(err):
+			return "", "", nil
+		case reconcile.IsRefusal(err):
+			return "", fmt.Sprintf("create tracker %s: %v", t.Name, err), nil
+		}
+		return "", "", fmt.Errorf("create tracker %s: %w", t.Name, err)
+	case have.DeletionTimestamp != nil:
+		return fmt.Sprintf("the old VirtualMachineBackupTracker %s to go", t.Name), "", nil
+	case have.Spec.Source.Name != b.Spec.Source.Name:
+		return "", fmt.Sprintf("VirtualMachineBackupTracker %s is of virtual machine %s: delete it, and create another backup", t.Name, have.Spec.Source.Name), nil
+	}
+	return "", "", nil
+}
+
+// makeDefinition makes the Secret with the machine's definition.
+func (r *reconciler) makeDefinition(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (refused string, err error) {
+	secret := definitionSecret(r.Namespace, b)
+	have, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(secret), &corev1.Secret{})
+	if err != nil || have != nil && have.Labels[LabelBackup] == string(b.UID) {
+		return "", err
+	}
+	d, err := r.readDefinition(ctx, b)
+	if err != nil {
+		return "", err
+	}
+	text, err := d.Encode()
+	if err != nil {
+		return err.Error(), nil //nolint:nilerr // the refusal says it
+	}
+	secret.Data = map[string][]byte{datamove.DefinitionKey: text}
+	return r.children.Make(ctx, b.UID, secret)
+}
+
+// readDefinition returns the machine's definition with the Secrets and ConfigMaps that are there.
+func (r *reconciler) readDefinition(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (*definition.Definition, error) {
+	d := &definition.Definition{
+		Backup:  definition.Backup{Namespace: b.Namespace, Name: b.Name, UID: b.UID, Time: b.CreationTimestamp.Time},
+		Machine: *b.Status.Source,
+	}
+	for _, v := range b.Status.VolumeBackups {
+		d.Claims = append(d.Claims, definition.Claim{Volume: v.VolumeName, PersistentVolumeClaim: v.PersistentVolumeClaim})
+	}
+	secrets, configMaps, err := definition.References(b.Status.Source.Spec)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range secrets {
+		s, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: name}, &corev1.Secret{})
+		if err != nil {
+			return nil, err
+		}
+		if s != nil {
+			d.Secrets = append(d.Secrets, definition.Secret{Name: name, Type: s.Type, Labels: s.Labels, Annotations: s.Annotations, Data: s.Data})
+		}
+	}
+	for _, name := range configMaps {
+		c, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: name}, &corev1.ConfigMap{})
+		if err != nil {
+			return nil, err
+		}
+		if c != nil {
+			d.ConfigMaps = append(d.ConfigMaps, definition.ConfigMap{Name: name, Labels: c.Labels, Annotations: c.Annotations, Data: c.Data, BinaryData: c.BinaryData})
+		}
+	}
+	return d, nil
+}
+
+// definitionSecret returns the Secret without its content. It is in Varve's namespace, where nothing of the machine's can own it.
+func definitionSecret(namespace string, b *harvesterv1.VirtualMachineBackup) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: datamove.DefinitionSecret(string(b.UID))},
+		Type:       datamove.DefinitionSecretType,
+	}
+}
+
+// newTracker returns the tracker of the machine for the location. It belongs to the machine: its checkpoints mean nothing without it.
+func newTracker(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachineBackupTracker {
+	machine := definition.MachineKind
+	return &backupv1.VirtualMachineBackupTracker{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: b.Namespace, Name: trackerName(*b.Status.SourceUID, *b.Status.Location),
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: machine.GroupVersion().String(), Kind: machine.Kind, Name: b.Spec.Source.Name, UID: *b.Status.SourceUID}},
+		},
+		Spec: backupv1.VirtualMachineBackupTrackerSpec{Source: corev1.TypedLocalObjectReference{APIGroup: ptr.To(machine.Group), Kind: machine.Kind, Name: b.Spec.Source.Name}},
+	}
+}
+
+// scratchClaim returns the claim that takes in what the guest overwrites while its disks are read.
+func scratchClaim(b *harvesterv1.VirtualMachineBackup) *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: b.Namespace, Name: scratchName(b.Status.Group),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(b, harvesterv1.GroupVersion.WithKind(harvesterv1.SourceKind+"Backup"))},
+		},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: scratchClass(b.Status.VolumeBackups),
+			Resources: scratchRequest(b.Status.VolumeBackups),
+		},
+	}
+}
+
+// newUpload returns the DataUpload of a disk.
+func newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) *velerov2.DataUpload {
+	disk := datamove.MachineDisk{
+		Machine: b.Spec.Source.Name, Volume: v.VolumeName, Tracker: trackerName(*b.Status.SourceUID, *b.Status.Location), ScratchClaim: scratchName(b.Status.Group),
+		SkipQuiesce: b.Annotations[harvesterv1.AnnotationFreeze] == "false", Group: b.Status.Group, Disks: len(b.Status.VolumeBackups), Definition: string(b.UID),
+	}
+	config := disk.Config()
+	config[configBackup] = b.Name
+	return &velerov2.DataUpload{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.Status.Location.Namespace, Name: v.DataUpload, Labels: map[string]string{datamove.LabelGroup: b.Status.Group}},
+		Spec: velerov2.DataUploadSpec{
+			SnapshotType: velerov2.SnapshotMachineBackup, SourceNamespace: b.Namespace, SourcePVC: v.PersistentVolumeClaim.ObjectMeta.Name, DataMover: datamove.Mover,
+			BackupStorageLocation: b.Status.Location.Name, OperationTimeout: velerov1.Duration{Duration: uploadTimeout}, DataMoverConfig: config,
+		},
+	}
+}

@@ -1,0 +1,110 @@
+package harvesterbackup
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/keep/condition"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// disposalDeadline is how long a deletion waits for the restore points to go, so that it can say what keeps them. After that the DataUploads wait
+// for it alone: a backup can be deleted although its location does not answer.
+const disposalDeadline = 2 * time.Minute
+
+// dispose deletes the DataUploads of a deleted backup, and with them its restore points, and lets the backup go. A restore that reads the
+// backup holds it.
+func (r *reconciler) dispose(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(b, Finalizer) {
+		return ctrl.Result{}, nil
+	}
+	reading, err := r.findRestores(ctx, b)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if len(reading) > 0 {
+		return r.waitToGo(ctx, b, "VirtualMachineRestore "+strings.Join(reading, ", ")+" to end")
+	}
+	left, err := r.deleteUploads(ctx, b)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if late := r.Clock.Now().After(b.DeletionTimestamp.Add(disposalDeadline)); left != "" && !late {
+		return r.waitToGo(ctx, b, left)
+	}
+	if gone, err := r.removeHelpers(ctx, b); err != nil || !gone {
+		return ctrl.Result{RequeueAfter: lookEvery}, err
+	}
+	base := b.DeepCopy()
+	controllerutil.RemoveFinalizer(b, Finalizer)
+	return ctrl.Result{}, client.IgnoreNotFound(r.cached.Patch(ctx, b, reconcile.MergeFrom(base)))
+}
+
+// findRestores returns the restores of the backup that have not ended.
+func (r *reconciler) findRestores(ctx context.Context, b *harvesterv1.VirtualMachineBackup) ([]string, error) {
+	var list harvesterv1.VirtualMachineRestoreList
+	if err := r.live.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list VirtualMachineRestores: %w", err)
+	}
+	var names []string
+	for i := range list.Items {
+		o := &list.Items[i]
+		if o.Status.BackupUID == b.UID && !o.IsComplete() && !o.HasFailed() && o.DeletionTimestamp == nil {
+			names = append(names, o.Namespace+"/"+o.Name)
+		}
+	}
+	return names, nil
+}
+
+// deleteUploads deletes the DataUploads of the backup, and says which of them are left.
+func (r *reconciler) deleteUploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (left string, err error) {
+	if b.Status.Location == nil {
+		return "", nil
+	}
+	uploads, err := r.readUploads(ctx, b)
+	if err != nil {
+		return "", err
+	}
+	for _, v := range b.Status.VolumeBackups {
+		u := uploads[v.VolumeName]
+		if u == nil {
+			continue
+		}
+		left = describeUpload(u)
+		if u.DeletionTimestamp != nil {
+			continue
+		}
+		if err := r.cached.Delete(ctx, u, client.Preconditions{UID: ptr.To(u.UID)}); client.IgnoreNotFound(err) != nil {
+			return "", fmt.Errorf("delete DataUpload %s/%s: %w", u.Namespace, u.Name, err)
+		}
+	}
+	return left, nil
+}
+
+func describeUpload(u *velerov2.DataUpload) string {
+	text := fmt.Sprintf("DataUpload %s/%s to be deleted with its restore point", u.Namespace, u.Name)
+	if u.Status.Message != "" {
+		text += " (" + u.Status.Message + ")"
+	}
+	return text
+}
+
+// waitToGo says what the deletion waits for.
+func (r *reconciler) waitToGo(ctx context.Context, b *harvesterv1.VirtualMachineBackup, what string) (ctrl.Result, error) {
+	base := b.DeepCopy()
+	condition.Set(&b.Status.Conditions, r.Clock.Now(), harvesterv1.ConditionProgressing, corev1.ConditionTrue, "Deleting", "the deletion waits for "+what)
+	if err := r.writeStatus(ctx, base, b); client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: lookEvery}, nil
+}

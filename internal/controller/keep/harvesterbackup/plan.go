@@ -1,0 +1,313 @@
+package harvesterbackup
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/definition"
+	"github.com/varvebackup/varve/internal/tracking"
+)
+
+// startDeadline is how long a backup waits for what is not there yet before it takes its moment: a guest that starts, a location that does not
+// answer.
+const startDeadline = time.Hour
+
+// input is what a plan follows from.
+type input struct {
+	now    time.Time
+	backup *harvesterv1.VirtualMachineBackup
+	// machine and instance are nil if they do not exist.
+	machine  *unstructured.Unstructured
+	instance *kubevirtv1.VirtualMachineInstance
+	// claims are those of the instance's volumes that exist, and drivers their StorageClasses' provisioners, by the names of the claims.
+	claims  map[string]*corev1.PersistentVolumeClaim
+	drivers map[string]string
+	// locations are those of Varve's namespace.
+	locations []velerov1.BackupStorageLocation
+}
+
+// plan says what the backup is going to store, what it waits for, or why it never can.
+type plan struct {
+	// status has what is to be stored. It is nil while the backup waits, or if it is refused.
+	status *harvesterv1.VirtualMachineBackupStatus
+	// waiting says what has to be there first; refused says why the backup fails.
+	waiting, refused string
+}
+
+func waitFor(format string, args ...any) plan { return plan{waiting: fmt.Sprintf(format, args...)} }
+func refuse(format string, args ...any) plan  { return plan{refused: fmt.Sprintf(format, args...)} }
+
+// makePlan decides what a backup stores.
+func makePlan(in *input) plan {
+	p := in.plan()
+	deadline := in.backup.CreationTimestamp.Add(startDeadline)
+	switch {
+	case p.waiting == "":
+	case in.now.Before(deadline):
+		p.waiting += ", until " + deadline.UTC().Format(time.RFC3339)
+	default:
+		p = refuse("waited %s for %s: create another backup when that is there", startDeadline, p.waiting)
+	}
+	return p
+}
+
+func (in *input) plan() plan {
+	if p := in.checkMachine(); p != nil {
+		return *p
+	}
+	location, p := in.chooseLocation()
+	if p != nil {
+		return *p
+	}
+	source, err := definition.Source(in.machine, addressesOf(in.instance))
+	if err != nil {
+		return refuse("%v", err)
+	}
+	status := &harvesterv1.VirtualMachineBackupStatus{
+		SourceUID: ptr.To(in.machine.GetUID()), Source: source, Group: groupName(in.backup.Name, in.backup.UID),
+		Location:     &harvesterv1.LocationReference{Namespace: location.Namespace, Name: location.Name},
+		BackupTarget: targetOf(location), NodeName: in.instance.Status.NodeName,
+	}
+	if p := in.addVolumes(status); p != nil {
+		return *p
+	}
+	secrets, _, err := definition.References(source.Spec)
+	if err != nil {
+		return refuse("%v", err)
+	}
+	for _, name := range secrets {
+		status.SecretBackups = append(status.SecretBackups, harvesterv1.SecretBackup{Name: name})
+	}
+	return plan{status: status}
+}
+
+// checkMachine says what the machine lacks, or nil.
+func (in *input) checkMachine() *plan {
+	name := in.backup.Namespace + "/" + in.backup.Spec.Source.Name
+	var p plan
+	switch i := in.instance; {
+	case in.machine == nil:
+		p = refuse("virtual machine %s does not exist: name one that does in spec.source.name", name)
+	case in.machine.GetDeletionTimestamp() != nil:
+		p = refuse("virtual machine %s is being deleted", name)
+	case i == nil || i.DeletionTimestamp != nil || i.Status.Phase.Final():
+		p = refuse("virtual machine %s does not run, and stopped machines are not backed up yet: start it, and create another backup", name)
+	case i.Status.Phase != kubevirtv1.PhaseRunning:
+		p = waitFor("virtual machine %s to run: its instance is %s", name, i.Status.Phase)
+	case i.Status.ChangedBlockTracking == nil:
+		p = refuse("the changes of virtual machine %s are not tracked: give it a label that the KubeVirt object selects by (spec.configuration.changedBlockTrackingLabelSelectors), restart it, and create another backup", name)
+	case i.Status.ChangedBlockTracking.State == kubevirtv1.ChangedBlockTrackingInitializing:
+		p = waitFor("the disks of virtual machine %s to be tracked", name)
+	case i.Status.ChangedBlockTracking.State != kubevirtv1.ChangedBlockTrackingEnabled:
+		p = refuse("the changes of virtual machine %s are not tracked (%s): restart it, and create another backup", name, i.Status.ChangedBlockTracking.State)
+	default:
+		return nil
+	}
+	return &p
+}
+
+// chooseLocation returns the location that the annotation names, or the default one.
+func (in *input) chooseLocation() (*velerov1.BackupStorageLocation, *plan) {
+	name, named := in.backup.Annotations[harvesterv1.AnnotationLocation]
+	i := slices.IndexFunc(in.locations, func(l velerov1.BackupStorageLocation) bool {
+		return l.DeletionTimestamp == nil && (named && l.Name == name || !named && l.Spec.Default)
+	})
+	var p plan
+	switch {
+	case i < 0 && named:
+		p = waitFor("BackupStorageLocation %.80q, which the annotation %s names", name, harvesterv1.AnnotationLocation)
+	case i < 0:
+		p = refuse("there is no default BackupStorageLocation: `varve location create NAME URL -n varve --default` makes one, and the annotation %s names another one", harvesterv1.AnnotationLocation)
+	case in.locations[i].Spec.AccessMode == velerov1.AccessReadOnly:
+		p = refuse("BackupStorageLocation %s is read-only: name another one in the annotation %s", in.locations[i].Name, harvesterv1.AnnotationLocation)
+	case in.locations[i].Status.Phase != velerov1.LocationAvailable:
+		p = waitFor("BackupStorageLocation %s to be available (%s)", in.locations[i].Name, orElse(in.locations[i].Status.Message, "it was not tried yet"))
+	default:
+		return &in.locations[i], nil
+	}
+	return nil, &p
+}
+
+// addVolumes adds each volume of the machine to the status: to those that are stored, or to those that are left out.
+func (in *input) addVolumes(status *harvesterv1.VirtualMachineBackupStatus) *plan {
+	names, err := volumeNames(in.machine)
+	if err != nil {
+		p := refuse("%v", err)
+		return &p
+	}
+	excluded, unknown := in.excludedByUser(names)
+	if unknown != "" {
+		p := refuse("the annotation %s names %.80q, and virtual machine %s has no such volume", harvesterv1.AnnotationExcludeVolumes, unknown, in.machine.GetName())
+		return &p
+	}
+	for _, name := range names {
+		if why := in.reasonToExclude(name, excluded); why != nil {
+			status.ExcludedVolumes = append(status.ExcludedVolumes, *why)
+			continue
+		}
+		claim := in.claims[claimOf(in.instance, name)]
+		if claim == nil {
+			p := waitFor("PersistentVolumeClaim %s of volume %s", claimOf(in.instance, name), name)
+			return &p
+		}
+		status.VolumeBackups = append(status.VolumeBackups, harvesterv1.VolumeBackup{
+			Name: ptr.To(in.backup.Name + "-volume-" + claim.Name), VolumeName: name, CSIDriverName: in.drivers[claim.Name],
+			PersistentVolumeClaim: harvesterv1.PersistentVolumeClaimSourceSpec{
+				ObjectMeta: harvesterv1.ObjectMetadata{Name: claim.Name, Namespace: claim.Namespace, Labels: claim.Labels, Annotations: claim.Annotations},
+				Spec:       claim.Spec,
+			},
+			VolumeSize: tracking.ClaimBytes(claim), ReadyToUse: ptr.To(false), DataUpload: uploadName(status.Group, name),
+		})
+	}
+	var p plan
+	switch n := len(status.VolumeBackups); {
+	case n == 0:
+		p = refuse("virtual machine %s has no disk that can be stored: %s", in.machine.GetName(), describeExcluded(status.ExcludedVolumes))
+	case n > datamove.MaxGroupDisks:
+		p = refuse("virtual machine %s has %d disks, and a backup has %d at most: leave some out with the annotation %s", in.machine.GetName(), n, datamove.MaxGroupDisks, harvesterv1.AnnotationExcludeVolumes)
+	default:
+		return nil
+	}
+	return &p
+}
+
+// excludedByUser returns the volumes that the user leaves out, and one that the machine does not have, or "".
+func (in *input) excludedByUser(names []string) (excluded []string, unknown string) {
+	for name := range strings.SplitSeq(in.backup.Annotations[harvesterv1.AnnotationExcludeVolumes], ",") {
+		name = strings.TrimSpace(name)
+		if name == "" {
+			continue
+		}
+		if !slices.Contains(names, name) {
+			return nil, name
+		}
+		excluded = append(excluded, name)
+	}
+	return excluded, ""
+}
+
+// reasonToExclude says why a volume is not in the backup, or nil.
+func (in *input) reasonToExclude(volume string, byUser []string) *harvesterv1.ExcludedVolume {
+	spec := &in.instance.Spec
+	why := func(reason harvesterv1.ExclusionReason, message string) *harvesterv1.ExcludedVolume {
+		return &harvesterv1.ExcludedVolume{Name: volume, Reason: reason, Message: message}
+	}
+	switch {
+	case slices.Contains(byUser, volume):
+		return why(harvesterv1.ExcludedByUser, "the annotation "+harvesterv1.AnnotationExcludeVolumes+" names it")
+	case !slices.ContainsFunc(spec.Volumes, func(v kubevirtv1.Volume) bool { return v.Name == volume }):
+		return why(harvesterv1.NotRunningYet, "the guest gets it with its next start: restart the machine before its next backup")
+	case claimOf(in.instance, volume) == "":
+		return why(harvesterv1.NoClaim, "it is on no PersistentVolumeClaim: what makes it is in the definition of the machine")
+	case slices.Contains(tracking.EligibleVolumes(spec), volume):
+		return nil
+	case tracking.IsShareable(spec, volume):
+		return why(harvesterv1.Shareable, "several guests may write to it, so that no moment of one of them is a moment of the disk")
+	case tracking.IsReadOnly(spec, volume):
+		return why(harvesterv1.ReadOnly, "the guest cannot write to it: the restored machine uses the same claim")
+	}
+	return why(harvesterv1.NoDisk, "no disk of the guest is on it")
+}
+
+func describeExcluded(volumes []harvesterv1.ExcludedVolume) string {
+	if len(volumes) == 0 {
+		return "it has no volumes"
+	}
+	var texts []string
+	for _, v := range volumes {
+		texts = append(texts, fmt.Sprintf("%s (%s)", v.Name, v.Reason))
+	}
+	return strings.Join(texts, ", ") + " are left out"
+}
+
+// volumeNames returns the names of the machine's volumes.
+func volumeNames(vm *unstructured.Unstructured) ([]string, error) {
+	volumes, _, err := unstructured.NestedSlice(vm.Object, "spec", "template", "spec", "volumes")
+	if err != nil {
+		return nil, fmt.Errorf("volumes of virtual machine %s: %w", vm.GetName(), err)
+	}
+	var names []string
+	for _, v := range volumes {
+		fields, _ := v.(map[string]any)
+		if name, _ := fields["name"].(string); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// claimOf returns the claim that a volume of the running guest is on, or "".
+func claimOf(instance *kubevirtv1.VirtualMachineInstance, volume string) string {
+	for _, v := range instance.Spec.Volumes {
+		if v.Name == volume && v.PersistentVolumeClaim != nil {
+			return v.PersistentVolumeClaim.ClaimName
+		}
+	}
+	return ""
+}
+
+// addressesOf returns the hardware addresses of a running guest by the names of its networks.
+func addressesOf(instance *kubevirtv1.VirtualMachineInstance) map[string]string {
+	addresses := map[string]string{}
+	for _, i := range instance.Status.Interfaces {
+		if i.Name != "" && i.MAC != "" {
+			addresses[i.Name] = i.MAC
+		}
+	}
+	return addresses
+}
+
+func targetOf(l *velerov1.BackupStorageLocation) *harvesterv1.BackupTarget {
+	if l.Spec.ObjectStorage == nil || l.Spec.Provider != "aws" && l.Spec.Provider != "velero.io/aws" {
+		return nil
+	}
+	return &harvesterv1.BackupTarget{Endpoint: l.Spec.Config["s3Url"], BucketName: l.Spec.ObjectStorage.Bucket, BucketRegion: l.Spec.Config["region"]}
+}
+
+// scratchBytes returns how large the claim is that takes in what the guest overwrites while its disks are read: all of small disks, and a tenth
+// of large ones.
+func scratchBytes(volumes []harvesterv1.VolumeBackup) int64 {
+	const (
+		mib   = 1 << 20
+		small = 10 << 30
+	)
+	var sum int64
+	for _, v := range volumes {
+		sum += v.VolumeSize
+	}
+	room := 64*mib + int64(len(volumes))*8*mib // what a backup wants to be free, and metadata
+	return min(sum, max(small, sum/10)) + room
+}
+
+// scratchClass returns the StorageClass of that claim: that of a disk which is a file. nil is the cluster's default.
+func scratchClass(volumes []harvesterv1.VolumeBackup) *string {
+	for _, v := range volumes {
+		if spec := v.PersistentVolumeClaim.Spec; !tracking.IsBlock(spec.VolumeMode) {
+			return spec.StorageClassName
+		}
+	}
+	return nil
+}
+
+// scratchRequest is the request of that claim.
+func scratchRequest(volumes []harvesterv1.VolumeBackup) corev1.VolumeResourceRequirements {
+	return corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(scratchBytes(volumes), resource.BinarySI)}}
+}
+
+func orElse(text, other string) string {
+	if text == "" {
+		return other
+	}
+	return text
+}

@@ -1,0 +1,255 @@
+package harvesterbackup
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/definition"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+const (
+	// lookEvery is how often the progress of DataUploads is read, of which no event tells.
+	lookEvery = 3 * time.Second
+	// uploadTimeout bounds each wait of a DataUpload, as the command line and Velero have it.
+	uploadTimeout = 10 * time.Minute
+)
+
+// Reconcile takes one backup one step further.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.advance(ctx, req.NamespacedName)
+	if err != nil && !apierrors.IsConflict(err) {
+		err = fmt.Errorf("VirtualMachineBackup %s of harvesterhci.io: %w", req.NamespacedName, err)
+	}
+	return reconcile.RetryConflict(result, err)
+}
+
+func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
+	b, err := reconcile.Find(ctx, r.live, key, &harvesterv1.VirtualMachineBackup{})
+	if err != nil || b == nil {
+		return ctrl.Result{}, err
+	}
+	switch {
+	case b.DeletionTimestamp != nil:
+		return r.dispose(ctx, b)
+	case b.IsReady() || b.HasFailed():
+		return r.tidy(ctx, b)
+	case controllerutil.AddFinalizer(b, Finalizer):
+		base := b.DeepCopy()
+		controllerutil.RemoveFinalizer(base, Finalizer)
+		return ctrl.Result{}, r.cached.Patch(ctx, b, reconcile.MergeFrom(base)) // the write comes back as an event
+	case b.Status.Group == "":
+		return r.begin(ctx, b)
+	}
+	return r.proceed(ctx, b)
+}
+
+// begin writes down what is to be stored, before anything is made for it.
+func (r *reconciler) begin(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
+	in, err := r.gather(ctx, b)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	base := b.DeepCopy()
+	switch p := makePlan(in); {
+	case p.refused != "":
+		return ctrl.Result{}, r.fail(ctx, base, b, p.refused)
+	case p.waiting != "":
+		setProgressing(&b.Status, in.now, p.waiting)
+		return ctrl.Result{RequeueAfter: reconcile.PollInterval(in.now.Sub(b.CreationTimestamp.Time))}, r.writeStatus(ctx, base, b)
+	default:
+		p.status.Conditions = b.Status.Conditions
+		b.Status = *p.status
+		setProgressing(&b.Status, in.now, "")
+		if err := r.writeStatus(ctx, base, b); err != nil {
+			return ctrl.Result{}, err
+		}
+		return r.proceed(ctx, b)
+	}
+}
+
+// gather reads what a plan follows from.
+func (r *reconciler) gather(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (*input, error) {
+	in := &input{now: r.Clock.Now(), backup: b, claims: map[string]*corev1.PersistentVolumeClaim{}, drivers: map[string]string{}}
+	key := types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.Source.Name}
+	var err error
+	if in.machine, err = reconcile.Find(ctx, r.live, key, definition.NewMachine()); err != nil || in.machine == nil {
+		return in, err
+	}
+	if in.instance, err = reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{}); err != nil || in.instance == nil {
+		return in, err
+	}
+	for _, v := range in.instance.Spec.Volumes {
+		if v.PersistentVolumeClaim == nil {
+			continue
+		}
+		claim, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: v.PersistentVolumeClaim.ClaimName}, &corev1.PersistentVolumeClaim{})
+		if err != nil {
+			return nil, err
+		}
+		if claim == nil {
+			continue
+		}
+		in.claims[claim.Name] = claim
+		class, err := reconcile.Find(ctx, r.cached, types.NamespacedName{Name: ptr.Deref(claim.Spec.StorageClassName, "")}, &storagev1.StorageClass{})
+		if err != nil {
+			return nil, err
+		}
+		if class != nil {
+			in.drivers[claim.Name] = class.Provisioner
+		}
+	}
+	var locations velerov1.BackupStorageLocationList
+	if err := r.cached.List(ctx, &locations, client.InNamespace(r.Namespace)); err != nil {
+		return nil, fmt.Errorf("list the BackupStorageLocations of %s: %w", r.Namespace, err)
+	}
+	in.locations = locations.Items
+	return in, nil
+}
+
+// proceed makes what the disks need, and looks how far they are.
+func (r *reconciler) proceed(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
+	uploads, err := r.readUploads(ctx, b)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if b.Annotations[annotationBegun] != "true" { // from then on, a DataUpload that is not there was deleted
+		base := b.DeepCopy()
+		waiting, refused, err := r.makeChildren(ctx, b, uploads)
+		switch {
+		case err != nil:
+			return ctrl.Result{}, err
+		case refused != "":
+			if ended, err := r.cancel(ctx, uploads); err != nil || !ended {
+				return ctrl.Result{RequeueAfter: lookEvery}, err
+			}
+			return ctrl.Result{}, r.fail(ctx, base, b, refused)
+		case waiting != "":
+			setProgressing(&b.Status, r.Clock.Now(), waiting)
+			return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
+		}
+	}
+	base, now := b.DeepCopy(), r.Clock.Now()
+	o := observe(&b.Status, now, uploads)
+	switch {
+	case o.stored:
+		setReady(&b.Status, now)
+		r.events.Eventf(b, nil, corev1.EventTypeNormal, "Ready", "BackUp", "the machine and its disks are stored in BackupStorageLocation %s", b.Status.Location.Name)
+		return ctrl.Result{}, r.writeStatus(ctx, base, b)
+	case o.failed != "":
+		ended, err := r.cancel(ctx, uploads)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if ended {
+			return ctrl.Result{}, r.fail(ctx, base, b, o.failed)
+		}
+		setProgressing(&b.Status, now, "the other disks to end, because of "+o.failed)
+	default:
+		setProgressing(&b.Status, now, o.waiting)
+	}
+	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
+}
+
+// readUploads returns the DataUploads of the disks by the names of the volumes; nil for one that is not there.
+func (r *reconciler) readUploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (map[string]*velerov2.DataUpload, error) {
+	uploads := map[string]*velerov2.DataUpload{}
+	for _, v := range b.Status.VolumeBackups {
+		key := types.NamespacedName{Namespace: b.Status.Location.Namespace, Name: v.DataUpload}
+		u, err := reconcile.Find(ctx, r.live, key, &velerov2.DataUpload{})
+		if err != nil {
+			return nil, err
+		}
+		if u != nil && u.Labels[LabelBackup] == string(b.UID) {
+			uploads[v.VolumeName] = u
+		}
+	}
+	return uploads, nil
+}
+
+// cancel cancels the DataUploads that go on, and says whether none does.
+func (r *reconciler) cancel(ctx context.Context, uploads map[string]*velerov2.DataUpload) (ended bool, err error) {
+	ended = true
+	for _, u := range uploads {
+		if u == nil || u.Status.Phase.Ended() {
+			continue
+		}
+		ended = false
+		if u.Spec.Cancel || u.DeletionTimestamp != nil {
+			continue
+		}
+		base := u.DeepCopy()
+		u.Spec.Cancel = true
+		if err := r.cached.Patch(ctx, u, reconcile.MergeFrom(base)); client.IgnoreNotFound(err) != nil {
+			return false, fmt.Errorf("cancel DataUpload %s/%s: %w", u.Namespace, u.Name, err)
+		}
+	}
+	return ended, nil
+}
+
+// fail ends the backup, and says why in an event.
+func (r *reconciler) fail(ctx context.Context, base, b *harvesterv1.VirtualMachineBackup, why string) error {
+	setFailed(&b.Status, r.Clock.Now(), why)
+	if err := r.writeStatus(ctx, base, b); err != nil {
+		return err
+	}
+	r.events.Eventf(b, nil, corev1.EventTypeWarning, "Failed", "BackUp", "%s", why)
+	return nil
+}
+
+func (r *reconciler) writeStatus(ctx context.Context, base, b *harvesterv1.VirtualMachineBackup) error {
+	if err := r.cached.Status().Patch(ctx, b, reconcile.MergeFrom(base)); err != nil {
+		return fmt.Errorf("write the status: %w", err)
+	}
+	return nil
+}
+
+// tidy removes what a backup that has ended needs no more, and then lets go of it in memory.
+func (r *reconciler) tidy(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
+	if b.Labels[layout.LabelEnded] != "" {
+		return ctrl.Result{}, nil
+	}
+	if gone, err := r.removeHelpers(ctx, b); err != nil || !gone {
+		return ctrl.Result{RequeueAfter: lookEvery}, err
+	}
+	base := b.DeepCopy()
+	if b.Labels == nil {
+		b.Labels = map[string]string{}
+	}
+	b.Labels[layout.LabelEnded] = "true"
+	return ctrl.Result{}, r.cached.Patch(ctx, b, reconcile.MergeFrom(base))
+}
+
+// removeHelpers removes the scratch claim and the definition's Secret. It waits for the backup of the hypervisor, which uses the claim.
+func (r *reconciler) removeHelpers(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (gone bool, err error) {
+	if b.Status.Group == "" {
+		return true, nil
+	}
+	group := types.NamespacedName{Namespace: b.Namespace, Name: b.Status.Group}
+	running, err := reconcile.Find(ctx, r.live, group, &backupv1.VirtualMachineBackup{})
+	if err != nil || running != nil {
+		return false, err
+	}
+	for _, o := range []client.Object{definitionSecret(r.Namespace, b), scratchClaim(b)} {
+		if err := r.children.Delete(ctx, b.UID, o); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}

@@ -1,0 +1,114 @@
+package harvesterbackup
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/keep/condition"
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+// Harvester's messages.
+const (
+	messageProgressing = "Operation in progress"
+	messageComplete    = "Operation complete"
+	messageNotReady    = "Not ready"
+)
+
+// setProgressing says that the backup goes on, and what it waits for.
+func setProgressing(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, waiting string) {
+	message := messageProgressing
+	if waiting != "" {
+		message += ": waits for " + waiting
+	}
+	s.ReadyToUse = ptr.To(false)
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", message)
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionReady, corev1.ConditionFalse, "", messageNotReady)
+}
+
+// setFailed ends the backup.
+func setFailed(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, why string) {
+	s.ReadyToUse = ptr.To(false)
+	s.Error = &harvesterv1.Error{Time: ptr.To(metav1.NewTime(now)), Message: &why}
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError, why)
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionReady, corev1.ConditionFalse, harvesterv1.ReasonError, messageNotReady)
+}
+
+// setReady ends the backup.
+func setReady(s *harvesterv1.VirtualMachineBackupStatus, now time.Time) {
+	s.ReadyToUse, s.Progress, s.Error = ptr.To(true), 100, nil
+	s.CreationTime = ptr.To(metav1.NewTime(now))
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionMetadataReady, corev1.ConditionTrue, "", "")
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionProgressing, corev1.ConditionFalse, "", messageComplete)
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionReady, corev1.ConditionTrue, "", messageComplete)
+}
+
+// outcome is what the DataUploads of a backup say.
+type outcome struct {
+	// failed says why a disk will not be stored, or "". ended: no DataUpload goes on.
+	failed string
+	ended  bool
+	// stored: every disk is.
+	stored bool
+	// waiting is what a DataUpload waits for, or "".
+	waiting string
+}
+
+// observe writes into the status how far the DataUploads are. uploads has them by the names of the volumes; one that is not there is nil.
+func observe(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, uploads map[string]*velerov2.DataUpload) outcome {
+	o := outcome{ended: true, stored: true}
+	var done, all float64
+	for i := range s.VolumeBackups {
+		v := &s.VolumeBackups[i]
+		u := uploads[v.VolumeName]
+		observeVolume(v, now, u)
+		if v.Error != nil && o.failed == "" {
+			o.failed = fmt.Sprintf("volume %s: %s", v.VolumeName, *v.Error.Message)
+		}
+		if u != nil && !u.Status.Phase.Ended() {
+			o.ended = false
+			if u.Status.Message != "" && o.waiting == "" {
+				o.waiting = fmt.Sprintf("volume %s: %s", v.VolumeName, u.Status.Message)
+			}
+		}
+		o.stored = o.stored && *v.ReadyToUse
+		all += float64(v.VolumeSize)
+		done += float64(v.VolumeSize) * float64(v.Progress) / 100
+	}
+	if all > 0 {
+		s.Progress = max(s.Progress, min(99, int(done/all*100)))
+	}
+	return o
+}
+
+// observeVolume writes how far a disk is.
+func observeVolume(v *harvesterv1.VolumeBackup, now time.Time, u *velerov2.DataUpload) {
+	fail := func(why string) {
+		v.ReadyToUse, v.Error = ptr.To(false), &harvesterv1.Error{Time: ptr.To(metav1.NewTime(now)), Message: &why}
+	}
+	if v.ReadyToUse == nil {
+		v.ReadyToUse = ptr.To(false)
+	}
+	switch {
+	case *v.ReadyToUse || v.Error != nil:
+	case u == nil || u.DeletionTimestamp != nil:
+		fail(fmt.Sprintf("DataUpload %s was deleted by somebody else", v.DataUpload))
+	case u.Status.Phase == velerov2.PhaseCompleted:
+		v.ReadyToUse, v.Progress = ptr.To(true), 100
+		v.SnapshotID, v.VolumeSize, v.ChangedBytes = u.Status.SnapshotID, u.Status.Progress.TotalBytes, u.Status.IncrementalBytes
+		v.FullReason = u.Status.DataMoverResult[datamove.ResultFullReason]
+		v.CreationTime = u.Status.CompletionTimestamp
+	case u.Status.Phase.Ended():
+		fail(orElse(u.Status.Message, fmt.Sprintf("DataUpload %s is %s", u.Name, u.Status.Phase)))
+	default:
+		if p := u.Status.Progress; p.TotalBytes > 0 {
+			v.Progress = max(v.Progress, min(99, int(float64(p.BytesDone)/float64(p.TotalBytes)*100)))
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package harvesterrestore
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/definition"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// machine is a virtual machine.
+type machine = *unstructured.Unstructured
+
+// annotationStrategy is on a machine that a restore has made and not started yet: the run strategy that it had when it was backed up.
+const annotationStrategy = layout.Prefix + "restored-run-strategy"
+
+// startDeadline is how long the restored machine may take to be ready.
+const startDeadline = 30 * time.Minute
+
+func restoreID(o *harvesterv1.VirtualMachineRestore) string { return o.Name + "-" + string(o.UID) }
+
+// isMade says whether a machine was made by the restore.
+func isMade(vm machine, o *harvesterv1.VirtualMachineRestore) bool {
+	return vm != nil && vm.GetAnnotations()[annotationRestoreUID] == restoreID(o)
+}
+
+// restoreMachine makes the machine, starts it, and ends the restore when it is ready.
+func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
+	vm, err := r.findMachine(ctx, o)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	base, now := o.DeepCopy(), r.Clock.Now()
+	switch {
+	case vm == nil && o.Status.TargetUID != nil:
+		return ctrl.Result{}, r.fail(ctx, base, o, fmt.Sprintf("virtual machine %s was deleted before it was ready", o.Spec.Target.Name))
+	case vm == nil:
+		made, refused, err := r.makeMachine(ctx, o)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if refused != "" {
+			return ctrl.Result{}, r.fail(ctx, base, o, refused)
+		}
+		vm = made
+	case !isMade(vm, o):
+		return ctrl.Result{}, r.fail(ctx, base, o, fmt.Sprintf("virtual machine %s was made by somebody else meanwhile, and is left as it is: restore under another name", o.Spec.Target.Name))
+	}
+	if o.Status.TargetUID == nil {
+		if err := r.adopt(ctx, o, vm); err != nil {
+			return ctrl.Result{}, err
+		}
+		base = o.DeepCopy()
+		o.Status.TargetUID, o.Status.Progress = ptr.To(vm.GetUID()), machineMade
+		setProgressing(&o.Status, now, messageMachine, "")
+		if err := r.writeStatus(ctx, base, o); err != nil {
+			return ctrl.Result{}, err
+		}
+		base = o.DeepCopy()
+	}
+	return r.start(ctx, base, o, vm)
+}
+
+// makeMachine makes the machine from what the backup has of it.
+func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (vm machine, refused string, err error) {
+	key := types.NamespacedName{Namespace: o.Spec.VirtualMachineBackupNamespace, Name: o.Spec.VirtualMachineBackupName}
+	b, err := reconcile.Find(ctx, r.live, key, &harvesterv1.VirtualMachineBackup{})
+	switch {
+	case err != nil:
+		return nil, "", err
+	case b == nil || b.UID != o.Status.BackupUID || b.Status.Source == nil:
+		return nil, fmt.Sprintf("VMBackup %s was deleted meanwhile, and with it the definition of the machine", key), nil
+	}
+	claims := map[string]string{}
+	for i := range o.Status.VolumeRestores {
+		claims[o.Status.VolumeRestores[i].VolumeName] = o.Status.VolumeRestores[i].PersistentVolumeClaim.ObjectMeta.Name
+	}
+	vm, strategy, err := definition.Restored(b.Status.Source, definition.Target{
+		Namespace: o.Namespace, Name: o.Spec.Target.Name, Claims: claims, KeepAddresses: o.Spec.KeepMacAddress,
+		Annotations: map[string]string{annotationRestore: o.Name, annotationRestoreUID: restoreID(o)},
+	})
+	if err != nil {
+		return nil, err.Error(), nil //nolint:nilerr // the refusal says it
+	}
+	if !o.Spec.HaltAfterRestore {
+		annotations := vm.GetAnnotations()
+		annotations[annotationStrategy] = strategy
+		vm.SetAnnotations(annotations)
+	}
+	err = r.cached.Create(ctx, vm)
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return nil, "", apierrors.NewConflict(machineResource, vm.GetName(), err) // look whose it is
+	case reconcile.IsRefusal(err):
+		return nil, fmt.Sprintf("create virtual machine %s: %v", vm.GetName(), err), nil
+	case err != nil:
+		return nil, "", fmt.Errorf("create virtual machine %s: %w", vm.GetName(), err)
+	}
+	return vm, "", nil
+}
+
+// adopt makes the machine the owner of the restore, as Harvester does: the restore goes with it.
+func (r *reconciler) adopt(ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine) error {
+	for _, owner := range o.OwnerReferences {
+		if owner.UID == vm.GetUID() {
+			return nil
+		}
+	}
+	base := o.DeepCopy()
+	o.OwnerReferences = append(o.OwnerReferences, metav1.OwnerReference{
+		APIVersion: definition.MachineKind.GroupVersion().String(), Kind: definition.MachineKind.Kind, Name: vm.GetName(), UID: vm.GetUID(),
+	})
+	if err := r.cached.Patch(ctx, o, reconcile.MergeFrom(base)); err != nil {
+		return fmt.Errorf("give the restore to its machine: %w", err)
+	}
+	return nil
+}
+
+// start gives the machine its run strategy back, and ends the restore when it is ready. A machine that was halted, or that is to stay stopped, is
+// not started.
+func (r *reconciler) start(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, vm machine) (ctrl.Result, error) {
+	now := r.Clock.Now()
+	if strategy, pending := vm.GetAnnotations()[annotationStrategy]; pending {
+		if err := r.setStrategy(ctx, vm, strategy); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	strategy, _, _ := unstructured.NestedString(vm.Object, "spec", "runStrategy")
+	ready, _, _ := unstructured.NestedBool(vm.Object, "status", "ready")
+	switch {
+	case ready || strategy == "Halted" || o.Spec.HaltAfterRestore:
+		setComplete(&o.Status, now)
+		return ctrl.Result{}, r.writeStatus(ctx, base, o)
+	case now.After(vm.GetCreationTimestamp().Add(startDeadline)):
+		return ctrl.Result{}, r.fail(ctx, base, o, fmt.Sprintf("virtual machine %s is restored, and was not ready within %s of being started: %s", vm.GetName(), startDeadline, describe(vm)))
+	}
+	setProgressing(&o.Status, now, messageMachine, describe(vm))
+	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
+}
+
+// setStrategy gives the machine the run strategy that it had. One that starts on request gets the request.
+func (r *reconciler) setStrategy(ctx context.Context, vm machine, strategy string) error {
+	if strategy == "Manual" {
+		asked := vm.DeepCopy()
+		requests := []any{map[string]any{"action": "Start"}}
+		if err := unstructured.SetNestedSlice(asked.Object, requests, "status", "stateChangeRequests"); err != nil {
+			return err
+		}
+		if err := r.cached.Status().Patch(ctx, asked, reconcile.MergeFrom(vm)); err != nil {
+			return fmt.Errorf("ask for the start of virtual machine %s: %w", vm.GetName(), err)
+		}
+		vm.SetResourceVersion(asked.GetResourceVersion())
+	}
+	changed := vm.DeepCopy()
+	annotations := changed.GetAnnotations()
+	delete(annotations, annotationStrategy)
+	changed.SetAnnotations(annotations)
+	if err := unstructured.SetNestedField(changed.Object, strategy, "spec", "runStrategy"); err != nil {
+		return err
+	}
+	if err := r.cached.Patch(ctx, changed, reconcile.MergeFrom(vm)); err != nil {
+		return fmt.Errorf("start virtual machine %s: %w", vm.GetName(), err)
+	}
+	changed.DeepCopyInto(vm)
+	return nil
+}
+
+// describe says what a machine that is not ready says of itself.
+func describe(vm machine) string {
+	status, _, _ := unstructured.NestedString(vm.Object, "status", "printableStatus")
+	texts := []string{"virtual machine " + vm.GetName() + " is " + orElse(status, "not seen by its controller yet")}
+	conditions, _, _ := unstructured.NestedSlice(vm.Object, "status", "conditions")
+	for _, c := range conditions {
+		fields, _ := c.(map[string]any)
+		message, _ := fields["message"].(string)
+		if kind := fields["type"]; message != "" && (kind == "Failure" && fields["status"] == "True" || kind == "Ready" && fields["status"] == "False") {
+			texts = append(texts, message)
+		}
+	}
+	return strings.Join(texts, ": ")
+}
+
+func orElse(text, other string) string {
+	if text == "" {
+		return other
+	}
+	return text
+}

@@ -1,0 +1,94 @@
+package harvesterrestore
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+)
+
+func node(name string, ready corev1.ConditionStatus, edit ...func(*corev1.Node)) corev1.Node {
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"disk": "fast"}}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
+	for _, f := range edit {
+		f(&n)
+	}
+	return n
+}
+
+func backup(spec string) *harvesterv1.VirtualMachineBackup {
+	b := &harvesterv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: "monday", UID: "b"}}
+	b.Status = harvesterv1.VirtualMachineBackupStatus{
+		NodeName: "node2", ReadyToUse: ptr.To(true), Location: &harvesterv1.LocationReference{Namespace: "varve", Name: "shelf"},
+		Source: &harvesterv1.VirtualMachineSourceSpec{Spec: runtime.RawExtension{Raw: []byte(spec)}},
+	}
+	for _, name := range []string{"root", "data"} {
+		v := harvesterv1.VolumeBackup{VolumeName: name, SnapshotID: "varve1.disk.0123456789abcdef0123456789abcdef.app", VolumeSize: 1 << 20}
+		v.PersistentVolumeClaim.Spec.StorageClassName = ptr.To("local")
+		b.Status.VolumeBackups = append(b.Status.VolumeBackups, v)
+	}
+	return b
+}
+
+// Disks on storage that belongs to a node must come back on one node: no node could run the machine otherwise.
+func TestPlan_localDisksComeBackTogether(t *testing.T) {
+	t.Parallel()
+	cordoned := func(n *corev1.Node) { n.Spec.Unschedulable = true }
+	slow := func(n *corev1.Node) { n.Labels = nil }
+	for name, c := range map[string]struct {
+		spec  string
+		nodes []corev1.Node
+		want  string
+	}{
+		"where the machine ran":           {`{}`, []corev1.Node{node("node1", "True"), node("node2", "True")}, "node2"},
+		"its node is gone":                {`{}`, []corev1.Node{node("node3", "True"), node("node1", "True")}, "node1"},
+		"its node is cordoned":            {`{}`, []corev1.Node{node("node2", "True", cordoned), node("node3", "True")}, "node3"},
+		"its node is not ready":           {`{}`, []corev1.Node{node("node2", "Unknown"), node("node3", "True")}, "node3"},
+		"the machine selects nodes":       {`{"template":{"spec":{"nodeSelector":{"disk":"fast"}}}}`, []corev1.Node{node("node2", "True", slow), node("node3", "True")}, "node3"},
+		"no node can take pods right now": {`{}`, []corev1.Node{node("node2", "False")}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for waiting, want := range map[bool]string{true: c.want, false: ""} {
+				var s harvesterv1.VirtualMachineRestoreStatus
+				in := &input{restore: &harvesterv1.VirtualMachineRestore{}, backup: backup(c.spec), nodes: c.nodes, waiting: map[string]bool{"local": waiting}}
+				if refused := makePlan(in, &s); refused != "" {
+					t.Fatal(refused)
+				}
+				for _, v := range s.VolumeRestores {
+					if got := v.PersistentVolumeClaim.ObjectMeta.Annotations[annotationSelectedNode]; got != want {
+						t.Errorf("volume %s is made for %q, want %q", v.VolumeName, got, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestPlan_refusesTheDataOfAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	b := backup(`{}`)
+	b.Status.VolumeBackups[1].SnapshotID = "varve1.disk.0123456789abcdef0123456789abcdef.other"
+	var s harvesterv1.VirtualMachineRestoreStatus
+	if refused := makePlan(&input{restore: &harvesterv1.VirtualMachineRestore{}, backup: b}, &s); !strings.Contains(refused, "in the repository of namespace other") || s.BackupUID != "" {
+		t.Errorf("%q, %+v", refused, s)
+	}
+}
+
+func TestNames_areValidHoweverLong(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("long.name-", 20)[:200]
+	r := &harvesterv1.VirtualMachineRestore{ObjectMeta: metav1.ObjectMeta{Name: long, UID: "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e"}}
+	volume := strings.Repeat("v", 63)
+	for _, name := range []string{claimName(long, r, volume), downloadName(r, volume), claimName("monday", r, "root"), downloadName(r, "root")} {
+		if why := validation.IsDNS1123Subdomain(name); len(why) > 0 {
+			t.Errorf("%s: %v", name, why)
+		}
+	}
+}

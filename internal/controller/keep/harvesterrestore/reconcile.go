@@ -1,0 +1,283 @@
+package harvesterrestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/definition"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+const (
+	// lookEvery is how often DataDownloads and the machine are looked at, of whose progress no event tells.
+	lookEvery = 3 * time.Second
+	// downloadTimeout bounds each wait of a DataDownload, as the command line has it.
+	downloadTimeout = 10 * time.Minute
+)
+
+// Reconcile takes one restore one step further.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.advance(ctx, req.NamespacedName)
+	if err != nil && !apierrors.IsConflict(err) {
+		err = fmt.Errorf("VirtualMachineRestore %s: %w", req.NamespacedName, err)
+	}
+	return reconcile.RetryConflict(result, err)
+}
+
+func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
+	o, err := reconcile.Find(ctx, r.live, key, &harvesterv1.VirtualMachineRestore{})
+	if err != nil || o == nil {
+		return ctrl.Result{}, err
+	}
+	switch {
+	case o.DeletionTimestamp != nil:
+		return r.dispose(ctx, o)
+	case o.IsComplete() || o.HasFailed():
+		return r.tidy(ctx, o)
+	case controllerutil.AddFinalizer(o, Finalizer):
+		base := o.DeepCopy()
+		controllerutil.RemoveFinalizer(base, Finalizer)
+		return ctrl.Result{}, r.cached.Patch(ctx, o, reconcile.MergeFrom(base)) // the write comes back as an event
+	case o.Status.BackupUID == "":
+		return r.begin(ctx, o)
+	case !r.areRestored(o):
+		return r.restoreDisks(ctx, o)
+	}
+	return r.restoreMachine(ctx, o)
+}
+
+// begin writes down what is to be made, before anything is.
+func (r *reconciler) begin(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
+	in := &input{restore: o}
+	var err error
+	key := types.NamespacedName{Namespace: o.Spec.VirtualMachineBackupNamespace, Name: o.Spec.VirtualMachineBackupName}
+	if in.backup, err = reconcile.Find(ctx, r.live, key, &harvesterv1.VirtualMachineBackup{}); err != nil {
+		return ctrl.Result{}, err
+	}
+	if in.machine, err = r.findMachine(ctx, o); err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := r.gatherPlaces(ctx, in); err != nil {
+		return ctrl.Result{}, err
+	}
+	base := o.DeepCopy()
+	if refused := makePlan(in, &o.Status); refused != "" {
+		return ctrl.Result{}, r.fail(ctx, base, o, refused)
+	}
+	setProgressing(&o.Status, r.Clock.Now(), messageInitializing, "")
+	if err := r.writeStatus(ctx, base, o); err != nil {
+		return ctrl.Result{}, err
+	}
+	return r.restoreDisks(ctx, o)
+}
+
+// gatherPlaces reads where volumes can be made.
+func (r *reconciler) gatherPlaces(ctx context.Context, in *input) error {
+	var nodes corev1.NodeList
+	var classes storagev1.StorageClassList
+	if err := errors.Join(r.cached.List(ctx, &nodes), r.cached.List(ctx, &classes)); err != nil {
+		return fmt.Errorf("list nodes and StorageClasses: %w", err)
+	}
+	in.nodes, in.waiting = nodes.Items, map[string]bool{}
+	for i := range classes.Items {
+		mode := ptr.Deref(classes.Items[i].VolumeBindingMode, storagev1.VolumeBindingImmediate)
+		in.waiting[classes.Items[i].Name] = mode == storagev1.VolumeBindingWaitForFirstConsumer
+	}
+	return nil
+}
+
+func (r *reconciler) findMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (vm machine, err error) {
+	return reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: o.Namespace, Name: o.Spec.Target.Name}, definition.NewMachine())
+}
+
+// areRestored says whether every disk is restored.
+func (r *reconciler) areRestored(o *harvesterv1.VirtualMachineRestore) bool {
+	for _, v := range o.Status.VolumeRestores {
+		if v.Progress < 100 {
+			return false
+		}
+	}
+	return true
+}
+
+// restoreDisks makes the claims and the DataDownloads, and looks how far they are.
+func (r *reconciler) restoreDisks(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
+	downloads, err := r.readDownloads(ctx, o)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	base := o.DeepCopy()
+	if o.Annotations[annotationBegun] != "true" { // from then on, a DataDownload that is not there was deleted
+		refused, err := r.makeChildren(ctx, o, downloads)
+		switch {
+		case err != nil:
+			return ctrl.Result{}, err
+		case refused != "":
+			return ctrl.Result{}, r.fail(ctx, base, o, refused)
+		}
+		base = o.DeepCopy()
+	}
+	out, now := observe(&o.Status, downloads), r.Clock.Now()
+	switch {
+	case out.restored:
+		setProgressing(&o.Status, now, messageMachine, "")
+		if err := r.writeStatus(ctx, base, o); err != nil {
+			return ctrl.Result{}, err
+		}
+		return r.restoreMachine(ctx, o)
+	case out.failed != "":
+		ended, err := r.cancel(ctx, downloads)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if ended {
+			return ctrl.Result{}, r.fail(ctx, base, o, out.failed)
+		}
+		setProgressing(&o.Status, now, messageClaims, "the other disks to end, because of "+out.failed)
+	default:
+		setProgressing(&o.Status, now, messageClaims, out.waiting)
+	}
+	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
+}
+
+// readDownloads returns the DataDownloads of the disks by the names of the volumes; nil for one that is not there.
+func (r *reconciler) readDownloads(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (map[string]*velerov2.DataDownload, error) {
+	downloads := map[string]*velerov2.DataDownload{}
+	for _, v := range o.Status.VolumeRestores {
+		key := types.NamespacedName{Namespace: o.Status.Location.Namespace, Name: v.DataDownload}
+		d, err := reconcile.Find(ctx, r.live, key, &velerov2.DataDownload{})
+		if err != nil {
+			return nil, err
+		}
+		if d != nil && d.Labels[LabelRestore] == string(o.UID) {
+			downloads[v.VolumeName] = d
+		}
+	}
+	return downloads, nil
+}
+
+// cancel cancels the DataDownloads that go on, and says whether none does.
+func (r *reconciler) cancel(ctx context.Context, downloads map[string]*velerov2.DataDownload) (ended bool, err error) {
+	ended = true
+	for _, d := range downloads {
+		if d == nil || d.Status.Phase.Ended() {
+			continue
+		}
+		ended = false
+		if d.Spec.Cancel || d.DeletionTimestamp != nil {
+			continue
+		}
+		base := d.DeepCopy()
+		d.Spec.Cancel = true
+		if err := r.cached.Patch(ctx, d, reconcile.MergeFrom(base)); client.IgnoreNotFound(err) != nil {
+			return false, fmt.Errorf("cancel DataDownload %s/%s: %w", d.Namespace, d.Name, err)
+		}
+	}
+	return ended, nil
+}
+
+// fail ends the restore, and says why in an event.
+func (r *reconciler) fail(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, why string) error {
+	setFailed(&o.Status, r.Clock.Now(), why)
+	if err := r.writeStatus(ctx, base, o); err != nil {
+		return err
+	}
+	r.events.Eventf(o, nil, corev1.EventTypeWarning, "Failed", "Restore", "%s", why)
+	return nil
+}
+
+func (r *reconciler) writeStatus(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore) error {
+	if err := r.cached.Status().Patch(ctx, o, reconcile.MergeFrom(base)); err != nil {
+		return fmt.Errorf("write the status: %w", err)
+	}
+	return nil
+}
+
+// tidy deletes the DataDownloads of a restore that is complete, and lets go of one that has ended in memory.
+func (r *reconciler) tidy(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
+	if o.Labels[layout.LabelEnded] != "" {
+		return ctrl.Result{}, nil
+	}
+	if o.IsComplete() {
+		if _, err := r.deleteDownloads(ctx, o); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	base := o.DeepCopy()
+	if o.Labels == nil {
+		o.Labels = map[string]string{}
+	}
+	o.Labels[layout.LabelEnded] = "true"
+	return ctrl.Result{}, r.cached.Patch(ctx, o, reconcile.MergeFrom(base))
+}
+
+// dispose deletes what a restore has made and nobody needs: DataDownloads, and the claims unless the machine is there.
+func (r *reconciler) dispose(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(o, Finalizer) {
+		return ctrl.Result{}, nil
+	}
+	if left, err := r.deleteDownloads(ctx, o); err != nil || left {
+		return ctrl.Result{RequeueAfter: lookEvery}, err
+	}
+	vm, err := r.findMachine(ctx, o)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !isMade(vm, o) && o.Status.TargetUID == nil {
+		if err := r.deleteClaims(ctx, o); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	base := o.DeepCopy()
+	controllerutil.RemoveFinalizer(o, Finalizer)
+	return ctrl.Result{}, client.IgnoreNotFound(r.cached.Patch(ctx, o, reconcile.MergeFrom(base)))
+}
+
+// deleteDownloads deletes the DataDownloads, and says whether one of them is still there. One that goes on is canceled by that.
+func (r *reconciler) deleteDownloads(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (left bool, err error) {
+	if o.Status.Location == nil {
+		return false, nil
+	}
+	downloads, err := r.readDownloads(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	for _, d := range downloads {
+		left = true
+		if d.DeletionTimestamp != nil {
+			continue
+		}
+		if err := r.cached.Delete(ctx, d, client.Preconditions{UID: ptr.To(d.UID)}); client.IgnoreNotFound(err) != nil {
+			return false, fmt.Errorf("delete DataDownload %s/%s: %w", d.Namespace, d.Name, err)
+		}
+	}
+	return left, nil
+}
+
+// deleteClaims deletes the claims of a restore that has made no machine.
+func (r *reconciler) deleteClaims(ctx context.Context, o *harvesterv1.VirtualMachineRestore) error {
+	for i := range o.Status.VolumeRestores {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: o.Namespace, Name: o.Status.VolumeRestores[i].PersistentVolumeClaim.ObjectMeta.Name,
+		}}
+		if err := r.children.Delete(ctx, o.UID, claim); err != nil {
+			return err
+		}
+	}
+	return nil
+}

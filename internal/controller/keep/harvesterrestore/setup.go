@@ -1,0 +1,51 @@
+package harvesterrestore
+
+import (
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/controller/keep/child"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// Options are what Setup needs besides the manager.
+type Options struct {
+	// Clock tells the time. Default: the machine's.
+	Clock clock.PassiveClock
+	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
+	ControllerSuffix string
+}
+
+type reconciler struct {
+	Options
+	cached client.Client
+	// live reads from the API server: only the metadata of restores is cached.
+	live     client.Reader
+	events   events.EventRecorder
+	children child.Maker
+}
+
+// Setup adds the controller to mgr.
+func Setup(mgr ctrl.Manager, o Options) error {
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	r := &reconciler{Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-machine-restore"))}
+	r.children = child.Maker{Writer: r.cached, Live: r.live, Label: LabelRestore}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("harvesterrestore"+o.ControllerSuffix).
+		For(&harvesterv1.VirtualMachineRestore{}, builder.OnlyMetadata, builder.WithPredicates(predicate.NewPredicateFuncs(needsWork))).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
+		Complete(r)
+}
+
+// needsWork says whether a restore goes on: one that has ended is looked at again when it is deleted.
+func needsWork(o client.Object) bool {
+	return o.GetLabels()[layout.LabelEnded] == "" || o.GetDeletionTimestamp() != nil
+}

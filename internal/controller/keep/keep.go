@@ -1,0 +1,67 @@
+// Package keep has the controllers of whole machines: VirtualMachineBackup and VirtualMachineRestore of harvesterhci.io. They speak to machines
+// through the kinds of KubeVirt alone, and to storage through DataUploads and DataDownloads.
+package keep
+
+import (
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/controller/keep/harvesterbackup"
+	"github.com/varvebackup/varve/internal/controller/keep/harvesterrestore"
+)
+
+// Options are what Setup needs besides the manager. Namespace has no default.
+type Options struct {
+	// Namespace is Varve's own.
+	Namespace string
+	// Clock tells the time. Default: the machine's.
+	Clock clock.PassiveClock
+	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
+	ControllerSuffix string
+}
+
+// Setup adds the controllers to mgr. On a cluster whose kinds of that group are Harvester's, which have no status subresource, it adds none:
+// Harvester serves them.
+func Setup(mgr ctrl.Manager, o Options) error {
+	ours, err := servesStatus(mgr)
+	if err != nil {
+		return err
+	}
+	if !ours {
+		mgr.GetLogger().Info("whole machines are not backed up: the kinds of harvesterhci.io are not Varve's")
+		return nil
+	}
+	if err := harvesterbackup.Setup(mgr, harvesterbackup.Options{Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.ControllerSuffix}); err != nil {
+		return fmt.Errorf("backups: %w", err)
+	}
+	if err := harvesterrestore.Setup(mgr, harvesterrestore.Options{Clock: o.Clock, ControllerSuffix: o.ControllerSuffix}); err != nil {
+		return fmt.Errorf("restores: %w", err)
+	}
+	return nil
+}
+
+// servesStatus says whether both kinds are there, and have a status subresource.
+func servesStatus(mgr ctrl.Manager) (bool, error) {
+	d, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return false, fmt.Errorf("make a client for discovery: %w", err)
+	}
+	list, err := d.ServerResourcesForGroupVersion(harvesterv1.GroupVersion.String())
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for the kinds of %s: %w", harvesterv1.GroupVersion, err)
+	}
+	has := func(name string) bool {
+		return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == name })
+	}
+	return has("virtualmachinebackups/status") && has("virtualmachinerestores/status"), nil
+}
