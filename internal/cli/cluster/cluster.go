@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -70,7 +71,7 @@ func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Cli
 // Scheme returns a scheme with the kinds that the commands show.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, harvesterv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("register kinds: %w", err)
 		}
@@ -81,12 +82,15 @@ func Scheme() (*runtime.Scheme, error) {
 // newMapper returns the resources without asking the server: discovery at each start would cost more than the command
 // itself.
 func newMapper() meta.RESTMapper {
-	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, velerov2.GroupVersion, velerov1.GroupVersion, snapshotGroupVersion, corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion})
+	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, harvesterv1.GroupVersion, velerov2.GroupVersion, velerov1.GroupVersion, snapshotGroupVersion, corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion})
 	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance"} {
 		m.Add(kubevirtv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
 	for _, k := range []string{"VirtualMachineBackup", "VirtualMachineBackupTracker"} {
 		m.Add(backupv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
+	}
+	for _, k := range []string{"VirtualMachineBackup", "VirtualMachineRestore"} {
+		m.Add(harvesterv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
 	for _, k := range []string{"Event", "PersistentVolumeClaim", "Pod", "Secret"} {
 		m.Add(corev1.SchemeGroupVersion.WithKind(k), meta.RESTScopeNamespace)

@@ -21,15 +21,21 @@ import (
 
 // NewCommand makes `varve vm`.
 func NewCommand(s *resource.Session) *cobra.Command {
-	return s.GroupCommand("vm", "List, describe, start, stop and restart virtual machines",
-		`List, describe, start, stop and restart virtual machines.
+	return s.GroupCommand("vm", "List, start, stop, back up and restore virtual machines",
+		`List, describe, start, stop, back up and restore virtual machines.
 
 A machine's disks can be backed up incrementally when the column CBT (changed block
 tracking) says Enabled. PendingRestart means that you must restart the machine first.`,
 		`  varve vm list
-  varve vm restart web --wait`,
+  varve vm restart web --wait
+
+  # The whole machine, and back
+  varve vm backup web --wait
+  varve vm backups
+  varve vm restore web-20261129-020000 --keep-mac --wait`,
 		[]string{"vms", "virtualmachine", "virtualmachines"},
-		newListCommand(s), newDescribeCommand(s), newStartCommand(s), newStopCommand(s), newRestartCommand(s))
+		newListCommand(s), newDescribeCommand(s), newStartCommand(s), newStopCommand(s), newRestartCommand(s),
+		newBackupCommand(s), newBackupsCommand(s), newRestoreCommand(s))
 }
 
 func newListCommand(s *resource.Session) *cobra.Command {

@@ -1,0 +1,230 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
+	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/resource"
+)
+
+// backupNameTime is how the time of a backup is written in a name that nobody chose.
+const backupNameTime = "20060102-150405"
+
+// backupRequest is what the flags of `vm backup` say.
+type backupRequest struct {
+	name, location string
+	exclude        []string
+	noFreeze       bool
+}
+
+func newBackupCommand(s *resource.Session) *cobra.Command {
+	var r backupRequest
+	var w resource.Waiting
+	c := &cobra.Command{
+		Use: "backup NAME", Short: "Back up a whole virtual machine: its disks and its definition",
+		Long: `Back up a whole virtual machine that runs: its disks, all of one moment, and its definition,
+with the Secrets that it refers to. Both go into the repository of its namespace, encrypted.
+
+What was stored before is not read again: only what has changed. Everything that the backup
+needs is made and removed for it. The backup is an object, a VirtualMachineBackup of
+harvesterhci.io; 'varve backup' has those of backup.kubevirt.io, jobs on the hypervisor, from
+which no machine comes back by itself.`,
+		Example: `  varve vm backup web --wait
+
+  # Under a name, to a location that is not the default one
+  varve vm backup web --as web-before-upgrade --location shelf --wait`,
+		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.Connect()
+			if err != nil {
+				return err
+			}
+			if _, _, err := getVM(cmd.Context(), c, args[0]); err != nil {
+				return err
+			}
+			b := r.newObject(c.Namespace, args[0], s.Now())
+			if err := c.Create(cmd.Context(), b); err != nil {
+				return fmt.Errorf("create machine backup %s/%s: %w", b.Namespace, b.Name, err)
+			}
+			if err := output.PrintDone(cmd.OutOrStdout(), b, "created"); err != nil || !w.Wait {
+				return err
+			}
+			if err := w.RunEach(cmd.Context(), s, "machine backup "+b.Name+" is ready", "vm backups", untilBackedUp(c, b)); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), human.Line(describeStored(b)))
+			return err
+		},
+	}
+	c.Flags().StringVar(&r.name, "as", "", "the backup's name (default: the machine's, with the time)")
+	c.Flags().StringVar(&r.location, "location", "", "the backup storage location in Varve's namespace (default: the default one)")
+	c.Flags().StringSliceVar(&r.exclude, "exclude", nil, "volumes of the machine that are left out, such as scratch,swap")
+	c.Flags().BoolVar(&r.noFreeze, "no-freeze", false, "do not freeze the guest's file systems for the moment that is stored")
+	w.AddFlags(c, "the backup is ready", 0)
+	return c
+}
+
+func (r *backupRequest) newObject(namespace, machine string, now time.Time) *harvesterv1.VirtualMachineBackup {
+	b := &harvesterv1.VirtualMachineBackup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: r.name, Annotations: map[string]string{}},
+		Spec:       harvesterv1.VirtualMachineBackupSpec{Source: machineReference(machine), Type: harvesterv1.Backup},
+	}
+	if b.Name == "" {
+		b.Name = machine + "-" + now.UTC().Format(backupNameTime)
+	}
+	if r.location != "" {
+		b.Annotations[harvesterv1.AnnotationLocation] = r.location
+	}
+	if len(r.exclude) > 0 {
+		b.Annotations[harvesterv1.AnnotationExcludeVolumes] = strings.Join(r.exclude, ",")
+	}
+	if r.noFreeze {
+		b.Annotations[harvesterv1.AnnotationFreeze] = "false"
+	}
+	return b
+}
+
+func machineReference(name string) corev1.TypedLocalObjectReference {
+	return corev1.TypedLocalObjectReference{APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: name}
+}
+
+func newMachineBackups() client.ObjectList { return &harvesterv1.VirtualMachineBackupList{} }
+
+// untilBackedUp waits until a backup is ready, and stores its last state in it. Each disk is shown by itself.
+func untilBackedUp(c *cluster.Client, b *harvesterv1.VirtualMachineBackup) resource.WaitFunc {
+	uid := b.UID
+	return func(ctx context.Context, show func(progress.Report)) error {
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &harvesterv1.VirtualMachineBackup{}, newMachineBackups(), func(seen *harvesterv1.VirtualMachineBackup, exists bool) (bool, error) {
+			if !exists || seen.UID != uid {
+				return false, failure.New("", "machine backup %s was deleted while it ran", b.Name)
+			}
+			seen.DeepCopyInto(b)
+			message := messageOf(seen.Status.Conditions)
+			if len(seen.Status.VolumeBackups) == 0 {
+				show(progress.Report{Name: seen.Name, Phase: phaseOfBackup(seen), Message: message})
+			}
+			for _, v := range seen.Status.VolumeBackups {
+				done := v.VolumeSize / 100 * int64(v.Progress)
+				show(progress.Report{Name: v.VolumeName, Phase: phaseOfBackup(seen), Message: message, Percent: v.Progress, ProcessedBytes: done, TotalBytes: v.VolumeSize})
+			}
+			if seen.HasFailed() {
+				return false, failure.New("", "machine backup %s failed: %s", seen.Name, ptr.Deref(seen.Status.Error.Message, ""))
+			}
+			return seen.IsReady(), nil
+		})
+	}
+}
+
+// messageOf returns what an object says that it does.
+func messageOf(all []harvesterv1.Condition) string {
+	for _, c := range all {
+		if c.Type == harvesterv1.ConditionProgressing {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+func phaseOfBackup(b *harvesterv1.VirtualMachineBackup) string {
+	switch {
+	case b.DeletionTimestamp != nil:
+		return "Deleting"
+	case b.IsReady():
+		return "Ready"
+	case b.HasFailed():
+		return "Failed"
+	case b.Status.Group == "":
+		return "Pending"
+	}
+	return "Progressing"
+}
+
+// describeStored says in one line what a backup has stored, and what it has not.
+func describeStored(b *harvesterv1.VirtualMachineBackup) string {
+	size, changed := storedBytes(b)
+	text := fmt.Sprintf("machine backup %s is ready: %s of %s, %s new or changed", b.Name, human.Count(len(b.Status.VolumeBackups), "disk"), human.Bytes(size), human.Bytes(changed))
+	for _, v := range b.Status.VolumeBackups {
+		if v.FullReason != "" {
+			text += fmt.Sprintf(", volume %s full because %s", v.VolumeName, v.FullReason)
+		}
+	}
+	for _, v := range b.Status.ExcludedVolumes {
+		text += fmt.Sprintf(", without volume %s (%s)", v.Name, v.Reason)
+	}
+	return text
+}
+
+func storedBytes(b *harvesterv1.VirtualMachineBackup) (size, changed int64) {
+	for _, v := range b.Status.VolumeBackups {
+		size += v.VolumeSize
+		changed += v.ChangedBytes
+	}
+	return size, changed
+}
+
+func newBackupsCommand(s *resource.Session) *cobra.Command {
+	c := s.ListCommand(resource.Listing{
+		Short: "List the backups of whole virtual machines",
+		Long: `List the backups of whole virtual machines, by machine, the oldest first. 'varve vm restore' brings
+a machine back from one that is Ready.
+
+-o wide adds the location, and what a backup waits for or why it failed.`,
+		Example: `  varve vm backups
+
+  # With the location and the reason of failures
+  varve vm backups -A -o wide`,
+		Noun:    "machine backups",
+		NewList: newMachineBackups,
+		Sort: func(list client.ObjectList) {
+			slices.SortFunc(list.(*harvesterv1.VirtualMachineBackupList).Items, func(a, b harvesterv1.VirtualMachineBackup) int {
+				if d := strings.Compare(a.Namespace+"/"+a.Spec.Source.Name, b.Namespace+"/"+b.Spec.Source.Name); d != 0 {
+					return d
+				}
+				return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+			})
+		},
+		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
+			return newBackupTable(list.(*harvesterv1.VirtualMachineBackupList), wide, s.Now()), nil
+		},
+	})
+	c.Use, c.Aliases = "backups", nil
+	return c
+}
+
+func newBackupTable(list *harvesterv1.VirtualMachineBackupList, wide bool, now time.Time) *output.Table {
+	t := &output.Table{Header: []string{"NAME", "VM", "STATE", "PROGRESS", "DISKS", "SIZE", "CHANGED", "AGE"}}
+	if wide {
+		t.Header = append(t.Header, "LOCATION", "MESSAGE")
+	}
+	for i := range list.Items {
+		b := &list.Items[i]
+		size, changed := storedBytes(b)
+		row := []string{b.Name, b.Spec.Source.Name, phaseOfBackup(b), fmt.Sprintf("%d%%", b.Status.Progress), fmt.Sprint(len(b.Status.VolumeBackups)), human.Bytes(size), human.Bytes(changed), human.Age(now, b.CreationTimestamp.Time)}
+		if wide {
+			location := ""
+			if l := b.Status.Location; l != nil {
+				location = l.Name
+			}
+			row = append(row, location, messageOf(b.Status.Conditions))
+		}
+		t.Add(row...)
+	}
+	return t
+}

@@ -1,0 +1,126 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
+	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/resource"
+)
+
+// restoreRequest is what the flags of `vm restore` say.
+type restoreRequest struct {
+	machine, from string
+	keepMAC, halt bool
+}
+
+func newRestoreCommand(s *resource.Session) *cobra.Command {
+	var r restoreRequest
+	var w resource.Waiting
+	c := &cobra.Command{
+		Use: "restore BACKUP", Short: "Bring a whole virtual machine back from a backup",
+		Long: `Bring a whole virtual machine back from a backup: new claims with its disks, and the machine on
+them, with the labels, the annotations and the run strategy that it had.
+
+The name must be free: a machine that exists is never changed. Without --name it is the name
+that the machine had. The next backup of the restored machine is full, because its disks are
+new ones.`,
+		Example: `  # The machine is gone
+  varve vm backups
+  varve vm restore web-20261129-020000 --keep-mac --wait
+
+  # Beside the machine, and stopped
+  varve vm restore web-20261129-020000 --name web-look --halt --wait`,
+		Args: cmdline.ExactArgs(1, "the name of a machine backup"), ValidArgsFunction: s.CompleteArgs(newMachineBackups, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.Connect()
+			if err != nil {
+				return err
+			}
+			o, err := r.newObject(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			if err := c.Create(cmd.Context(), o); err != nil {
+				return fmt.Errorf("create machine restore: %w", err)
+			}
+			if err := output.PrintDone(cmd.OutOrStdout(), o, "created"); err != nil || !w.Wait {
+				return err
+			}
+			machine := o.Spec.Target.Name
+			if err := w.RunEach(cmd.Context(), s, "virtual machine "+machine+" is restored", "vm describe "+machine, untilRestored(c, o)); err != nil {
+				return err
+			}
+			how := "runs"
+			if r.halt {
+				how = "is there, and stopped"
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "virtual machine %s %s\n", machine, how)
+			return err
+		},
+	}
+	c.Flags().StringVar(&r.machine, "name", "", "the restored machine's name (default: the one that it had)")
+	c.Flags().StringVar(&r.from, "from-namespace", "", "the backup's namespace (default: that of the restored machine)")
+	c.Flags().BoolVar(&r.keepMAC, "keep-mac", false, "keep the hardware addresses; not beside the machine that has them")
+	c.Flags().BoolVar(&r.halt, "halt", false, "leave the restored machine stopped")
+	w.AddFlags(c, "the restored machine runs, or with --halt, is there", 0)
+	return c
+}
+
+// newObject returns the restore to create. It reads the backup, for the machine's name, and to refuse one that cannot be restored.
+func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backup string) (*harvesterv1.VirtualMachineRestore, error) {
+	key := client.ObjectKey{Namespace: r.from, Name: backup}
+	if key.Namespace == "" {
+		key.Namespace = c.Namespace
+	}
+	b := &harvesterv1.VirtualMachineBackup{}
+	if err := c.Get(ctx, key, b); err != nil {
+		return nil, fmt.Errorf("get machine backup %s: %w", key, err)
+	}
+	if !b.IsReady() {
+		return nil, failure.New("`varve vm backups -n "+key.Namespace+" -o wide` says why", "machine backup %s cannot be restored: it is %s", key, phaseOfBackup(b))
+	}
+	machine := r.machine
+	if machine == "" {
+		machine = b.Spec.Source.Name
+	}
+	return &harvesterv1.VirtualMachineRestore{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, GenerateName: "restore-" + backup + "-"},
+		Spec: harvesterv1.VirtualMachineRestoreSpec{
+			Target: machineReference(machine), VirtualMachineBackupName: backup, VirtualMachineBackupNamespace: key.Namespace,
+			NewVM: true, KeepMacAddress: r.keepMAC, HaltAfterRestore: r.halt,
+		},
+	}, nil
+}
+
+// untilRestored waits until a restore is complete. Each disk is shown by itself.
+func untilRestored(c *cluster.Client, o *harvesterv1.VirtualMachineRestore) resource.WaitFunc {
+	return func(ctx context.Context, show func(progress.Report)) error {
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(o), &harvesterv1.VirtualMachineRestore{}, &harvesterv1.VirtualMachineRestoreList{}, func(seen *harvesterv1.VirtualMachineRestore, exists bool) (bool, error) {
+			if !exists || seen.UID != o.UID {
+				return false, failure.New("", "machine restore %s was deleted while it ran", o.Name)
+			}
+			message := messageOf(seen.Status.Conditions)
+			if len(seen.Status.VolumeRestores) == 0 {
+				show(progress.Report{Name: seen.Name, Phase: "Pending", Message: message})
+			}
+			for i := range seen.Status.VolumeRestores {
+				v := &seen.Status.VolumeRestores[i]
+				show(progress.Report{Name: v.VolumeName, Phase: "Restoring", Message: message, Percent: v.Progress, ProcessedBytes: v.VolumeSize / 100 * int64(v.Progress), TotalBytes: v.VolumeSize})
+			}
+			if seen.HasFailed() {
+				return false, failure.New("", "machine restore %s failed: %s", seen.Name, message)
+			}
+			return seen.IsComplete(), nil
+		})
+	}
+}
