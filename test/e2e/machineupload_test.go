@@ -84,6 +84,7 @@ func TestMachineUpload_movesChangedBlocksAndBringsThemBack(t *testing.T) {
 		t.Errorf("%d restore points are left", n)
 	}
 	s.step("as the documents say", (*scene).uploadByTheBook)
+	s.step("lost and back", func(s *scene) { s.backedUpLostAndBack(location, overwrite) })
 }
 
 // uploadMachine stores the machine as it is frozen. The guest runs a script while it is stored.

@@ -105,39 +105,56 @@ func (l *Lab) UploadDisks(ctx context.Context, name, vm, tracker, scratch string
 // UploadMoment stores a machine as it is frozen, and runs a script in the guest while its disks are read. It returns when the disks are
 // stored and the backup has ended.
 func (l *Lab) UploadMoment(ctx context.Context, name, vm, tracker, scratch, script string, timeout time.Duration, at *Location, disks ...Disk) (m *MachineUploads, err error) {
-	g, err := l.Guest(ctx, vm)
+	sums, dirty, err := l.whileFrozen(ctx, vm, timeout, func() (err error) {
+		if m, err = l.UploadDisks(ctx, name, vm, tracker, scratch, at, disks...); err != nil {
+			return err
+		}
+		return l.waitServing(ctx, m, timeout)
+	})
 	if err != nil {
 		return nil, err
 	}
-	if _, err := g.Run(ctx, "sync"); err != nil {
-		return nil, err
-	}
-	instance, err := l.WaitAgent(ctx, vm, timeout)
-	if err != nil {
-		return nil, err
-	}
-	if err := g.Freeze(ctx); err != nil {
-		return nil, err
-	}
-	sums, err := g.DiskSums(ctx, instance)
-	var dirty int64
-	if err == nil {
-		dirty, err = g.DirtyBytes(ctx)
-	}
-	if err == nil {
-		m, err = l.UploadDisks(ctx, name, vm, tracker, scratch, at, disks...)
-	}
-	if err == nil {
-		err = l.waitServing(ctx, m, timeout)
-	}
-	if err := errors.Join(err, g.Thaw(context.WithoutCancel(ctx))); err != nil {
-		return nil, err
-	}
-	if _, err := g.Run(ctx, script); err != nil {
+	if err := l.runInGuest(ctx, vm, script); err != nil {
 		return nil, err
 	}
 	m.Sums, m.DirtyBytes = sums, dirty
 	return m, l.WaitUploads(ctx, m, velerov2.PhaseCompleted, timeout)
+}
+
+// whileFrozen calls act while the guest is frozen, and returns the SHA-256 of its disks, by their names, and how much had changed since the
+// checkpoint.
+func (l *Lab) whileFrozen(ctx context.Context, vm string, timeout time.Duration, act func() error) (sums map[string]string, dirty int64, err error) {
+	g, err := l.Guest(ctx, vm)
+	if err != nil {
+		return nil, 0, err
+	}
+	if _, err := g.Run(ctx, "sync"); err != nil {
+		return nil, 0, err
+	}
+	instance, err := l.WaitAgent(ctx, vm, timeout)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := g.Freeze(ctx); err != nil {
+		return nil, 0, err
+	}
+	sums, err = g.DiskSums(ctx, instance)
+	if err == nil {
+		dirty, err = g.DirtyBytes(ctx)
+	}
+	if err == nil {
+		err = act()
+	}
+	return sums, dirty, errors.Join(err, g.Thaw(context.WithoutCancel(ctx)))
+}
+
+func (l *Lab) runInGuest(ctx context.Context, vm, script string) error {
+	g, err := l.Guest(ctx, vm)
+	if err != nil {
+		return err
+	}
+	_, err = g.Run(ctx, script)
+	return err
 }
 
 // waitServing waits until the point in time is fixed.

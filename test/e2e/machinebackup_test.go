@@ -1,0 +1,114 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
+)
+
+// backedUpLostAndBack: the machine is backed up by one object, twice, and the second time what has changed is read. It is deleted with its claims,
+// and comes back by the commands of docs/restore.md: it boots with the disks, the labels and the hardware address that it had.
+func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	vm := s.vmObject()
+	vm.Labels["tier"] = "front"
+	s.must(s.Update(ctx, vm))
+	s.guest("echo alive >/disks/fs/proof; sync")
+	full, err := s.BackUpMachine(ctx, "whole-1", s.vm, overwrite, moveTimeout, location)
+	s.must(err)
+	s.guest("echo again >>/disks/fs/proof; sync")
+	began := time.Now()
+	second, err := s.BackUpMachine(ctx, "whole-2", s.vm, overwrite, moveTimeout, location)
+	s.must(err)
+	s.t.Logf("the second backup took %s with the guest's writes", time.Since(began).Round(100*time.Millisecond))
+	for _, v := range second.Status.VolumeBackups {
+		if v.FullReason != "" || v.ChangedBytes >= 40*mib || v.SnapshotID == "" {
+			s.t.Errorf("volume %s of the second backup: %+v", v.VolumeName, v)
+		}
+	}
+	address := s.instance().Status.Interfaces[0].MAC
+
+	// Beside the machine: each block of each disk.
+	for _, b := range []*lab.MachineBackup{full, second} {
+		beside := "beside-" + b.Name
+		r, err := s.RestoreMachine(ctx, b, beside, moveTimeout)
+		s.must(err)
+		for _, v := range r.Status.VolumeRestores {
+			s.holds(v.PersistentVolumeClaim, b.Sums[v.VolumeName])
+		}
+		s.lose(beside)
+	}
+
+	s.lose(s.vm)
+	s.shell(strings.NewReplacer("-n app", "-n "+s.Namespace, "namespace: app", "namespace: "+s.Namespace, "Namespace: app", "Namespace: "+s.Namespace,
+		"web-monday", second.Name, "name: web}", "name: "+s.vm+"}").Replace(strings.Join(s.commands("docs/restore.md", "Get it back"), "\n")))
+	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)
+	s.must(err)
+	if got := s.guest("cat /disks/fs/proof"); strings.TrimSpace(got) != "alive\nagain" {
+		verdict.Errorf(s.t, "the restored machine has %q", got)
+	}
+	again := s.vmObject()
+	if mac := s.instance().Status.Interfaces[0].MAC; mac != address || again.Labels["tier"] != "front" || again.Spec.Strategy() != kubevirtv1.RunStrategyAlways {
+		s.t.Errorf("the machine had the address %s, and has %s; labels %v, strategy %s", address, mac, again.Labels, again.Spec.Strategy())
+	}
+
+	// One backup goes, with its restore points, and the other one stays.
+	before := s.countRestorePoints(client.ObjectKeyFromObject(location.BackupStorageLocation))
+	s.must(s.Delete(ctx, full.VirtualMachineBackup))
+	s.must(s.WaitGone(ctx, full.VirtualMachineBackup, 3*time.Minute))
+	if n := s.countRestorePoints(client.ObjectKeyFromObject(location.BackupStorageLocation)); n != before-len(s.disks) {
+		s.t.Errorf("%d restore points before the deletion of a backup, %d after it", before, n)
+	}
+	var left corev1.PersistentVolumeClaimList
+	s.must(s.List(ctx, &left, client.InNamespace(s.Namespace)))
+	for i := range left.Items {
+		if strings.HasSuffix(left.Items[i].Name, "-scratch") {
+			s.t.Errorf("claim %s is left", left.Items[i].Name)
+		}
+	}
+}
+
+// holds compares what a claim of a stopped machine has with a SHA-256.
+func (s *scene) holds(claim harvesterv1.PersistentVolumeClaimSourceSpec, sum string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	name := claim.ObjectMeta.Name
+	path := "/mnt/" + name + "/disk.img"
+	if m := claim.Spec.VolumeMode; m != nil && *m == corev1.PersistentVolumeBlock {
+		path = "/dev/" + name
+	}
+	box, err := s.Toolbox(ctx, "compare", name)
+	s.must(err)
+	text, err := box.Run(ctx, "sha256sum "+path)
+	s.must(errors.Join(err, box.Close(ctx)))
+	if got, _, _ := strings.Cut(text, " "); got != sum {
+		verdict.Errorf(s.t, "claim %s: restored %s, the disk held %s", name, got, sum)
+	}
+}
+
+// lose deletes a machine with its claims.
+func (s *scene) lose(vm string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	o := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: vm}}
+	s.must(s.Get(ctx, client.ObjectKeyFromObject(o), o))
+	s.must(s.Delete(ctx, o))
+	s.must(s.WaitGone(ctx, o, 2*time.Minute))
+	for _, v := range o.Spec.Template.Spec.Volumes {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: v.PersistentVolumeClaim.ClaimName}}
+		s.must(s.Delete(ctx, claim))
+		s.must(s.WaitGone(ctx, claim, 2*time.Minute))
+	}
+}

@@ -1,0 +1,93 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/test/wait"
+)
+
+// MachineBackup is a backup of a whole machine, with the SHA-256 of what its disks held, by their names.
+type MachineBackup struct {
+	*harvesterv1.VirtualMachineBackup
+
+	Sums map[string]string
+}
+
+// BackUpMachine backs a machine up as it is frozen, and runs a script in the guest while its disks are read. It returns when the backup is ready.
+func (l *Lab) BackUpMachine(ctx context.Context, name, vm, script string, timeout time.Duration, at *Location) (*MachineBackup, error) {
+	b := &harvesterv1.VirtualMachineBackup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: name, Annotations: map[string]string{
+			harvesterv1.AnnotationLocation: at.Name, harvesterv1.AnnotationFreeze: "false", // it is frozen already
+		}},
+		Spec: harvesterv1.VirtualMachineBackupSpec{Source: corev1.TypedLocalObjectReference{
+			APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: vm,
+		}},
+	}
+	sums, _, err := l.whileFrozen(ctx, vm, timeout, func() error {
+		if err := l.Create(ctx, b); err != nil {
+			return fmt.Errorf("create machine backup %s: %w", name, err)
+		}
+		return l.waitMachineBackup(ctx, b, timeout, "its point in time", func() (bool, error) {
+			if b.Status.Group == "" {
+				return false, nil
+			}
+			job := &backupv1alpha1.VirtualMachineBackup{}
+			err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: b.Status.Group}, job)
+			return job.Status.Phase == backupv1alpha1.BackupServing, client.IgnoreNotFound(err)
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := l.runInGuest(ctx, vm, script); err != nil {
+		return nil, err
+	}
+	return &MachineBackup{b, sums}, l.waitMachineBackup(ctx, b, timeout, "its end", func() (bool, error) { return b.IsReady(), nil })
+}
+
+// waitMachineBackup waits until done. A backup that fails is an error.
+func (l *Lab) waitMachineBackup(ctx context.Context, b *harvesterv1.VirtualMachineBackup, timeout time.Duration, what string, done func() (bool, error)) error {
+	return wait.For(ctx, timeout, "machine backup "+b.Name+": "+what, func(ctx context.Context) (bool, string, error) {
+		if err := l.Get(ctx, client.ObjectKeyFromObject(b), b); err != nil {
+			return false, "", err
+		}
+		if b.HasFailed() {
+			return false, "", fmt.Errorf("machine backup %s failed: %s", b.Name, *b.Status.Error.Message)
+		}
+		ok, err := done()
+		return ok, fmt.Sprintf("%d %%, %+v", b.Status.Progress, b.Status.Conditions), err
+	})
+}
+
+// RestoreMachine makes a machine, and leaves it stopped.
+func (l *Lab) RestoreMachine(ctx context.Context, b *MachineBackup, vm string, timeout time.Duration) (*harvesterv1.VirtualMachineRestore, error) {
+	r := &harvesterv1.VirtualMachineRestore{
+		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: "restore-" + vm},
+		Spec: harvesterv1.VirtualMachineRestoreSpec{
+			Target:                   corev1.TypedLocalObjectReference{APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: vm},
+			VirtualMachineBackupName: b.Name, VirtualMachineBackupNamespace: b.Namespace, NewVM: true, HaltAfterRestore: true,
+		},
+	}
+	if err := l.Create(ctx, r); err != nil {
+		return nil, fmt.Errorf("create restore %s: %w", r.Name, err)
+	}
+	return r, wait.For(ctx, timeout, "restore "+r.Name+" to be complete", func(ctx context.Context) (bool, string, error) {
+		if err := l.Get(ctx, client.ObjectKeyFromObject(r), r); err != nil {
+			return false, "", err
+		}
+		if r.HasFailed() {
+			return false, "", fmt.Errorf("restore %s failed: %+v", r.Name, r.Status.Conditions)
+		}
+		return r.IsComplete(), fmt.Sprintf("%d %%, %+v", r.Status.Progress, r.Status.Conditions), nil
+	})
+}
