@@ -27,14 +27,14 @@ var wrongValues = map[string][]string{
 // anyText are flags whose value is a name, a path or an address.
 var anyText = []string{
 	"host", "user", "parent", "disk", "name", "repo-config", "password-file", "s3-region", "s3-ca-file", "s3-credentials-file",
-	"cache-dir", "socket", "listen", "tls-cert", "tls-key", "tls-client-ca", "tls-ca", "overlay",
+	"definition", "cache-dir", "socket", "listen", "tls-cert", "tls-key", "tls-client-ca", "tls-ca", "overlay",
 	"location", "namespace", "kubeconfig", "context",
 }
 
 // rightUsage has arguments with which each command would begin to work.
 var rightUsage = map[string]string{
 	"varve repo create": "s3://127.0.0.1:1/bucket --object-lock GOVERNANCE --object-lock-period 30d", "varve repo connect": "here", "varve repo status": "", "varve repo check": "", "varve repo maintenance": "",
-	"varve repo repair": "--yes", "varve disk backup": "web root=x", "varve disk checkpoint": "web", "varve disk list": "", "varve disk describe": "ffffffff", "varve disk diff": "ffffffff eeeeeeee", "varve disk verify": "",
+	"varve repo repair": "--yes", "varve disk backup": "web root=x", "varve disk checkpoint": "web", "varve disk list": "", "varve disk describe": "ffffffff", "varve disk definition": "ffffffff", "varve disk diff": "ffffffff eeeeeeee", "varve disk verify": "",
 	"varve disk restore": "ffffffff out", "varve disk serve": "ffffffff --socket s", "varve disk delete": "ffffffff --yes", "varve disk prune": "--keep-last 1", "varve disk pin": "ffffffff", "varve disk unpin": "ffffffff",
 }
 

@@ -25,6 +25,10 @@ func CheckLabels(group string, labels map[string]string) error {
 	return engine.CheckLabels(group, labels)
 }
 
+// CheckDefinition says what is wrong with the definition for a future restore point, without the spaces around it:
+// errclass.Invalid. The error holds nothing of the text.
+func CheckDefinition(definition []byte) error { return engine.CheckDefinition(definition) }
+
 // ListMatching is List for all restore points whose IDs begin with one of the prefixes.
 func (r *Repository) ListMatching(ctx context.Context, prefixes ...string) ([]*RestorePoint, error) {
 	return r.conn.ListMatching(ctx, prefixes...)

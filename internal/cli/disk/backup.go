@@ -84,6 +84,9 @@ another point or belongs to another disk, the backup reads the whole disk, and T
 			if err != nil {
 				return err
 			}
+			if b.definition, err = readDefinition(b.definitionFile); err != nil {
+				return err
+			}
 			return backUpDisks(cmd.Context(), s, cmd.OutOrStdout(), form, args[0], sources, &b, &d)
 		},
 	}
@@ -108,6 +111,9 @@ type backupFlags struct {
 	compression string
 	block       string
 	workers     int
+	// definitionFile is the file with the definition of the machine, and definition what it holds; nil: none.
+	definitionFile string
+	definition     []byte
 }
 
 func (b *backupFlags) addFlags(c *cobra.Command) {
@@ -124,6 +130,7 @@ func (b *backupFlags) addFlags(c *cobra.Command) {
 	f.StringVar(&b.parent, "parent", repository.ParentAuto, "the restore point that changes are counted from: auto, none or an ID")
 	cmdline.AddChoice(c, &b.compression, "compression", "s2", "s2, zstd or none", "s2", "zstd", "none")
 	cmdline.AddChoice(c, &b.block, "block-size", "", strings.Join(repository.BlockSizes(), ", ")+": for disks without a history (default 256KiB)", repository.BlockSizes()...)
+	f.StringVar(&b.definitionFile, "definition", "", "a JSON file with what it takes to make a machine of the disks again, for varve disk definition")
 	f.IntVar(&b.workers, "parallel", repository.DefaultWorkers, "how many blocks are read and stored in parallel")
 	cmdline.CompleteFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
 }
@@ -143,7 +150,7 @@ func backUpDisks(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 		}
 		q := mover.BackupRequest{
 			History: r.Source(b.history.host, b.history.user, mover.HistoryPath(name)), Sources: sources, Track: b.track,
-			Parent: parent, BlockBytes: block, Compression: b.compression, Workers: b.workers,
+			Parent: parent, BlockBytes: block, Compression: b.compression, Workers: b.workers, Definition: b.definition,
 		}
 		var warnings []error
 		q.Warn = func(err error) { warnings = append(warnings, err) } // Nobody else may write while the progress is shown.

@@ -60,6 +60,7 @@ func writePoint(p *output.Page, point *repository.RestorePoint) {
 		"Pins", strings.Join(point.Pins, ", "),
 		"Kopia snapshot", point.Snapshot,
 		"Snapshot ID", restorepoint.SnapshotID(point),
+		"Definition", formatDefinition(point.Definition),
 	)
 	disks := &output.Table{Header: []string{"DISK", "SIZE", "BLOCK SIZE", "TYPE", "READ", "ZEROES", "CHANGED"}}
 	links := &output.Table{Header: []string{"DISK", "IDENTITY", "CHANGE", "PARENT", "SINCE"}}
@@ -78,6 +79,14 @@ func writePoint(p *output.Page, point *repository.RestorePoint) {
 	p.Section("Disks", disks, "none")
 	p.Section("Source", links, "")
 	p.Section("Content", digests, "")
+}
+
+// formatDefinition says how large the definition of the machine is; "": there is none.
+func formatDefinition(d *repository.Definition) string {
+	if d == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d bytes", d.Bytes)
 }
 
 // writeFiles describes the files of a restore point.

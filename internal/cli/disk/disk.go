@@ -31,7 +31,7 @@ give IDs.`,
   varve disk list web
   varve disk verify --percent 10
   varve disk prune web --keep-daily 7 --keep-weekly 4 --dry-run`,
-		newBackupCommand(s), newCheckpointCommand(s), newListCommand(s), newDescribeCommand(s), newDiffCommand(s), newVerifyCommand(s), newRestoreCommand(s), newServeCommand(s), newDeleteCommand(s), newPruneCommand(s), newPinCommand(s), newUnpinCommand(s))
+		newBackupCommand(s), newCheckpointCommand(s), newListCommand(s), newDescribeCommand(s), newDefinitionCommand(s), newDiffCommand(s), newVerifyCommand(s), newRestoreCommand(s), newServeCommand(s), newDeleteCommand(s), newPruneCommand(s), newPinCommand(s), newUnpinCommand(s))
 }
 
 // historyFlags select histories in addition to their names, or say whose a new restore point is.
