@@ -37,6 +37,7 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -44,6 +45,7 @@ import (
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -71,6 +73,8 @@ type Cluster struct {
 
 	environment *envtest.Environment
 	admin       client.Client
+	// mapper is that of all clients, so that not each of them asks the API server for all its kinds.
+	mapper meta.RESTMapper
 }
 
 // Main runs a package's tests against one control plane, which *cluster points to while they run. It exits the process.
@@ -129,7 +133,7 @@ func StartEmpty() (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.admin, err = client.New(c.ConfigFor(Admin), client.Options{Scheme: c.Scheme}); err != nil {
+	if c.admin, err = client.New(c.ConfigFor(Admin), client.Options{Scheme: c.Scheme, Mapper: c.mapper}); err != nil {
 		return nil, errors.Join(err, c.Stop())
 	}
 	return c, nil
@@ -162,7 +166,11 @@ func start(root string, kinds ...string) (*Cluster, error) {
 	}
 	// Tests share one client configuration and run in parallel, so client-side throttling would only slow them down.
 	cfg.QPS, cfg.Burst = -1, -1
-	return &Cluster{Config: cfg, Scheme: scheme, environment: environment}, nil
+	mapper, err := newMapper(cfg)
+	if err != nil {
+		return nil, errors.Join(err, environment.Stop())
+	}
+	return &Cluster{Config: cfg, Scheme: scheme, environment: environment, mapper: mapper}, nil
 }
 
 // Stop ends the control plane and removes its data.
@@ -267,6 +275,15 @@ func Update[T client.Object](tb testing.TB, c client.Client, obj T, status bool,
 		}
 		return err
 	})
+}
+
+// newMapper returns a mapper that asks the API server when it meets a kind for the first time.
+func newMapper(cfg *rest.Config) (meta.RESTMapper, error) {
+	transport, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return apiutil.NewDynamicRESTMapper(cfg, transport)
 }
 
 func newScheme() (*kruntime.Scheme, error) {

@@ -31,6 +31,14 @@ func TestEachUserIsWhoTheyAre(t *testing.T) {
 	}
 }
 
+// A package makes hundreds of clients, and the list of all kinds is the API server's largest answer.
+func TestClient_asksForTheKindsOnce(t *testing.T) {
+	t.Parallel()
+	if cluster.Client(t, Plain).RESTMapper() != cluster.Client(t, Controller).RESTMapper() {
+		t.Error("each client asks the API server for all its kinds")
+	}
+}
+
 func TestPoliciesAreInForceBeforeTheFirstTest(t *testing.T) {
 	t.Parallel()
 	probe := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: "test-sentinel"}}

@@ -29,7 +29,7 @@ import (
 
 // install creates what an installation of Varve has: its namespace, the KubeVirt object with every feature gate on, and its policies.
 func (c *Cluster) install(ctx context.Context, root string) error {
-	admin, err := client.New(c.ConfigFor(Admin), client.Options{Scheme: c.Scheme})
+	admin, err := client.New(c.ConfigFor(Admin), client.Options{Scheme: c.Scheme, Mapper: c.mapper})
 	if err != nil {
 		return err
 	}

@@ -73,14 +73,25 @@ func (c *Cluster) ConfigFor(user User) *rest.Config {
 	return cfg
 }
 
-// Client returns a client that acts as user, without a cache. It refuses unknown and duplicate fields.
+// Client returns a client that acts as user, without a cache. It refuses unknown and duplicate fields. All clients share
+// what one of them has learned of the kinds there are.
 func (c *Cluster) Client(tb testing.TB, user User) client.Client {
 	tb.Helper()
-	cl, err := client.New(c.ConfigFor(user), client.Options{Scheme: c.Scheme})
+	cl, err := client.New(c.ConfigFor(user), client.Options{Scheme: c.Scheme, Mapper: c.mapper})
 	if err != nil {
 		tb.Fatalf("make a client for %s: %v", user.Name, err)
 	}
 	return client.WithFieldValidation(cl, "Strict")
+}
+
+// WatchingClient returns a client that acts as user and can watch, without a cache.
+func (c *Cluster) WatchingClient(tb testing.TB, user User) client.WithWatch {
+	tb.Helper()
+	cl, err := client.NewWithWatch(c.ConfigFor(user), client.Options{Scheme: c.Scheme, Mapper: c.mapper})
+	if err != nil {
+		tb.Fatalf("make a watching client for %s: %v", user.Name, err)
+	}
+	return cl
 }
 
 // Kubeconfig returns the path of a file that connects as user, for programs. Their default namespace is the given one.
