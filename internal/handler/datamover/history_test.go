@@ -31,10 +31,7 @@ type history struct {
 // follow begins a history. It has everything from now on.
 func (w *world) follow() *history {
 	w.t.Helper()
-	c, err := client.NewWithWatch(cluster.Config, client.Options{Scheme: cluster.Scheme})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	c := cluster.WatchingClient(w.t, controlplane.Admin)
 	h := &history{drivers: map[string]string{}, nodes: map[string]string{}}
 	for list, namespace := range map[client.ObjectList]string{&velerov2.DataUploadList{}: w.ns, &velerov2.DataDownloadList{}: w.ns, &corev1.PodList{}: w.varve} {
 		changes, err := c.Watch(context.WithoutCancel(w.t.Context()), list, client.InNamespace(namespace))

@@ -141,6 +141,8 @@ type world struct {
 	varve, ns string
 	exposer   *fakeExposer
 	clock     clock.PassiveClock
+	// changed wakes those whom the test plays.
+	changed chan struct{}
 	// frozen: the kubelets and movers do nothing. deadNodes have no kubelet.
 	mu        sync.Mutex
 	frozen    bool
@@ -173,7 +175,7 @@ func newWorldIn(t *testing.T, varve, config string) *world {
 	t.Helper()
 	w := &world{
 		t: t, admin: cluster.Client(t, controlplane.Admin), varve: varve, ns: cluster.Namespace(t), clock: clock.RealClock{},
-		deadNodes: map[string]bool{}, most: map[string]int{}, wrap: func(c client.Client) client.Client { return c },
+		changed: make(chan struct{}, 1), deadNodes: map[string]bool{}, most: map[string]int{}, wrap: func(c client.Client) client.Client { return c },
 	}
 	w.exposer = &fakeExposer{
 		waits: map[string]string{}, refuses: map[string]error{}, stuck: map[string]bool{}, unbound: map[string]error{},
@@ -189,17 +191,57 @@ func newWorldIn(t *testing.T, varve, config string) *world {
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "default"},
 		Spec:       velerov1.BackupStorageLocationSpec{Provider: "aws", StorageType: velerov1.StorageType{ObjectStorage: &velerov1.ObjectStorageLocation{Bucket: "b"}}},
 	})
+	w.startPlaying()
+	return w
+}
+
+// startPlaying has the kubelets, the movers and the controller of repositories act after each change, and once a second, until the test ends.
+func (w *world) startPlaying() {
+	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var group sync.WaitGroup
+	w.t.Cleanup(func() { cancel(); group.Wait() })
+	watcher := cluster.WatchingClient(w.t, controlplane.Admin)
+	for list, namespace := range map[client.ObjectList]string{
+		&velerov1.BackupRepositoryList{}: w.varve, &corev1.PodList{}: w.varve, &velerov2.DataUploadList{}: w.ns, &velerov2.DataDownloadList{}: w.ns,
+	} {
+		changes, err := watcher.Watch(ctx, list, client.InNamespace(namespace))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		group.Go(func() {
+			for range changes.ResultChan() {
+				w.wake()
+			}
+		})
+		context.AfterFunc(ctx, changes.Stop)
+	}
+	group.Go(func() {
+		again := time.NewTicker(time.Second) // what failed, and what a watch missed that the API server ended
+		defer again.Stop()
+		round := time.NewTicker(30 * time.Millisecond) // at most: changes come in bursts
+		defer round.Stop()
 		for ctx.Err() == nil {
 			w.play(ctx)
-			time.Sleep(30 * time.Millisecond)
+			select {
+			case <-w.changed:
+			case <-again.C:
+			case <-ctx.Done():
+			}
+			select {
+			case <-round.C:
+			case <-ctx.Done():
+			}
 		}
-	}()
-	t.Cleanup(func() { cancel(); <-done })
-	return w
+	})
+}
+
+// wake has the kubelets and movers act.
+func (w *world) wake() {
+	select {
+	case w.changed <- struct{}{}:
+	default: // they will
+	}
 }
 
 // pointOf returns the snapshotID that the mover of a DataUpload reports.
@@ -302,6 +344,7 @@ func (w *world) set(edit func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	edit()
+	w.wake()
 }
 
 func (w *world) hasPod(uid types.UID) bool {
