@@ -33,6 +33,8 @@ const (
 // the binder of volumes, and the protection of claims in use. Each does what the real one was read to do, as far as exposing depends on it.
 type storage struct {
 	*world
+	// client is what all parts read and write with.
+	client client.Client
 	driver string
 	// snapshots and volumes are what there is on the storage, by handle.
 	snapshots, volumes map[string]bool
@@ -72,14 +74,14 @@ func (s *storage) settle(ctx context.Context) (bool, error) {
 }
 
 func find[T client.Object](ctx context.Context, s *storage, namespace, name string, o T) (T, bool, error) {
-	err := s.admin.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, o)
+	err := s.client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, o)
 	return o, err == nil, client.IgnoreNotFound(err)
 }
 
 // contents returns the contents of this driver.
 func (s *storage) contents(ctx context.Context) ([]*snapshotv1.VolumeSnapshotContent, error) {
 	list := &snapshotv1.VolumeSnapshotContentList{}
-	if err := s.admin.List(ctx, list); err != nil {
+	if err := s.client.List(ctx, list); err != nil {
 		return nil, err
 	}
 	var ours []*snapshotv1.VolumeSnapshotContent
@@ -115,11 +117,11 @@ func (s *storage) controlSnapshots(ctx context.Context) (bool, error) {
 	}
 	// Snapshots whose content is gone lose their finalizers.
 	list := &snapshotv1.VolumeSnapshotList{}
-	if err := s.admin.List(ctx, list, client.InNamespace(s.ns)); err != nil {
+	if err := s.client.List(ctx, list, client.InNamespace(s.ns)); err != nil {
 		return false, err
 	}
 	own := &snapshotv1.VolumeSnapshotList{}
-	if err := s.admin.List(ctx, own, client.InNamespace(system)); err != nil {
+	if err := s.client.List(ctx, own, client.InNamespace(system)); err != nil {
 		return false, err
 	}
 	for _, snapshot := range slices.Concat(list.Items, own.Items) {
@@ -157,11 +159,11 @@ func (s *storage) controlSnapshot(ctx context.Context, snapshot *snapshotv1.Volu
 		}
 		content.Spec.VolumeSnapshotRef.UID = snapshot.UID
 		controllerutil.AddFinalizer(content, finalizerContent)
-		if err := s.admin.Update(ctx, content); err != nil {
+		if err := s.client.Update(ctx, content); err != nil {
 			return false, err
 		}
 		controllerutil.AddFinalizer(snapshot, finalizerBound)
-		return true, s.admin.Update(ctx, snapshot)
+		return true, s.client.Update(ctx, snapshot)
 	}
 	if content.Status == nil || snapshot.Status != nil && ptr.Deref(snapshot.Status.ReadyToUse, false) == ptr.Deref(content.Status.ReadyToUse, false) {
 		return false, nil
@@ -170,14 +172,14 @@ func (s *storage) controlSnapshot(ctx context.Context, snapshot *snapshotv1.Volu
 	if content.Status.RestoreSize != nil {
 		snapshot.Status.RestoreSize = ptr.To(quantity(*content.Status.RestoreSize))
 	}
-	return true, s.admin.Status().Update(ctx, snapshot)
+	return true, s.client.Status().Update(ctx, snapshot)
 }
 
 func (s *storage) deleteSnapshot(ctx context.Context, snapshot *snapshotv1.VolumeSnapshot, content *snapshotv1.VolumeSnapshotContent) (bool, error) {
 	var changed bool
 	if content.Annotations[annotationBeingDeleted] == "" {
 		metav1.SetMetaDataAnnotation(&content.ObjectMeta, annotationBeingDeleted, "yes")
-		if err := s.admin.Update(ctx, content); err != nil {
+		if err := s.client.Update(ctx, content); err != nil {
 			return false, err
 		}
 		changed = true
@@ -186,7 +188,7 @@ func (s *storage) deleteSnapshot(ctx context.Context, snapshot *snapshotv1.Volum
 		if content.DeletionTimestamp != nil {
 			return changed, nil
 		}
-		return true, client.IgnoreNotFound(s.admin.Delete(ctx, content))
+		return true, client.IgnoreNotFound(s.client.Delete(ctx, content))
 	}
 	acted, err := s.dropFinalizer(ctx, snapshot, finalizerBound)
 	return changed || acted, err
@@ -196,7 +198,7 @@ func (s *storage) dropFinalizer(ctx context.Context, o client.Object, name strin
 	if !controllerutil.RemoveFinalizer(o, name) {
 		return false, nil
 	}
-	return true, client.IgnoreNotFound(s.admin.Update(ctx, o))
+	return true, client.IgnoreNotFound(s.client.Update(ctx, o))
 }
 
 // serveContents plays csi-snapshotter.
@@ -229,7 +231,7 @@ func (s *storage) deleteContent(ctx context.Context, content *snapshotv1.VolumeS
 	if content.Spec.DeletionPolicy == snapshotv1.VolumeSnapshotContentDelete && content.Status != nil && content.Status.SnapshotHandle != nil {
 		delete(s.snapshots, *content.Status.SnapshotHandle)
 		content.Status.SnapshotHandle, content.Status.ReadyToUse = nil, nil
-		if err := s.admin.Status().Update(ctx, content); err != nil {
+		if err := s.client.Status().Update(ctx, content); err != nil {
 			return false, err
 		}
 	}
@@ -252,7 +254,7 @@ func (s *storage) serveContent(ctx context.Context, content *snapshotv1.VolumeSn
 			content.Status.RestoreSize = ptr.To[int64](128 * mebibyte)
 		}
 	}
-	return true, s.admin.Status().Update(ctx, content)
+	return true, s.client.Status().Update(ctx, content)
 }
 
 // claims returns the claims of this test's classes.
@@ -260,7 +262,7 @@ func (s *storage) claims(ctx context.Context) ([]*corev1.PersistentVolumeClaim, 
 	var ours []*corev1.PersistentVolumeClaim
 	for _, namespace := range []string{s.ns, system} {
 		list := &corev1.PersistentVolumeClaimList{}
-		if err := s.admin.List(ctx, list, client.InNamespace(namespace)); err != nil {
+		if err := s.client.List(ctx, list, client.InNamespace(namespace)); err != nil {
 			return nil, err
 		}
 		for i := range list.Items {
@@ -289,10 +291,10 @@ func (s *storage) serveClaims(ctx context.Context) (bool, error) {
 		}
 		changed = changed || acted
 	}
-	for _, volume := range s.world.volumes() {
+	for _, volume := range s.world.volumesBy(s.client) {
 		if volume.Status.Phase == corev1.VolumeReleased && volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && volume.DeletionTimestamp == nil {
 			delete(s.volumes, volume.Spec.CSI.VolumeHandle)
-			if err := client.IgnoreNotFound(s.admin.Delete(ctx, &volume)); err != nil {
+			if err := client.IgnoreNotFound(s.client.Delete(ctx, &volume)); err != nil {
 				return false, err
 			}
 			changed = true
@@ -335,7 +337,7 @@ func (s *storage) provision(ctx context.Context, claim *corev1.PersistentVolumeC
 	if node != "" {
 		volume.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: onNode(node)}
 	}
-	if err := s.admin.Create(ctx, volume); apierrors.IsAlreadyExists(err) {
+	if err := s.client.Create(ctx, volume); apierrors.IsAlreadyExists(err) {
 		return false, nil
 	} else if err != nil {
 		return false, err
@@ -353,7 +355,7 @@ func onNode(name string) *corev1.NodeSelector {
 
 // warn records an event as the provisioner does, once.
 func (s *storage) warn(ctx context.Context, claim *corev1.PersistentVolumeClaim, message string) error {
-	err := s.admin.Create(ctx, &corev1.Event{
+	err := s.client.Create(ctx, &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name + ".failed"},
 		InvolvedObject: corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
 		Type:           corev1.EventTypeWarning, Reason: "ProvisioningFailed", Message: message, LastTimestamp: metav1.NewTime(s.clock.Now()),
@@ -368,7 +370,7 @@ func (s *storage) warn(ctx context.Context, claim *corev1.PersistentVolumeClaim,
 // that claim, whatever the claim's selector asks for, and is released when the claim is gone.
 func (s *storage) bindVolumes(ctx context.Context) (bool, error) {
 	var changed bool
-	for _, volume := range s.world.volumes() {
+	for _, volume := range s.world.volumesBy(s.client) {
 		ref := volume.Spec.ClaimRef
 		if ref == nil || ref.UID == "" || volume.DeletionTimestamp != nil {
 			continue
@@ -383,7 +385,7 @@ func (s *storage) bindVolumes(ctx context.Context) (bool, error) {
 		}
 		if volume.Status.Phase != phase {
 			volume.Status.Phase = phase
-			if err := s.admin.Status().Update(ctx, &volume); err != nil {
+			if err := s.client.Status().Update(ctx, &volume); err != nil {
 				return false, err
 			}
 			changed = true
@@ -392,11 +394,11 @@ func (s *storage) bindVolumes(ctx context.Context) (bool, error) {
 			continue
 		}
 		claim.Spec.VolumeName = volume.Name
-		if err := s.admin.Update(ctx, claim); err != nil {
+		if err := s.client.Update(ctx, claim); err != nil {
 			return false, err
 		}
 		claim.Status.Phase, claim.Status.Capacity, claim.Status.AccessModes = corev1.ClaimBound, volume.Spec.Capacity, volume.Spec.AccessModes
-		if err := s.admin.Status().Update(ctx, claim); err != nil {
+		if err := s.client.Status().Update(ctx, claim); err != nil {
 			return false, err
 		}
 		changed = true
@@ -421,7 +423,7 @@ func (s *storage) unprotect(ctx context.Context) (bool, error) {
 		}
 		changed = changed || acted
 	}
-	for _, volume := range s.world.volumes() {
+	for _, volume := range s.world.volumesBy(s.client) {
 		if volume.DeletionTimestamp == nil || volume.Status.Phase == corev1.VolumeBound {
 			continue
 		}

@@ -84,7 +84,7 @@ func newWorldOn(t *testing.T, cluster *controlplane.Cluster) *world {
 		clock: testclock.NewFakePassiveClock(time.Now()),
 	}
 	w.live, w.writer = w.handler, w.handler
-	w.storage = &storage{world: w, driver: "csi." + w.ns + ".test", snapshots: map[string]bool{}, volumes: map[string]bool{}}
+	w.storage = &storage{world: w, client: w.admin, driver: "csi." + w.ns + ".test", snapshots: map[string]bool{}, volumes: map[string]bool{}}
 	w.class("immediate", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
 	return w
 }
@@ -377,10 +377,20 @@ func (w *world) nothingLeft(u *upload) {
 // volumes returns the PersistentVolumes of the test's driver.
 func (w *world) volumes() []corev1.PersistentVolume {
 	w.Helper()
+	return w.volumesBy(w.admin)
+}
+
+// volumesBy is volumes by a reader.
+func (w *world) volumesBy(c client.Reader) []corev1.PersistentVolume {
+	w.Helper()
 	var ours []corev1.PersistentVolume
 	for _, name := range w.storage.made {
-		volume := corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if w.exists(&volume) {
+		volume := corev1.PersistentVolume{}
+		err := c.Get(context.WithoutCancel(w.Context()), client.ObjectKey{Name: name}, &volume)
+		if client.IgnoreNotFound(err) != nil {
+			w.Fatal(err)
+		}
+		if err == nil {
 			ours = append(ours, volume)
 		}
 	}
@@ -390,6 +400,10 @@ func (w *world) volumes() []corev1.PersistentVolume {
 func (w *world) settle() {
 	w.Helper()
 	time.Sleep(w.pause)
+	if w.pause == 0 { // otherwise real controllers act meanwhile
+		w.storage.client = &rememberingClient{Client: w.admin}
+		defer func() { w.storage.client = w.admin }()
+	}
 	for range 20 {
 		changed, err := w.storage.settle(context.WithoutCancel(w.Context()))
 		if err != nil {
