@@ -10,6 +10,10 @@ import (
 // class by themselves: what is full, and what to do about it, is for the caller to say.
 var FullErrnos = []error{syscall.ENOSPC, syscall.EDQUOT}
 
+// TargetFull is of class Exhausted: what data is restored to takes no more of it. A repository's storage that takes no more
+// is storage.ErrFull.
+var TargetFull = New(Exhausted, "no space is left in the target")
+
 // IsFull reports whether an error means that a file system takes no more data.
 func IsFull(err error) bool {
 	return slices.ContainsFunc(FullErrnos, func(full error) bool { return errors.Is(err, full) })

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
+	"github.com/varvebackup/varve/internal/repository/storage/advice/advicetest"
 )
 
 const (
@@ -207,10 +208,8 @@ func TestJudge_decidesByClass(t *testing.T) {
 		"input/output error":      {&os.PathError{Op: "read", Path: "x", Err: syscall.EIO}, "-"},
 		"server error":            {answer(http.StatusInternalServerError, "InternalError"), "-"},
 		"session gone":            {fmt.Errorf("%w: session", errclass.NotFound), "-"},
-		"full bucket":             {answer(http.StatusInsufficientStorage, "XMinioStorageFull"), "make space in the storage"},
-		"quota":                   {answer(http.StatusForbidden, "QuotaExceeded"), "make space in the storage"},
-		"full directory":          {fmt.Errorf("x: %w", syscall.ENOSPC), "make space in the storage"},
-		"full target":             {errclass.Errorf(errclass.Exhausted, "make some: %w", syscall.ENOSPC), ""},
+		"full target":             {errclass.Errorf(errclass.TargetFull, "make some: %w", syscall.ENOSPC), ""},
+		"full, nobody knows what": {fmt.Errorf("x: %w", syscall.ENOSPC), "-"},
 		"denied":                  {fmt.Errorf("x: %w", errclass.Denied), "credentials"},
 		"damaged":                 {errors.Join(errors.New("a"), fmt.Errorf("x: %w", errclass.Corrupt)), "varve repo check"},
 		"invalid":                 {fmt.Errorf("x: %w", disk.ErrArgument), ""},
@@ -226,6 +225,24 @@ func TestJudge_decidesByClass(t *testing.T) {
 			t.Errorf("%s: it lasts: %v", name, is)
 		case is && !strings.Contains(err.Error(), c.advice):
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The report of a mover gives the advice that everybody gives, if trying again does not help.
+func TestJudge_storage(t *testing.T) {
+	t.Parallel()
+	for _, c := range advicetest.Cases() {
+		err := judge(fmt.Errorf("store the volume: %w", c.Err))
+		var lasts *lastingError
+		if errors.As(err, &lasts) != c.Lasts {
+			t.Errorf("%s: it lasts: %v", c.Name, !c.Lasts)
+			continue
+		}
+		for _, want := range []string{c.What, c.Do} {
+			if c.Lasts && !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %s", c.Name, err, want)
+			}
 		}
 	}
 }

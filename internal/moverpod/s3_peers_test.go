@@ -240,7 +240,7 @@ func TestStorage_thatRefuses(t *testing.T) {
 		site *site
 		text string
 	}{
-		"wrong key":      {with(func(s *site) { s.access.S3.SecretKey = "another-secret-key" }), "correct the credentials"},
+		"wrong key":      {with(func(s *site) { s.access.S3.SecretKey = "another-secret-key" }), "refuses its credentials"},
 		"wrong password": {with(func(s *site) { s.access.Password = "another password" }), "put it into the Secret"},
 		"no bucket":      {with(func(s *site) { s.access.S3.Bucket = "absent" }), "no such bucket"},
 		"no repository":  {with(func(s *site) { s.access.S3.Prefix = "plugins/varve/other/" }), "no repository is in"},
@@ -263,7 +263,7 @@ func TestStorage_full(t *testing.T) {
 		w.WriteHeader(http.StatusInsufficientStorage)
 		fmt.Fprint(w, `<?xml version="1.0"?><Error><Code>InsufficientStorage</Code><Message>No space left on device.</Message></Error>`)
 	}})
-	b.newPod(t, newUpload(block), newDevice(t, 8*mib)).fails(t, "make space in the storage")
+	b.newPod(t, newUpload(block), newDevice(t, 8*mib)).fails(t, "takes no more data: make room there")
 	b.set()
 	b.newPod(t, newUpload(block), newDevice(t, 8*mib)).run(t, datamove.Succeeded)
 }

@@ -27,7 +27,7 @@ func (r *Repository) Delete(ctx context.Context, ids ...string) error {
 		storage.GiveUpReserve(blobs)
 	}
 	err = r.deletePoints(ctx, ids, found)
-	if errclass.IsFull(err) && storage.GiveUpReserve(blobs) {
+	if errors.Is(err, storage.ErrFull) && storage.GiveUpReserve(blobs) {
 		err = r.deletePoints(ctx, ids, found)
 	}
 	if err != nil {

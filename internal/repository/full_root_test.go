@@ -3,18 +3,24 @@
 package repository
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kopia/kopia/repo/blob"
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repository/storage/blobhttp"
 )
 
 // small is a separate file system that can run full.
@@ -194,5 +200,44 @@ func TestFullWhereARestorePointIsRead(t *testing.T) {
 	}
 	if err := l.Release(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A storage that is full says so, whoever has it; a full target of a restore is no full storage.
+func TestFull_isToldOfWhatIsFull(t *testing.T) {
+	t.Parallel()
+	disk := newSmall(t, filepath.Join(t.TempDir(), "small"), mib)
+	st, err := storage.Location{Directory: disk.dir}.Open(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(blobhttp.NewHandler(func(context.Context) (blob.Storage, error) { return st, nil }))
+	t.Cleanup(server.Close)
+	client := blobhttp.NewClient("shelf", func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	})
+	t.Cleanup(client.Shut)
+	served, err := storage.Location{Served: client}.Open(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, st := range map[string]blob.Storage{"directory": st, "served": served} {
+		err := st.PutBlob(t.Context(), "pack", storage.Bytes(make([]byte, 2*mib)), blob.PutOptions{})
+		if !errors.Is(err, storage.ErrFull) || errors.Is(err, errclass.TargetFull) {
+			t.Errorf("%s: %v, class %v", name, err, errclass.Of(err))
+		}
+	}
+
+	r, _ := newRepository(t)
+	tree := newTree(t)
+	tree.file("large", noise(rand.New(rand.NewPCG(1, 6)), 2*mib), 0o600)
+	p := mustBackUpFiles(t, r, filesRequest(tree.root, 1000))
+	target := filepath.Join(disk.dir, "target")
+	if err := os.Mkdir(target, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	err = r.RestoreFiles(t.Context(), FilesRestoreRequest{ID: p.ID, Directory: target})
+	if !errors.Is(err, errclass.TargetFull) || errors.Is(err, storage.ErrFull) || !strings.Contains(err.Error(), target) {
+		t.Errorf("target: %v, class %v", err, errclass.Of(err))
 	}
 }

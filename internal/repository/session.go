@@ -288,7 +288,7 @@ func (s *session) endFailedSessions(ctx context.Context) error {
 func (s *session) keepUploads(failed error) {
 	ctx, cancel := s.outlivingContext(max(s.q.KeepTimeout, defaultKeepTimeout), s.q.KeepTimeout)
 	defer cancel()
-	if errclass.IsFull(failed) { // The packs that could not be written would be tried again first, for half a minute.
+	if errors.Is(failed, storage.ErrFull) { // The packs that could not be written would be tried again first, for half a minute.
 		s.endFull(ctx)
 		return
 	}
@@ -320,7 +320,7 @@ func (s *session) endFull(ctx context.Context) {
 	if storage.NeedsReserve(rep.BlobReader()) {
 		storage.SliceReserve(rep.BlobReader())
 	}
-	if err := end(); errclass.IsFull(err) && storage.SliceReserve(rep.BlobReader()) {
+	if err := end(); errors.Is(err, storage.ErrFull) && storage.SliceReserve(rep.BlobReader()) {
 		_ = end() // It counts for SessionLive otherwise.
 	}
 }

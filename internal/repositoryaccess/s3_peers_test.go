@@ -11,10 +11,10 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/varvebackup/varve/internal/datamove"
-	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repository/storage/advice"
 	"github.com/varvebackup/varve/test/s3"
 )
 
@@ -121,7 +121,8 @@ func TestS3_anotherRepositoryInItsPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.Kill(t)
-	if err := s.Check(t.Context(), a); !errors.Is(err, errclass.Transient) && !isNetwork(err) {
+	err = s.Check(t.Context(), a)
+	if known, _ := advice.For(err, advice.Voice{StorageOnly: true}); known.Cause != advice.Silent {
 		t.Errorf("a dead server: %v", err)
 	}
 	server.Restart(t)

@@ -19,6 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repository/storage/advice/advicetest"
 )
 
 func TestMain(m *testing.M) {
@@ -184,13 +185,9 @@ func TestExplain_saysWhatToDoAndNoSecret(t *testing.T) {
 		"gone":          {ErrGone, "not in s3://m/b/plugins/varve/shop/ any more"},
 		"read-only":     {ErrNothingToRead, "read-only"},
 		"no bucket":     {repository.ErrNoBucket, "no such bucket"},
-		"full":          {answer(http.StatusInsufficientStorage, "x"), "takes no more data"},
-		"quota":         {answer(http.StatusBadRequest, "QuotaExceeded"), "takes no more data"},
-		"file system":   {syscall.ENOSPC, "takes no more data"},
 		"denied":        {answer(http.StatusForbidden, "AccessDenied"), "refuses the keys in Secret velero/keys"},
-		"clock":         {answer(http.StatusForbidden, "RequestTimeTooSkewed"), "clock"},
 		"skew":          {&SkewError{Here: time.Unix(1e9, 0), There: time.Unix(2e9, 0)}, "2033-05-18T03:33:20Z"},
-		"unreachable":   {fmt.Errorf("%w from AKID", repository.ErrUnreachable), "does not answer"},
+		"unreachable":   {fmt.Errorf("%w from AKID", repository.ErrUnreachable), "it is tried again"},
 		"anything else": {errors.New("a flood of " + testPassword), "a flood of [hidden]"},
 	} {
 		got := Explain(c.err, a, words)
@@ -200,6 +197,27 @@ func TestExplain_saysWhatToDoAndNoSecret(t *testing.T) {
 		for _, secret := range []string{"AKID", "s3cr3t", "t0ken", testPassword} {
 			if strings.Contains(got, secret) {
 				t.Errorf("%s shows a secret: %s", name, got)
+			}
+		}
+	}
+}
+
+// The status of an object gives the advice that everybody gives.
+func TestExplain_storage(t *testing.T) {
+	t.Parallel()
+	bucket := datamove.Access{S3: &datamove.S3Access{}}
+	for _, c := range advicetest.Cases() {
+		a := bucket
+		if c.Directory {
+			a = at("/x")
+		}
+		got := Explain(c.Err, a, Words{Place: "the shelf", Keys: "the Secret"})
+		if !strings.HasPrefix(got, "the shelf") || !strings.HasSuffix(got, ": "+c.Err.Error()) {
+			t.Errorf("%s: %s", c.Name, got)
+		}
+		for _, want := range []string{c.What, c.Do} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: %s, want %s", c.Name, got, want)
 			}
 		}
 	}

@@ -4,20 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
-	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"testing"
-
-	"github.com/minio/minio-go/v7"
 
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/mover"
 	"github.com/varvebackup/varve/internal/repository"
-	"github.com/varvebackup/varve/internal/repository/storage"
+	"github.com/varvebackup/varve/internal/repository/storage/advice/advicetest"
 )
 
 // What package disk refuses, a flag allows. Only the command line knows its name.
@@ -69,14 +68,31 @@ func TestRepositoryFailures(t *testing.T) {
 	}
 }
 
-// A wrong clock is no matter of keys, whatever the status of the answer.
-func TestExplain_wrongClock(t *testing.T) {
+// The command line gives the advice that everybody gives.
+func TestExplain_storage(t *testing.T) {
 	t.Parallel()
-	for _, status := range []int{http.StatusForbidden, http.StatusBadRequest} {
+	for _, c := range advicetest.Cases() {
 		var f *failure.Error
-		err := fmt.Errorf("open: %w", minio.ErrorResponse{StatusCode: status, Code: storage.CodeClock})
-		if err := Explain(err); !errors.As(err, &f) || f.Code != errclass.ExitFailure || !strings.HasPrefix(f.Hint, "set the clock") {
-			t.Errorf("%d: %+v", status, f)
+		err := Explain(fmt.Errorf("back up disk a: %w", c.Err))
+		switch ok := errors.As(err, &f); {
+		case c.Directory && f.Hint == "" && f.Code == c.Exit: // It may be of a disk.
+		case !ok || f.Code != c.Exit || !strings.Contains(f.Hint, c.Do):
+			t.Errorf("%s: %v, exit code %d, hint %q, want exit code %d, %s", c.Name, err, f.Code, f.Hint, c.Exit, c.Do)
+		}
+	}
+}
+
+// A target and a file system of this machine that are full are no storage.
+func TestExplain_fullElsewhere(t *testing.T) {
+	t.Parallel()
+	cache := &fs.PathError{Op: "write", Path: "/cache", Err: syscall.EDQUOT}
+	for err, want := range map[error]string{
+		errclass.Errorf(errclass.TargetFull, "target: %w", syscall.EDQUOT): "it continues where it ended",
+		cache: "make room there, and run the command again",
+	} {
+		var f *failure.Error
+		if got := Explain(fmt.Errorf("do it: %w", err)); !errors.As(got, &f) || f.Code != errclass.ExitFailure || !strings.HasSuffix(f.Hint, want) || strings.Contains(f.Hint, "storage") {
+			t.Errorf("%v: %+v", err, f)
 		}
 	}
 }

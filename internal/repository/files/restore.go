@@ -73,7 +73,7 @@ func Restore(ctx context.Context, cr table.ContentReader, dir string, o RestoreO
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, v.Close()) }()
+	defer func() { err = explainFull(dir, errors.Join(err, v.Close())) }()
 	r := &restore{o: &o, r: cr, volume: v, jobs: make(chan *fileJob, queuedJobs), atWork: map[string]chan struct{}{}}
 	r.buffers.New = func() any { b := make([]byte, writeBytes); return &b }
 	attributes, err := table.OpenObject(ctx, cr, o.Attributes)
@@ -101,6 +101,14 @@ func Restore(ctx context.Context, cr table.ContentReader, dir string, o RestoreO
 		return err
 	}
 	return r.end(root)
+}
+
+// explainFull says what to do about a full file system. Reading from a repository needs no room, so that it is the target's.
+func explainFull(dir string, err error) error {
+	if errclass.IsFull(err) {
+		return errclass.Errorf(errclass.TargetFull, "directory %s: no space is left: make some and continue: %w", dir, err)
+	}
+	return err
 }
 
 // readDir reads a directory of the tree, makes the directories in it, and queues everything else.

@@ -67,7 +67,7 @@ func Run(ctx context.Context, c *engine.Connection, o Options) error {
 	}
 	err := runOnce(ctx, c, o)
 	full := (*fullError)(nil)
-	if errors.As(err, &full) && full.roomMade || errclass.IsFull(err) && storage.GiveUpReserve(blobs) {
+	if errors.As(err, &full) && full.roomMade || errors.Is(err, storage.ErrFull) && storage.GiveUpReserve(blobs) {
 		err = runOnce(ctx, c, o)
 	}
 	if err == nil {
@@ -98,7 +98,7 @@ func runOnce(ctx context.Context, c *engine.Connection, o Options) (err error) {
 		return err
 	}
 	defer func() {
-		if errclass.IsFull(err) { // Releasing the lock needs room, too.
+		if errors.Is(err, storage.ErrFull) { // Releasing the lock needs room, too.
 			err = &fullError{err, storage.GiveUpReserve(c.Kopia.BlobReader())}
 		}
 		err = errors.Join(err, l.Release())

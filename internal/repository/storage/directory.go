@@ -31,14 +31,14 @@ type syncingDirectory struct {
 func NewDirectory(ctx context.Context, o *filesystem.Options, create bool) (blob.Storage, error) {
 	st, err := filesystem.New(ctx, o, create)
 	if err != nil {
-		return nil, err
+		return nil, markFull(err)
 	}
 	// Because dir is open from now on, it reports everything that cannot be written from now on.
 	dir, err := os.Open(o.Path)
 	if err != nil {
 		return nil, errors.Join(err, st.Close(ctx))
 	}
-	return &syncingDirectory{Storage: st, dir: dir}, nil
+	return MarkFull(&syncingDirectory{Storage: st, dir: dir}), nil
 }
 
 func (d *syncingDirectory) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {

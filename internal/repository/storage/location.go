@@ -53,7 +53,7 @@ func openDirectory(ctx context.Context, path string, create bool) (blob.Storage,
 	}
 	if create {
 		if err := os.MkdirAll(path, 0o700); err != nil {
-			return nil, err
+			return nil, markFull(err)
 		}
 	}
 	st, err := NewDirectory(ctx, &filesystem.Options{Path: path}, create)

@@ -82,6 +82,8 @@ func openAnsweringS3(ctx context.Context, endpoint string, timeout time.Duration
 		return st, nil
 	case context.Cause(within) == ErrUnreachable: //nolint:errorlint // exactly this cause
 		err = fmt.Errorf("%w from %s within %s", ErrUnreachable, endpoint, timeout)
+	case refusedAsFull(err):
+		err = markFull(err)
 	case errors.As(err, &answer) && answer.Code != CodeClock && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized):
 		err = fmt.Errorf("%w: %w", errclass.Denied, answer)
 	case errors.Is(err, blob.ErrInvalidCredentials):
@@ -96,7 +98,7 @@ func newS3(ctx context.Context, o *s3.Options, create bool) (blob.Storage, error
 	if err != nil {
 		return nil, err
 	}
-	return NewStallDetector(st, StallLimit), nil
+	return MarkFull(NewStallDetector(st, StallLimit)), nil
 }
 
 // CheckReachable fails if a storage is an S3 server that does not answer within the timeout; 0: 30 seconds.

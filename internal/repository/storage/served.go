@@ -18,7 +18,7 @@ type servedStorage struct{ blob.Storage }
 
 // newServed returns the storage of a client.
 func newServed(c *blobhttp.Client) blob.Storage {
-	return &servedStorage{NewStallDetector(c, StallLimit)}
+	return &servedStorage{MarkFull(NewStallDetector(c, StallLimit))}
 }
 
 // ListBlobs implements blob.Storage. It calls call when the list is complete, because call may make requests. So it can ask again for a list

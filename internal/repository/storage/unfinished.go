@@ -44,9 +44,9 @@ func RemoveUnfinished(ctx context.Context, st blob.Reader, age time.Duration) er
 	}
 	now, err := fileSystemTime(dir)
 	if err != nil {
-		return err
+		return markFull(err)
 	}
-	return walkUnfinished(ctx, dir, func(path string, info fs.FileInfo) error {
+	return markFull(walkUnfinished(ctx, dir, func(path string, info fs.FileInfo) error {
 		if now.Sub(info.ModTime()) < age {
 			return nil
 		}
@@ -54,7 +54,7 @@ func RemoveUnfinished(ctx context.Context, st blob.Reader, age time.Duration) er
 			return fmt.Errorf("remove an unfinished blob: %w", err)
 		}
 		return nil
-	})
+	}))
 }
 
 // walkUnfinished calls call for the unfinished blobs below dir. If dir is "", there are none.
