@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -269,5 +270,30 @@ func TestFormatCopy_followsThePassword(t *testing.T) {
 	}
 	if report, err := Repair(t.Context(), config, changed, false); err != nil || len(report.Format) == 0 {
 		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// Maintenance keeps the only copy of a format blob that is lost, and says how to put the blob back.
+func TestFormatCopy_keepsWhatIsLost(t *testing.T) {
+	t.Parallel()
+	r, config := newRepository(t)
+	if err := os.Remove(blobFiles(t, config, "kopia.blobcfg")[0]); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		var warnings []error
+		o := MaintenanceOptions{Mode: QuickMaintenance, Warn: func(err error) { warnings = append(warnings, err) }}
+		if err := r.Maintain(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		if len(warnings) != 1 || !strings.Contains(warnings[0].Error(), "kopia.blobcfg") || !strings.Contains(warnings[0].Error(), "`varve repo repair`") {
+			t.Errorf("warnings: %v", warnings)
+		}
+	}
+	if report, err := Repair(t.Context(), config, testPassword, false); err != nil || !slices.Contains(report.Format, "kopia.blobcfg") {
+		t.Errorf("%+v, %v", report, err)
+	}
+	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance, Warn: func(err error) { t.Error(err) }}); err != nil {
+		t.Error(err)
 	}
 }

@@ -64,10 +64,15 @@ removed after four days, or with --exclusive after an hour.`,
 			}
 			return s.WithWritable(cmd.Context(), func(ctx context.Context, r *repository.Repository) error {
 				var done *maintenanceResult
+				var warnings []error
+				o.Warn = func(err error) { warnings = append(warnings, err) } // Nobody else may write while the progress is shown.
 				err := d.ShowWhile(s.Session, func(show func(progress.Report)) (err error) {
 					done, err = runMaintenance(ctx, s, r, o, show)
 					return err
 				})
+				for _, warning := range warnings {
+					s.Warn(warning)
+				}
 				if err != nil {
 					return err
 				}

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/varvebackup/varve/internal/datamove"
@@ -85,18 +86,23 @@ func (o Options) maintain(ctx context.Context, a datamove.Access) (remark string
 	}
 	o.Log.Info("maintenance begins", "repository", r.ID(), "mode", mode)
 	step := func(s repository.MaintenanceStep) { o.Log.Info("maintenance goes on", "step", s) }
-	if err := r.Maintain(ctx, repository.MaintenanceOptions{Mode: mode, Step: step}); err != nil {
+	var remarks []string
+	warn := func(warning error) {
+		o.Log.Warn(warning.Error())
+		remarks = append(remarks, warning.Error())
+	}
+	if err := r.Maintain(ctx, repository.MaintenanceOptions{Mode: mode, Step: step, Warn: warn}); err != nil {
 		return "", err
 	}
 	o.Log.Info("maintenance is done", "mode", mode, "seconds", int(o.Now().Sub(started).Seconds()))
 	// After maintenance, because that refuses a machine whose clock is wrong.
 	collected, err := o.collect(ctx, store, r, a)
 	if err != nil {
-		remark = "restore points of deleted backups were not collected: " + explain(err, a)
-		o.Log.Warn(remark)
-		return remark, nil
+		warn(errors.New("restore points of deleted backups were not collected: " + explain(err, a)))
+	} else if summary := collected.Summary(); summary != "" {
+		remarks = append(remarks, summary)
 	}
-	return collected.Summary(), nil
+	return strings.Join(remarks, "; "), nil
 }
 
 // collect deletes the restore points whose Velero backup is gone from the location.

@@ -82,8 +82,12 @@ func createRepository(ctx context.Context, at storage.Location, password string,
 	case o.LockMode != "" && errors.As(err, &answer) && answer.StatusCode == http.StatusBadRequest:
 		err = fmt.Errorf("%w: the bucket must have been made with object lock: %w", errclass.Invalid, answer)
 	}
+	var stored map[blob.ID][]byte
 	if err == nil {
-		err = StoreFormatCopy(ctx, st, blob.PutOptions{RetentionMode: options.RetentionMode, RetentionPeriod: o.LockPeriod})
+		stored, err = storage.ReadFormat(ctx, st)
+	}
+	if err == nil {
+		err = StoreFormatCopy(ctx, st, stored, blob.PutOptions{RetentionMode: options.RetentionMode, RetentionPeriod: o.LockPeriod})
 	}
 	return errors.Join(err, st.Close(ctx))
 }

@@ -46,13 +46,9 @@ func ReadFormatCopy(ctx context.Context, st blob.Reader) (map[blob.ID][]byte, er
 	return f.Blobs, nil
 }
 
-// StoreFormatCopy stores a copy of the format as it is now.
-func StoreFormatCopy(ctx context.Context, st blob.Storage, o blob.PutOptions) error {
-	now, err := storage.ReadFormat(ctx, st)
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(formatCopyFile{Blobs: now, SHA256: sumFormat(now)})
+// StoreFormatCopy stores a copy of the format, whose blobs these are.
+func StoreFormatCopy(ctx context.Context, st blob.Storage, blobs map[blob.ID][]byte, o blob.PutOptions) error {
+	data, err := json.Marshal(formatCopyFile{Blobs: blobs, SHA256: sumFormat(blobs)})
 	if err != nil {
 		return err
 	}

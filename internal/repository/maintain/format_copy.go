@@ -15,8 +15,8 @@ import (
 )
 
 // updateFormatCopy brings the copy up to date, because the password may have been changed. It does not copy a format that does not
-// open the repository.
-func updateFormatCopy(ctx context.Context, w repo.DirectRepositoryWriter, password string) error {
+// open the repository, or that has lost a blob: the copy is then the only one of that blob, and warn is told so.
+func updateFormatCopy(ctx context.Context, w repo.DirectRepositoryWriter, password string, warn func(error)) error {
 	now, err := storage.ReadFormat(ctx, w.BlobReader())
 	if err != nil {
 		return err
@@ -24,6 +24,12 @@ func updateFormatCopy(ctx context.Context, w repo.DirectRepositoryWriter, passwo
 	was, err := engine.ReadFormatCopy(ctx, w.BlobReader())
 	if err != nil || maps.EqualFunc(now, was, bytes.Equal) {
 		return err
+	}
+	for _, id := range storage.FormatBlobs {
+		if was[id] != nil && now[id] == nil {
+			warn(fmt.Errorf("blob %s is missing, and its copy is kept: `varve repo repair` puts it back", id))
+			return nil
+		}
 	}
 	m, err := format.NewManager(ctx, w.BlobStorage(), "", 0, password, w.Time)
 	if err != nil {
@@ -33,5 +39,5 @@ func updateFormatCopy(ctx context.Context, w repo.DirectRepositoryWriter, passwo
 	if err != nil {
 		return err
 	}
-	return engine.StoreFormatCopy(ctx, w.BlobStorage(), options)
+	return engine.StoreFormatCopy(ctx, w.BlobStorage(), now, options)
 }

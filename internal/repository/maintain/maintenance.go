@@ -37,6 +37,8 @@ type Options struct {
 	Exclusive bool
 	// Step is called with what is about to be done, StepCollect or StepCompact. It may be nil.
 	Step func(Step)
+	// Warn is called with what maintenance leaves as it is although it is damaged, and what to do. It may be nil.
+	Warn func(error)
 
 	// Safety has other margins than kopia's, for tests; nil otherwise.
 	Safety *maintenance.SafetyParameters
@@ -55,6 +57,12 @@ const (
 func (o Options) reportStep(s Step) {
 	if o.Step != nil {
 		o.Step(s)
+	}
+}
+
+func (o Options) warn(err error) {
+	if o.Warn != nil {
+		o.Warn(err)
 	}
 }
 
@@ -203,14 +211,14 @@ func takeOwnership(ctx context.Context, w repo.DirectRepositoryWriter, p *mainte
 }
 
 // runOwnTasks does what comes before kopia's part. By then kopia has compared this machine's clock with the storage's.
-func runOwnTasks(ctx context.Context, c *engine.Connection, w repo.DirectRepositoryWriter, p *maintenance.Params) error {
+func runOwnTasks(ctx context.Context, c *engine.Connection, w repo.DirectRepositoryWriter, p *maintenance.Params, o *Options) error {
 	if err := takeOwnership(ctx, w, p); err != nil {
 		return err
 	}
 	if err := DropStaleLeases(ctx, w); err != nil {
 		return err
 	}
-	if err := errors.Join(updateFormatCopy(ctx, w, c.Access.Password), completeRecords(ctx, c, w)); err != nil {
+	if err := errors.Join(updateFormatCopy(ctx, w, c.Access.Password, o.warn), completeRecords(ctx, c, w)); err != nil {
 		return err
 	}
 	return mergeManifests(ctx, w)
@@ -225,7 +233,7 @@ func runExclusive(ctx context.Context, c *engine.Connection, w repo.DirectReposi
 				return err
 			}
 		}
-		if err := runOwnTasks(ctx, c, w, p.Params); err != nil {
+		if err := runOwnTasks(ctx, c, w, p.Params, o); err != nil {
 			return err
 		}
 		if p.Mode == maintenance.ModeFull {
