@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/durable"
 )
 
 const (
@@ -168,7 +170,7 @@ func (c *CachedIndexes) Record() error {
 	}
 	data, err := json.Marshal(now)
 	if err == nil {
-		err = replaceFile(filepath.Join(c.cache, indexSumsFile), data)
+		err = durable.Write(filepath.Join(c.cache, indexSumsFile), data)
 	}
 	if err != nil {
 		return &CacheError{Directory: c.cache, Err: err}
@@ -234,25 +236,6 @@ func statIndex(path string) (fileStatus, bool, error) {
 	changed := time.Unix(st.Ctim.Unix())
 	since := clock.RealClock{}.Since(changed) < time.Duration(up.Nano())
 	return fileStatus{Boot: strings.TrimSpace(string(boot)), Inode: st.Ino, Changed: changed.UnixNano()}, since, nil
-}
-
-// replaceFile writes a file that is either as before or complete, whatever happens.
-func replaceFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name()) // the error is told
-	}
-	return err
 }
 
 // CacheError is an error of a cache, not of the storage.
