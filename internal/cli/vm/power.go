@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -186,7 +187,7 @@ func untilReady(c *cluster.Client, name string) resource.WaitFunc {
 			if !exists {
 				return false, failure.New("", "virtual machine %s was deleted", name)
 			}
-			show(progress.Report{Name: name, Phase: string(vm.Status.PrintableStatus), Message: falseCondition(vm.Status.Conditions, kubevirtv1.ConditionReady)})
+			show(newStartReport(vm))
 			return vm.Status.Ready, nil
 		})
 	}
@@ -225,6 +226,15 @@ func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) re
 				return vmi.Status.Phase == kubevirtv1.PhaseRunning && ready != nil && ready.Status == "True", nil
 			})
 	}
+}
+
+// newStartReport reports a machine that is being started. Why its last start has failed counts for more than that it is not ready.
+func newStartReport(vm *kubevirtv1.VirtualMachine) progress.Report {
+	r := progress.Report{Name: vm.Name, Phase: string(vm.Status.PrintableStatus), Message: falseCondition(vm.Status.Conditions, kubevirtv1.ConditionReady)}
+	if c := findCondition(vm.Status.Conditions, kubevirtv1.ConditionFailure); c != nil && c.Status == corev1.ConditionTrue {
+		r.Message = c.Reason + ": " + c.Message
+	}
+	return r
 }
 
 // newStopReport reports an instance that is being stopped and, if the stop is delayed, what it waits for.
