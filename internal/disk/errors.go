@@ -7,7 +7,7 @@ import (
 )
 
 // Errors have the classes of errclass: Invalid for a request that makes no sense or does not fit the disk, Conflict for a
-// target with content and for what something else uses, errclass.TargetFull for a full file system. These are the errors that a
+// target with content and for what something else uses, errclass.ErrTargetFull for a full file system. These are the errors that a
 // caller answers in a way of its own.
 var (
 	// ErrNotFound is of class NotFound: the disk, its bitmap, or the program that reads it does not exist.

@@ -259,7 +259,7 @@ func (j *Journal) replaceState(s *journalState) error {
 	if j.overwriteState(s) == nil {
 		return nil
 	}
-	return errclass.Errorf(errclass.TargetFull, "%w", err)
+	return errclass.Errorf(errclass.ErrTargetFull, "%w", err)
 }
 
 // overwriteState writes s over an earlier state of the same restore, byte by byte. Both have the same length, and differ

@@ -10,9 +10,9 @@ import (
 // class by themselves: what is full, and what to do about it, is for the caller to say.
 var FullErrnos = []error{syscall.ENOSPC, syscall.EDQUOT}
 
-// TargetFull is of class Exhausted: what data is restored to takes no more of it. A repository's storage that takes no more
+// ErrTargetFull is of class Exhausted: what data is restored to takes no more of it. A repository's storage that takes no more
 // is storage.ErrFull.
-var TargetFull = New(Exhausted, "no space is left in the target")
+var ErrTargetFull = New(Exhausted, "no space is left in the target")
 
 // IsFull reports whether an error means that a file system takes no more data.
 func IsFull(err error) bool {

@@ -105,7 +105,7 @@ func (q *RestoreRequest) runRestore(ctx context.Context, r *repository.Repositor
 // keepJournal notes what a failed restore has written, and returns the error for the failure.
 func (q *RestoreRequest) keepJournal(ctx context.Context, target disk.Target, journal *disk.Journal, failure error) error {
 	kept := journal.Save(context.WithoutCancel(ctx), target)
-	if errors.Is(failure, errclass.TargetFull) && errors.Is(kept, errclass.TargetFull) {
+	if errors.Is(failure, errclass.ErrTargetFull) && errors.Is(kept, errclass.ErrTargetFull) {
 		kept = nil // What the journal had before counts.
 	}
 	closed := target.Close()

@@ -208,7 +208,7 @@ func TestJudge_decidesByClass(t *testing.T) {
 		"input/output error":      {&os.PathError{Op: "read", Path: "x", Err: syscall.EIO}, "-"},
 		"server error":            {answer(http.StatusInternalServerError, "InternalError"), "-"},
 		"session gone":            {fmt.Errorf("%w: session", errclass.NotFound), "-"},
-		"full target":             {errclass.Errorf(errclass.TargetFull, "make some: %w", syscall.ENOSPC), ""},
+		"full target":             {errclass.Errorf(errclass.ErrTargetFull, "make some: %w", syscall.ENOSPC), ""},
 		"full, nobody knows what": {fmt.Errorf("x: %w", syscall.ENOSPC), "-"},
 		"denied":                  {fmt.Errorf("x: %w", errclass.Denied), "credentials"},
 		"damaged":                 {errors.Join(errors.New("a"), fmt.Errorf("x: %w", errclass.Corrupt)), "varve repo check"},

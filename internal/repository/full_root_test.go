@@ -223,7 +223,7 @@ func TestFull_isToldOfWhatIsFull(t *testing.T) {
 	}
 	for name, st := range map[string]blob.Storage{"directory": st, "served": served} {
 		err := st.PutBlob(t.Context(), "pack", storage.Bytes(make([]byte, 2*mib)), blob.PutOptions{})
-		if !errors.Is(err, storage.ErrFull) || errors.Is(err, errclass.TargetFull) {
+		if !errors.Is(err, storage.ErrFull) || errors.Is(err, errclass.ErrTargetFull) {
 			t.Errorf("%s: %v, class %v", name, err, errclass.Of(err))
 		}
 	}
@@ -237,7 +237,7 @@ func TestFull_isToldOfWhatIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = r.RestoreFiles(t.Context(), FilesRestoreRequest{ID: p.ID, Directory: target})
-	if !errors.Is(err, errclass.TargetFull) || errors.Is(err, storage.ErrFull) || !strings.Contains(err.Error(), target) {
+	if !errors.Is(err, errclass.ErrTargetFull) || errors.Is(err, storage.ErrFull) || !strings.Contains(err.Error(), target) {
 		t.Errorf("target: %v, class %v", err, errclass.Of(err))
 	}
 }

@@ -38,7 +38,7 @@ var firstHints = []hint{
 	{repository.ErrChangeUsed, "give --checkpoint a new name, from `varve disk checkpoint`, or let Varve name it: --track"},
 	{errclass.Unknown, "`varve disk list` shows whether the restore point is there"},
 	{errclass.Corrupt, "`varve repo check` lists the damaged restore points; the others can be restored. `varve repo repair` repairs everything but data"},
-	{errclass.TargetFull, "make space and run the same command again: it continues where it ended"},
+	{errclass.ErrTargetFull, "make space and run the same command again: it continues where it ended"},
 }
 
 // lastHints are for errors of which the storage says nothing.

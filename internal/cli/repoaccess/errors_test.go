@@ -87,7 +87,7 @@ func TestExplain_fullElsewhere(t *testing.T) {
 	t.Parallel()
 	cache := &fs.PathError{Op: "write", Path: "/cache", Err: syscall.EDQUOT}
 	for err, want := range map[error]string{
-		errclass.Errorf(errclass.TargetFull, "target: %w", syscall.EDQUOT): "it continues where it ended",
+		errclass.Errorf(errclass.ErrTargetFull, "target: %w", syscall.EDQUOT): "it continues where it ended",
 		cache: "make room there, and run the command again",
 	} {
 		var f *failure.Error

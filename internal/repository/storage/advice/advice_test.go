@@ -38,7 +38,7 @@ func TestFor_everyCause(t *testing.T) {
 func TestFor_leavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{
-		errors.New("x"), syscall.ENOSPC, syscall.EDQUOT, errclass.Errorf(errclass.TargetFull, "target: %w", syscall.ENOSPC), syscall.EACCES, syscall.EROFS,
+		errors.New("x"), syscall.ENOSPC, syscall.EDQUOT, errclass.Errorf(errclass.ErrTargetFull, "target: %w", syscall.ENOSPC), syscall.EACCES, syscall.EROFS,
 		errclass.Transient, context.DeadlineExceeded, fmt.Errorf("%w: %w", errclass.Invalid, &url.Error{Op: "parse", URL: ":", Err: errors.New("x")}),
 	} {
 		if a, ok := advice.For(err, advice.Voice{}); ok {
