@@ -23,7 +23,7 @@ metadata:
   name: web
   namespace: app
   labels: {tier: front}
-  annotations: {note: keep, kubectl.kubernetes.io/last-applied-configuration: "{}"}
+  annotations: {note: keep, varvebackup.io/remembered: x, kubectl.kubernetes.io/last-applied-configuration: "{}"}
 spec:
   running: true
   instancetype: {name: large}
@@ -66,7 +66,7 @@ func source(t *testing.T) *harvesterv1.VirtualMachineSourceSpec {
 func TestSource_keepsWhatItDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	s := source(t)
-	if s.ObjectMeta.Annotations["note"] != "keep" || len(s.ObjectMeta.Annotations) != 1 || s.ObjectMeta.Labels["tier"] != "front" {
+	if s.ObjectMeta.Annotations["note"] != "keep" || len(s.ObjectMeta.Annotations) != 2 || s.ObjectMeta.Labels["tier"] != "front" {
 		t.Errorf("metadata %+v", s.ObjectMeta)
 	}
 	secrets, configMaps, err := definition.References(s.Spec)

@@ -20,6 +20,9 @@ var MachineKind = schema.GroupVersionKind{Group: "kubevirt.io", Version: "v1", K
 // lastApplied is the annotation in which kubectl has a copy of the object.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
+// ownPrefix begins the annotations in which Varve remembers something of a machine's life. They mean nothing for another one.
+const ownPrefix = "varvebackup.io/"
+
 // NewMachine returns an empty object of kind VirtualMachine, to read one into.
 func NewMachine() *unstructured.Unstructured {
 	vm := &unstructured.Unstructured{}
@@ -61,6 +64,8 @@ type Target struct {
 	Namespace, Name string
 	// Claims are the restored claims by the names of the volumes.
 	Claims map[string]string
+	// Without are the names of volumes that the restored machine does not have.
+	Without []string
 	// KeepAddresses keeps the hardware addresses.
 	KeepAddresses bool
 	// Annotations are added to the machine's own.
@@ -81,6 +86,11 @@ func Restored(source *harvesterv1.VirtualMachineSourceSpec, to Target) (vm *unst
 	if err := editVolumes(spec, to.Claims); err != nil {
 		return nil, "", err
 	}
+	for _, path := range [][]string{{"template", "spec", "volumes"}, {"template", "spec", "domain", "devices", "disks"}} {
+		if err := removeNamed(spec, to.Without, path); err != nil {
+			return nil, "", err
+		}
+	}
 	if !to.KeepAddresses {
 		if err := editInterfaces(spec, func(i map[string]any) { delete(i, "macAddress") }); err != nil {
 			return nil, "", err
@@ -90,9 +100,11 @@ func Restored(source *harvesterv1.VirtualMachineSourceSpec, to Target) (vm *unst
 	vm.SetNamespace(to.Namespace)
 	vm.SetName(to.Name)
 	vm.SetLabels(maps.Clone(source.ObjectMeta.Labels))
-	annotations := maps.Clone(source.ObjectMeta.Annotations)
-	if annotations == nil {
-		annotations = map[string]string{}
+	annotations := map[string]string{}
+	for key, value := range source.ObjectMeta.Annotations {
+		if !strings.HasPrefix(key, ownPrefix) {
+			annotations[key] = value
+		}
 	}
 	maps.Copy(annotations, to.Annotations)
 	vm.SetAnnotations(annotations)
@@ -147,6 +159,20 @@ func editVolumes(spec map[string]any, claims map[string]string) error {
 		return nil
 	}
 	return unstructured.SetNestedSlice(spec, volumes, "template", "spec", "volumes")
+}
+
+// removeNamed removes the items with these names from a list.
+func removeNamed(spec map[string]any, names, path []string) error {
+	items, has, err := unstructured.NestedSlice(spec, path...)
+	if err != nil || !has || len(names) == 0 {
+		return err
+	}
+	items = slices.DeleteFunc(items, func(item any) bool {
+		fields, _ := item.(map[string]any)
+		name, _ := fields["name"].(string)
+		return slices.Contains(names, name)
+	})
+	return unstructured.SetNestedSlice(spec, items, path...)
 }
 
 // editInterfaces calls edit for each network interface of a machine's template.

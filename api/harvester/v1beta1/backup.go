@@ -9,11 +9,13 @@ import (
 
 // Annotations of a VirtualMachineBackup.
 const (
-	// AnnotationLocation names the BackupStorageLocation, as NAME in Varve's namespace or as NAMESPACE/NAME. Without it, the default location
-	// of Varve's namespace is used.
+	// AnnotationLocation names the BackupStorageLocation, which is in Varve's namespace. Without it, the default one is used.
 	AnnotationLocation = "varvebackup.io/location"
 	// AnnotationExcludeVolumes names volumes of the machine that are left out, separated by commas.
 	AnnotationExcludeVolumes = "varvebackup.io/exclude-volumes"
+	// AnnotationScratchClass names the StorageClass of the claim for what the guest overwrites while its disks are read. Without it, the class of a disk is used
+	// that is a file, or else the cluster's default one.
+	AnnotationScratchClass = "varvebackup.io/scratch-storage-class"
 	// AnnotationFreeze is "false" if the guest's file systems are not to be frozen. It is Harvester's.
 	AnnotationFreeze = "harvesterhci.io/snapshotFreezeFS"
 )
@@ -123,6 +125,9 @@ type VirtualMachineBackupStatus struct {
 	// location is the BackupStorageLocation that the backup is in.
 	// +optional
 	Location *LocationReference `json:"location,omitempty"`
+	// scratchBytes is the size of the claim for what the guest overwrites while its disks are read. All tracked disks count, also those that are left out.
+	// +optional
+	ScratchBytes int64 `json:"scratchBytes,omitempty"`
 	// nodeName is the node that the machine ran on. A restore puts volumes there that are made for a node.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`

@@ -91,6 +91,11 @@ type VirtualMachineRestoreStatus struct {
 	// backupUID is the UID of the backup that is restored.
 	// +optional
 	BackupUID types.UID `json:"backupUID,omitempty"`
+	// excludedVolumes has the volumes that the machine had and the restored one does not have: they are not in the backup, and their claims are another machine's.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	ExcludedVolumes []ExcludedVolume `json:"excludedVolumes,omitempty"`
 	// location is the BackupStorageLocation that it is restored from.
 	// +optional
 	Location *LocationReference `json:"location,omitempty"`

@@ -422,6 +422,11 @@ func (in *VirtualMachineRestoreStatus) DeepCopyInto(out *VirtualMachineRestoreSt
 		*out = new(types.UID)
 		**out = **in
 	}
+	if in.ExcludedVolumes != nil {
+		in, out := &in.ExcludedVolumes, &out.ExcludedVolumes
+		*out = make([]ExcludedVolume, len(*in))
+		copy(*out, *in)
+	}
 	if in.Location != nil {
 		in, out := &in.Location, &out.Location
 		*out = new(LocationReference)

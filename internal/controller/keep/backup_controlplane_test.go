@@ -57,6 +57,11 @@ func backedUp(w *world) {
 		w.Errorf("definition %+v", d)
 	}
 
+	// The next one waits for it.
+	next := w.newBackup("tuesday", nil)
+	w.create(next)
+	w.backupSays(next, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", "waits for VirtualMachineBackup monday of the machine to end, until "))
+
 	w.ends(uploads["root"], velerov2.PhaseCompleted, "")
 	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", "Operation in progress"))
 	w.ends(uploads["data"], velerov2.PhaseCompleted, "")
@@ -83,9 +88,7 @@ func backedUp(w *world) {
 	w.deleted(scratch.Name)
 	w.gone(secret)
 
-	// The next one has the same tracker, and everything else is its own.
-	next := w.newBackup("tuesday", nil)
-	w.create(next)
+	// It has the same tracker, and everything else is its own.
 	again, err := datamove.ParseMachineDisk(w.uploads(next)["root"].Spec.DataMoverConfig)
 	w.must(err)
 	if again.Tracker != disk.Tracker || again.Group == disk.Group || again.SkipQuiesce {
@@ -191,4 +194,18 @@ func deletedEarly(w *world) {
 	}
 	w.deleted(scratch.Name)
 	w.gone(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: datamove.DefinitionSecret(string(b.UID))}})
+}
+
+// namespaceDeleted: the backups of a namespace that is deleted by mistake go as objects, and what they have stored stays.
+func namespaceDeleted(w *world) {
+	b := w.ready("monday")
+	uploads := w.uploads(b)
+	w.must(w.admin.Delete(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}))
+	w.must(w.admin.Delete(w.Context(), b)) // as the controller of namespaces does
+	w.gone(b)
+	for _, u := range uploads {
+		if have := wait(w, u, exists); have.DeletionTimestamp != nil {
+			w.Errorf("DataUpload %s is deleted, and with it what it has stored", u.Name)
+		}
+	}
 }

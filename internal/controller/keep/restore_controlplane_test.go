@@ -246,7 +246,7 @@ func notAccepted(w *world) {
 		words string
 	}{
 		"another source":    {func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Source.Name = "db" }, "spec.source is immutable"},
-		"marked as ended":   {func(b *harvesterv1.VirtualMachineBackup) { b.Labels = map[string]string{layout.LabelEnded: "true"} }, "only Varve's controller sets the label"},
+		"marked as ended":   {func(b *harvesterv1.VirtualMachineBackup) { b.Labels = map[string]string{layout.LabelEnded: "mine"} }, "only Varve's controller sets the label"},
 		"of type snapshot":  {func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Type = "snapshot" }, `spec.type: Unsupported value: "snapshot": supported values: "backup"`},
 		"of something else": {func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Source.Kind = "Pod" }, "spec.source.kind: Invalid value: kind must be VirtualMachine"},
 	} {

@@ -68,6 +68,7 @@ func TestControlPlane(t *testing.T) {
 		"a backup that waits for its location":    locationAway,
 		"backups that are refused":                refused,
 		"a backup that is deleted while it runs":  deletedEarly,
+		"a backup whose namespace is deleted":     namespaceDeleted,
 		"a restore, to the end":                   restored,
 		"a restore that leaves the machine alone": halted,
 		"a restore whose name is taken":           nameTaken,

@@ -12,8 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Maker makes and deletes the children of one kind of owner.
@@ -40,7 +38,7 @@ func (m Maker) Make(ctx context.Context, owner types.UID, o client.Object) (refu
 	switch {
 	case err == nil:
 		return "", nil
-	case reconcile.IsRefusal(err) && !apierrors.IsAlreadyExists(err):
+	case IsFinal(err):
 		return fmt.Sprintf("create %s %s: %v", kindOf(o), key, err), nil
 	case !apierrors.IsAlreadyExists(err):
 		return "", fmt.Errorf("create %s %s: %w", kindOf(o), key, err)
@@ -54,6 +52,11 @@ func (m Maker) Make(ctx context.Context, owner types.UID, o client.Object) (refu
 		return fmt.Sprintf("%s %s is in the way, and was made by somebody else: delete it, and try again under another name", kindOf(o), key), nil
 	}
 	return "", nil
+}
+
+// IsFinal says whether the API server will not accept an object however often it is asked: by its schema, a policy, a quota or a missing right.
+func IsFinal(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
 // Delete deletes an object if it is there and the owner's.

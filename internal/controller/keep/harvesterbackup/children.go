@@ -15,13 +15,14 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/keep/child"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// annotationBegun is "true" on a backup all of whose DataUploads were made.
+// annotationBegun is on a backup all of whose DataUploads were made: its UID. A copy of it begins anew.
 const annotationBegun = layout.Prefix + "uploads-made"
 
 // makeChildren makes what the backup needs, the DataUploads last: when all of them are there, the moment is taken. Each is found again by its
@@ -48,7 +49,7 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 		uploads[v.VolumeName] = u
 	}
 	changed := b.DeepCopy()
-	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, annotationBegun, "true")
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, annotationBegun, string(b.UID))
 	if err := r.cached.Patch(ctx, changed, reconcile.MergeFrom(b)); err != nil {
 		return "", "", fmt.Errorf("note that the DataUploads are made: %w", err)
 	}
@@ -68,7 +69,7 @@ func (r *reconciler) makeTracker(ctx context.Context, b *harvesterv1.VirtualMach
 		switch {
 		case err == nil || apierrors.IsAlreadyExists(err):
 			return "", "", nil
-		case reconcile.IsRefusal(err):
+		case child.IsFinal(err):
 			return "", fmt.Sprintf("create tracker %s: %v", t.Name, err), nil
 		}
 		return "", "", fmt.Errorf("create tracker %s: %w", t.Name, err)
@@ -161,8 +162,8 @@ func scratchClaim(b *harvesterv1.VirtualMachineBackup) *corev1.PersistentVolumeC
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(b, harvesterv1.GroupVersion.WithKind(harvesterv1.SourceKind+"Backup"))},
 		},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: scratchClass(b.Status.VolumeBackups),
-			Resources: scratchRequest(b.Status.VolumeBackups),
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: scratchClass(b),
+			Resources: scratchRequest(b.Status.ScratchBytes),
 		},
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,6 +16,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/keep/condition"
+	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -23,7 +25,7 @@ import (
 const disposalDeadline = 2 * time.Minute
 
 // dispose deletes the DataUploads of a deleted backup, and with them its restore points, and lets the backup go. A restore that reads the
-// backup holds it.
+// backup holds it. What is stored of a namespace that is deleted stays stored: that is what backups are for.
 func (r *reconciler) dispose(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(b, Finalizer) {
 		return ctrl.Result{}, nil
@@ -35,7 +37,11 @@ func (r *reconciler) dispose(ctx context.Context, b *harvesterv1.VirtualMachineB
 	if len(reading) > 0 {
 		return r.waitToGo(ctx, b, "VirtualMachineRestore "+strings.Join(reading, ", ")+" to end")
 	}
-	left, err := r.deleteUploads(ctx, b)
+	ending, err := r.isEnding(ctx, b.Namespace)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	left, err := r.deleteUploads(ctx, b, ending)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -53,7 +59,7 @@ func (r *reconciler) dispose(ctx context.Context, b *harvesterv1.VirtualMachineB
 // findRestores returns the restores of the backup that have not ended.
 func (r *reconciler) findRestores(ctx context.Context, b *harvesterv1.VirtualMachineBackup) ([]string, error) {
 	var list harvesterv1.VirtualMachineRestoreList
-	if err := r.live.List(ctx, &list); err != nil {
+	if err := r.live.List(ctx, &list, client.MatchingLabelsSelector{Selector: layout.UnfinishedBackups()}); err != nil {
 		return nil, fmt.Errorf("list VirtualMachineRestores: %w", err)
 	}
 	var names []string
@@ -66,8 +72,14 @@ func (r *reconciler) findRestores(ctx context.Context, b *harvesterv1.VirtualMac
 	return names, nil
 }
 
-// deleteUploads deletes the DataUploads of the backup, and says which of them are left.
-func (r *reconciler) deleteUploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (left string, err error) {
+// isEnding says whether a namespace is being deleted, with everything in it.
+func (r *reconciler) isEnding(ctx context.Context, name string) (bool, error) {
+	namespace, err := reconcile.Find(ctx, r.live, types.NamespacedName{Name: name}, &corev1.Namespace{})
+	return namespace == nil || namespace.DeletionTimestamp != nil, err
+}
+
+// deleteUploads deletes the DataUploads of the backup, or only those that have stored nothing, and says which of these are left.
+func (r *reconciler) deleteUploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup, keepStored bool) (left string, err error) {
 	if b.Status.Location == nil {
 		return "", nil
 	}
@@ -77,7 +89,7 @@ func (r *reconciler) deleteUploads(ctx context.Context, b *harvesterv1.VirtualMa
 	}
 	for _, v := range b.Status.VolumeBackups {
 		u := uploads[v.VolumeName]
-		if u == nil {
+		if u == nil || keepStored && u.Status.Phase == velerov2.PhaseCompleted {
 			continue
 		}
 		left = describeUpload(u)

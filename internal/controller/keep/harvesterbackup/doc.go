@@ -7,7 +7,8 @@
 //
 // A backup first writes into its status what it is going to store, and then acts on that alone, so that it goes on after a restart with the
 // same disks under the same names. It is ready when every disk is stored, each with the definition, and has failed when one is not. A backup
-// that has ended has a label, and costs nothing but its metadata in memory. Its deletion deletes the DataUploads, and with them the restore points.
+// that has ended has a label, and costs nothing but its metadata in memory. Its deletion deletes the DataUploads, and with them the restore points;
+// that of its namespace does not.
 package harvesterbackup
 
 // +kubebuilder:rbac:groups=harvesterhci.io,resources=virtualmachinebackups,verbs=get;list;watch;patch;update
@@ -20,6 +21,7 @@ package harvesterbackup
 // +kubebuilder:rbac:groups=velero.io,resources=datauploads,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=velero.io,resources=backupstoragelocations,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;create;delete
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;delete
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get
 // +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses,verbs=get;list;watch

@@ -1,6 +1,7 @@
 package harvesterbackup
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,6 +24,9 @@ import (
 // answer.
 const startDeadline = time.Hour
 
+// lineDeadline is how long it waits for another backup of the machine to end.
+const lineDeadline = 24 * time.Hour
+
 // input is what a plan follows from.
 type input struct {
 	now    time.Time
@@ -33,6 +37,8 @@ type input struct {
 	// claims are those of the instance's volumes that exist, and drivers their StorageClasses' provisioners, by the names of the claims.
 	claims  map[string]*corev1.PersistentVolumeClaim
 	drivers map[string]string
+	// earlier is the name of a backup of the machine that was asked for before this one and has not ended, or "".
+	earlier string
 	// locations are those of Varve's namespace.
 	locations []velerov1.BackupStorageLocation
 }
@@ -43,6 +49,8 @@ type plan struct {
 	status *harvesterv1.VirtualMachineBackupStatus
 	// waiting says what has to be there first; refused says why the backup fails.
 	waiting, refused string
+	// patience is how long the backup waits; 0: startDeadline.
+	patience time.Duration
 }
 
 func waitFor(format string, args ...any) plan { return plan{waiting: fmt.Sprintf(format, args...)} }
@@ -51,13 +59,14 @@ func refuse(format string, args ...any) plan  { return plan{refused: fmt.Sprintf
 // makePlan decides what a backup stores.
 func makePlan(in *input) plan {
 	p := in.plan()
-	deadline := in.backup.CreationTimestamp.Add(startDeadline)
+	patience := cmp.Or(p.patience, startDeadline)
+	deadline := in.backup.CreationTimestamp.Add(patience)
 	switch {
 	case p.waiting == "":
 	case in.now.Before(deadline):
 		p.waiting += ", until " + deadline.UTC().Format(time.RFC3339)
 	default:
-		p = refuse("waited %s for %s: create another backup when that is there", startDeadline, p.waiting)
+		p = refuse("waited %s for %s: create another backup when that is there", patience, p.waiting)
 	}
 	return p
 }
@@ -77,7 +86,7 @@ func (in *input) plan() plan {
 	status := &harvesterv1.VirtualMachineBackupStatus{
 		SourceUID: ptr.To(in.machine.GetUID()), Source: source, Group: groupName(in.backup.Name, in.backup.UID),
 		Location:     &harvesterv1.LocationReference{Namespace: location.Namespace, Name: location.Name},
-		BackupTarget: targetOf(location), NodeName: in.instance.Status.NodeName,
+		BackupTarget: targetOf(location), NodeName: in.instance.Status.NodeName, ScratchBytes: in.scratchBytes(),
 	}
 	if p := in.addVolumes(status); p != nil {
 		return *p
@@ -111,6 +120,12 @@ func (in *input) checkMachine() *plan {
 		p = waitFor("the disks of virtual machine %s to be tracked", name)
 	case i.Status.ChangedBlockTracking.State != kubevirtv1.ChangedBlockTrackingEnabled:
 		p = refuse("the changes of virtual machine %s are not tracked (%s): restart it, and create another backup", name, i.Status.ChangedBlockTracking.State)
+	case in.earlier != "":
+		p = waitFor("VirtualMachineBackup %s of the machine to end", in.earlier)
+		p.patience = lineDeadline
+	case i.Status.ChangedBlockTracking.BackupStatus != nil:
+		p = waitFor("VirtualMachineBackup %s of backup.kubevirt.io, which holds the machine, to end", i.Status.ChangedBlockTracking.BackupStatus.BackupName)
+		p.patience = lineDeadline
 	default:
 		return nil
 	}
@@ -276,24 +291,35 @@ func targetOf(l *velerov1.BackupStorageLocation) *harvesterv1.BackupTarget {
 }
 
 // scratchBytes returns how large the claim is that takes in what the guest overwrites while its disks are read: all of small disks, and a tenth
-// of large ones.
-func scratchBytes(volumes []harvesterv1.VolumeBackup) int64 {
+// of large ones. Every tracked disk counts: the hypervisor keeps what is overwritten on those that are left out, too.
+func (in *input) scratchBytes() int64 {
 	const (
 		mib   = 1 << 20
 		small = 10 << 30
 	)
-	var sum int64
-	for _, v := range volumes {
-		sum += v.VolumeSize
+	var sum, disks int64
+	for _, volume := range tracking.EligibleVolumes(&in.instance.Spec) {
+		if claim := in.claims[claimOf(in.instance, volume)]; claim != nil {
+			sum += tracking.ClaimBytes(claim)
+			disks++
+		}
 	}
-	room := 64*mib + int64(len(volumes))*8*mib // what a backup wants to be free, and metadata
+	room := 64*mib + disks*8*mib // what a backup wants to be free, and metadata
 	return min(sum, max(small, sum/10)) + room
 }
 
-// scratchClass returns the StorageClass of that claim: that of a disk which is a file. nil is the cluster's default.
-func scratchClass(volumes []harvesterv1.VolumeBackup) *string {
-	for _, v := range volumes {
-		if spec := v.PersistentVolumeClaim.Spec; !tracking.IsBlock(spec.VolumeMode) {
+// staticProvisioner is that of classes whose volumes nobody makes.
+const staticProvisioner = "kubernetes.io/no-provisioner"
+
+// scratchClass returns the StorageClass of that claim: that of the annotation, or of a disk which is a file and whose volume was made for it. nil is the
+// cluster's default.
+func scratchClass(b *harvesterv1.VirtualMachineBackup) *string {
+	if name := b.Annotations[harvesterv1.AnnotationScratchClass]; name != "" {
+		return &name
+	}
+	for _, v := range b.Status.VolumeBackups {
+		made := v.CSIDriverName != "" && v.CSIDriverName != staticProvisioner
+		if spec := v.PersistentVolumeClaim.Spec; made && !tracking.IsBlock(spec.VolumeMode) {
 			return spec.StorageClassName
 		}
 	}
@@ -301,8 +327,8 @@ func scratchClass(volumes []harvesterv1.VolumeBackup) *string {
 }
 
 // scratchRequest is the request of that claim.
-func scratchRequest(volumes []harvesterv1.VolumeBackup) corev1.VolumeResourceRequirements {
-	return corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(scratchBytes(volumes), resource.BinarySI)}}
+func scratchRequest(bytes int64) corev1.VolumeResourceRequirements {
+	return corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI)}}
 }
 
 func orElse(text, other string) string {

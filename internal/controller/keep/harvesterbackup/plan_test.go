@@ -1,18 +1,22 @@
 package harvesterbackup
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/definition"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // A backup does not wait for ever for a guest that starts.
@@ -58,13 +62,63 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestScratchBytes(t *testing.T) {
+// Disks that are left out count: the hypervisor keeps what the guest overwrites on them, too.
+func TestScratchBytes_countsEveryTrackedDisk(t *testing.T) {
 	t.Parallel()
 	const gib = int64(1) << 30
-	for disk, want := range map[int64]int64{gib: gib, 20 * gib: 10 * gib, 2000 * gib: 200 * gib} {
-		if got := scratchBytes([]harvesterv1.VolumeBackup{{VolumeSize: disk}}); got < want || got > want+100<<20 {
-			t.Errorf("for %d bytes: %d, want about %d", disk, got, want)
+	for name, c := range map[string]struct {
+		disks []int64
+		want  int64
+	}{"small": {[]int64{gib}, gib}, "small and large": {[]int64{gib, 19 * gib}, 10 * gib}, "huge": {[]int64{2000 * gib}, 200 * gib}} {
+		in := &input{instance: &kubevirtv1.VirtualMachineInstance{}, claims: map[string]*corev1.PersistentVolumeClaim{}}
+		for i, bytes := range c.disks {
+			claim := fmt.Sprint("disk", i)
+			gen.Disk(claim, claim)(&in.instance.Spec)
+			in.claims[claim] = gen.Claim(gen.Meta("app", claim), gen.SetSize(fmt.Sprint(bytes)))
 		}
+		if got := in.scratchBytes(); got < c.want || got > c.want+100<<20 {
+			t.Errorf("%s: %d, want about %d", name, got, c.want)
+		}
+	}
+}
+
+func TestScratchClass(t *testing.T) {
+	t.Parallel()
+	disk := func(class, provisioner string, mode corev1.PersistentVolumeMode) harvesterv1.VolumeBackup {
+		v := harvesterv1.VolumeBackup{CSIDriverName: provisioner}
+		v.PersistentVolumeClaim.Spec = corev1.PersistentVolumeClaimSpec{StorageClassName: &class, VolumeMode: &mode}
+		return v
+	}
+	for name, c := range map[string]struct {
+		annotation string
+		disks      []harvesterv1.VolumeBackup
+		want       string
+	}{
+		"that of a file":        {"", []harvesterv1.VolumeBackup{disk("block", "csi", corev1.PersistentVolumeBlock), disk("files", "csi", corev1.PersistentVolumeFilesystem)}, "files"},
+		"the default one":       {"", []harvesterv1.VolumeBackup{disk("static", staticProvisioner, corev1.PersistentVolumeFilesystem), disk("", "", corev1.PersistentVolumeFilesystem)}, "default"},
+		"the annotation's":      {"fast", []harvesterv1.VolumeBackup{disk("files", "csi", corev1.PersistentVolumeFilesystem)}, "fast"},
+		"of a machine of block": {"", []harvesterv1.VolumeBackup{disk("block", "csi", corev1.PersistentVolumeBlock)}, "default"},
+	} {
+		b := &harvesterv1.VirtualMachineBackup{Status: harvesterv1.VirtualMachineBackupStatus{VolumeBackups: c.disks}}
+		b.Annotations = map[string]string{harvesterv1.AnnotationScratchClass: c.annotation}
+		if got := ptr.Deref(scratchClass(b), "default"); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A disk that the machine got while the backup waited is in the moment that the hypervisor has taken, and nobody stores it.
+func TestDifference(t *testing.T) {
+	t.Parallel()
+	s := &harvesterv1.VirtualMachineBackupStatus{
+		VolumeBackups:   []harvesterv1.VolumeBackup{{VolumeName: "root"}},
+		ExcludedVolumes: []harvesterv1.ExcludedVolume{{Name: "swap", Reason: harvesterv1.ExcludedByUser}, {Name: "data", Reason: harvesterv1.NotRunningYet}},
+	}
+	if why := describeDifference(s, []backupv1.IncludedVolume{{Name: "root"}, {Name: "swap"}}); why != "" {
+		t.Error(why)
+	}
+	if why := describeDifference(s, []backupv1.IncludedVolume{{Name: "root"}, {Name: "data"}}); !strings.HasPrefix(why, "volume data was added") {
+		t.Errorf("%q", why)
 	}
 }
 

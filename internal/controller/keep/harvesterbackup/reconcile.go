@@ -1,12 +1,15 @@
 package harvesterbackup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -115,6 +118,9 @@ func (r *reconciler) gather(ctx context.Context, b *harvesterv1.VirtualMachineBa
 			in.drivers[claim.Name] = class.Provisioner
 		}
 	}
+	if in.earlier, err = r.findEarlier(ctx, b); err != nil {
+		return nil, err
+	}
 	var locations velerov1.BackupStorageLocationList
 	if err := r.cached.List(ctx, &locations, client.InNamespace(r.Namespace)); err != nil {
 		return nil, fmt.Errorf("list the BackupStorageLocations of %s: %w", r.Namespace, err)
@@ -123,13 +129,30 @@ func (r *reconciler) gather(ctx context.Context, b *harvesterv1.VirtualMachineBa
 	return in, nil
 }
 
+// findEarlier returns the name of a backup of the same machine that comes before this one, or "". They run one after the other: one machine has one backup
+// at a time, and a DataUpload does not wait for hours.
+func (r *reconciler) findEarlier(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
+	var list harvesterv1.VirtualMachineBackupList
+	if err := r.live.List(ctx, &list, client.InNamespace(b.Namespace), client.MatchingLabelsSelector{Selector: layout.UnfinishedBackups()}); err != nil {
+		return "", fmt.Errorf("list the backups of %s: %w", b.Namespace, err)
+	}
+	for i := range list.Items {
+		o := &list.Items[i]
+		before := cmp.Or(o.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(o.Name, b.Name)) < 0
+		if o.UID != b.UID && before && o.Spec.Source.Name == b.Spec.Source.Name && !o.IsReady() && !o.HasFailed() && o.DeletionTimestamp == nil {
+			return o.Name, nil
+		}
+	}
+	return "", nil
+}
+
 // proceed makes what the disks need, and looks how far they are.
 func (r *reconciler) proceed(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
 	uploads, err := r.readUploads(ctx, b)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if b.Annotations[annotationBegun] != "true" { // from then on, a DataUpload that is not there was deleted
+	if b.Annotations[annotationBegun] != string(b.UID) { // from then on, a DataUpload that is not there was deleted
 		base := b.DeepCopy()
 		waiting, refused, err := r.makeChildren(ctx, b, uploads)
 		switch {
@@ -147,11 +170,19 @@ func (r *reconciler) proceed(ctx context.Context, b *harvesterv1.VirtualMachineB
 	}
 	base, now := b.DeepCopy(), r.Clock.Now()
 	o := observe(&b.Status, now, uploads)
+	if o.failed == "" && !o.stored {
+		if o.failed, err = r.findDifference(ctx, b); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
 	switch {
 	case o.stored:
 		setReady(&b.Status, now)
+		if err := r.writeStatus(ctx, base, b); err != nil {
+			return ctrl.Result{}, err
+		}
 		r.events.Eventf(b, nil, corev1.EventTypeNormal, "Ready", "BackUp", "the machine and its disks are stored in BackupStorageLocation %s", b.Status.Location.Name)
-		return ctrl.Result{}, r.writeStatus(ctx, base, b)
+		return ctrl.Result{}, nil
 	case o.failed != "":
 		ended, err := r.cancel(ctx, uploads)
 		if err != nil {
@@ -165,6 +196,23 @@ func (r *reconciler) proceed(ctx context.Context, b *harvesterv1.VirtualMachineB
 		setProgressing(&b.Status, now, o.waiting)
 	}
 	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
+}
+
+// findDifference says how the moment that the hypervisor has taken differs from what was planned, or "": a machine that was changed, or made again, while the
+// backup waited.
+func (r *reconciler) findDifference(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
+	job, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: b.Status.Group}, &backupv1.VirtualMachineBackup{})
+	if err != nil || job == nil || len(job.Status.IncludedVolumes) == 0 {
+		return "", err
+	}
+	vm, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.Source.Name}, definition.NewMachine())
+	if err != nil {
+		return "", err
+	}
+	if vm == nil || vm.GetUID() != *b.Status.SourceUID {
+		return fmt.Sprintf("virtual machine %s was deleted, or made again, while the backup waited: create another backup", b.Spec.Source.Name), nil
+	}
+	return describeDifference(&b.Status, job.Status.IncludedVolumes), nil
 }
 
 // readUploads returns the DataUploads of the disks by the names of the volumes; nil for one that is not there.
@@ -214,6 +262,9 @@ func (r *reconciler) fail(ctx context.Context, base, b *harvesterv1.VirtualMachi
 }
 
 func (r *reconciler) writeStatus(ctx context.Context, base, b *harvesterv1.VirtualMachineBackup) error {
+	if equality.Semantic.DeepEqual(base.Status, b.Status) {
+		return nil
+	}
 	if err := r.cached.Status().Patch(ctx, b, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("write the status: %w", err)
 	}

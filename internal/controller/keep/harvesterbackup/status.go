@@ -2,12 +2,14 @@ package harvesterbackup
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/keep/condition"
@@ -85,6 +87,21 @@ func observe(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, uploads m
 		s.Progress = max(s.Progress, min(99, int(done/all*100)))
 	}
 	return o
+}
+
+// describeDifference says which disk the hypervisor's backup has that was not planned, or "". One that was planned and that it does not have fails by its
+// DataUpload.
+func describeDifference(s *harvesterv1.VirtualMachineBackupStatus, included []backupv1.IncludedVolume) string {
+	for _, v := range included {
+		planned := slices.ContainsFunc(s.VolumeBackups, func(p harvesterv1.VolumeBackup) bool { return p.VolumeName == v.Name })
+		left := slices.ContainsFunc(s.ExcludedVolumes, func(e harvesterv1.ExcludedVolume) bool {
+			return e.Name == v.Name && e.Reason == harvesterv1.ExcludedByUser
+		})
+		if !planned && !left {
+			return fmt.Sprintf("volume %s was added to the machine while the backup waited: create another backup", v.Name)
+		}
+	}
+	return ""
 }
 
 // observeVolume writes how far a disk is.

@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// annotationBegun is "true" on a restore all of whose DataDownloads were made.
+// annotationBegun is on a restore all of whose DataDownloads were made: its UID. A copy of it begins anew.
 const annotationBegun = layout.Prefix + "downloads-made"
 
 // machineResource is that of virtual machines.
@@ -46,7 +46,7 @@ func (r *reconciler) makeChildren(ctx context.Context, o *harvesterv1.VirtualMac
 		downloads[v.VolumeName] = d
 	}
 	changed := o.DeepCopy()
-	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, annotationBegun, "true")
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, annotationBegun, string(o.UID))
 	if err := r.cached.Patch(ctx, changed, reconcile.MergeFrom(o)); err != nil {
 		return "", fmt.Errorf("note that the DataDownloads are made: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/controller/keep/child"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -58,18 +59,16 @@ func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualM
 		return ctrl.Result{}, r.fail(ctx, base, o, fmt.Sprintf("virtual machine %s was made by somebody else meanwhile, and is left as it is: restore under another name", o.Spec.Target.Name))
 	}
 	if o.Status.TargetUID == nil {
-		if err := r.adopt(ctx, o, vm); err != nil {
-			return ctrl.Result{}, err
-		}
-		base = o.DeepCopy()
 		o.Status.TargetUID, o.Status.Progress = ptr.To(vm.GetUID()), machineMade
 		setProgressing(&o.Status, now, messageMachine, "")
 		if err := r.writeStatus(ctx, base, o); err != nil {
 			return ctrl.Result{}, err
 		}
-		base = o.DeepCopy()
 	}
-	return r.start(ctx, base, o, vm)
+	if err := r.adopt(ctx, o, vm); err != nil {
+		return ctrl.Result{}, err
+	}
+	return r.start(ctx, o.DeepCopy(), o, vm)
 }
 
 // makeMachine makes the machine from what the backup has of it.
@@ -87,7 +86,7 @@ func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMach
 		claims[o.Status.VolumeRestores[i].VolumeName] = o.Status.VolumeRestores[i].PersistentVolumeClaim.ObjectMeta.Name
 	}
 	vm, strategy, err := definition.Restored(b.Status.Source, definition.Target{
-		Namespace: o.Namespace, Name: o.Spec.Target.Name, Claims: claims, KeepAddresses: o.Spec.KeepMacAddress,
+		Namespace: o.Namespace, Name: o.Spec.Target.Name, Claims: claims, Without: names(o.Status.ExcludedVolumes), KeepAddresses: o.Spec.KeepMacAddress,
 		Annotations: map[string]string{annotationRestore: o.Name, annotationRestoreUID: restoreID(o)},
 	})
 	if err != nil {
@@ -102,12 +101,20 @@ func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMach
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return nil, "", apierrors.NewConflict(machineResource, vm.GetName(), err) // look whose it is
-	case reconcile.IsRefusal(err):
+	case child.IsFinal(err):
 		return nil, fmt.Sprintf("create virtual machine %s: %v", vm.GetName(), err), nil
 	case err != nil:
 		return nil, "", fmt.Errorf("create virtual machine %s: %w", vm.GetName(), err)
 	}
 	return vm, "", nil
+}
+
+func names(volumes []harvesterv1.ExcludedVolume) []string {
+	var all []string
+	for _, v := range volumes {
+		all = append(all, v.Name)
+	}
+	return all
 }
 
 // adopt makes the machine the owner of the restore, as Harvester does: the restore goes with it.

@@ -87,7 +87,25 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 		all = append(all, restore)
 	}
 	s.VolumeRestores, s.BackupUID, s.Location = all, b.UID, b.Status.Location.DeepCopy()
+	s.ExcludedVolumes = othersVolumes(in.restore, b)
 	return ""
+}
+
+// othersVolumes returns the volumes of the machine that are not in the backup and whose claims are not for the restored machine: it would write to the
+// disks of the machine that has them. The machine itself, under its name, keeps them, and so does another one those that machines share or only read.
+func othersVolumes(r *harvesterv1.VirtualMachineRestore, b *harvesterv1.VirtualMachineBackup) []harvesterv1.ExcludedVolume {
+	was := b.Status.Source.ObjectMeta
+	itself, sameNamespace := r.Namespace == was.Namespace && r.Spec.Target.Name == was.Name, r.Namespace == was.Namespace
+	var others []harvesterv1.ExcludedVolume
+	for _, v := range b.Status.ExcludedVolumes {
+		shared := v.Reason == harvesterv1.Shareable || v.Reason == harvesterv1.ReadOnly
+		if v.Reason == harvesterv1.NoClaim || itself || sameNamespace && shared {
+			continue
+		}
+		v.Message = "it is not in the backup, and its claim is for another machine"
+		others = append(others, v)
+	}
+	return others
 }
 
 // chooseNode returns the node whose volumes the restored disks are, where volumes are made for a node: all of them must be reached from one. It
@@ -111,9 +129,10 @@ func chooseNode(b *harvesterv1.VirtualMachineBackup, nodes []corev1.Node) (strin
 	return chosen, nil
 }
 
-// takesPods says whether a node is ready, and not cordoned.
+// takesPods says whether a node is ready, not cordoned, and not for special pods alone.
 func takesPods(n *corev1.Node) bool {
-	return !n.Spec.Unschedulable && n.DeletionTimestamp == nil && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+	kept := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule })
+	return !kept && !n.Spec.Unschedulable && n.DeletionTimestamp == nil && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 }
@@ -164,7 +183,8 @@ func newClaim(r *harvesterv1.VirtualMachineRestore, v *harvesterv1.VolumeBackup)
 		ObjectMeta: metav1.ObjectMeta{Labels: kept, Annotations: annotations},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: from.Spec.AccessModes, StorageClassName: from.Spec.StorageClassName, VolumeMode: from.Spec.VolumeMode,
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: request}},
+			VolumeAttributesClassName: from.Spec.VolumeAttributesClassName,
+			Resources:                 corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: request}},
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{
 				datamove.LabelRestoredVolume: datamove.RestoredVolume(r.Namespace, v.PersistentVolumeClaim.ObjectMeta.Name, hex.EncodeToString(sum[:5])),
 			}},

@@ -6,11 +6,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/definition"
 )
 
 func node(name string, ready corev1.ConditionStatus, edit ...func(*corev1.Node)) corev1.Node {
@@ -40,6 +43,9 @@ func backup(spec string) *harvesterv1.VirtualMachineBackup {
 func TestPlan_localDisksComeBackTogether(t *testing.T) {
 	t.Parallel()
 	cordoned := func(n *corev1.Node) { n.Spec.Unschedulable = true }
+	tainted := func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: "control-plane", Effect: corev1.TaintEffectNoSchedule}}
+	}
 	slow := func(n *corev1.Node) { n.Labels = nil }
 	for name, c := range map[string]struct {
 		spec  string
@@ -51,6 +57,7 @@ func TestPlan_localDisksComeBackTogether(t *testing.T) {
 		"its node is cordoned":            {`{}`, []corev1.Node{node("node2", "True", cordoned), node("node3", "True")}, "node3"},
 		"its node is not ready":           {`{}`, []corev1.Node{node("node2", "Unknown"), node("node3", "True")}, "node3"},
 		"the machine selects nodes":       {`{"template":{"spec":{"nodeSelector":{"disk":"fast"}}}}`, []corev1.Node{node("node2", "True", slow), node("node3", "True")}, "node3"},
+		"a node is for others alone":      {`{}`, []corev1.Node{node("cp", "True", tainted), node("node3", "True")}, "node3"},
 		"no node can take pods right now": {`{}`, []corev1.Node{node("node2", "False")}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -78,6 +85,38 @@ func TestPlan_refusesTheDataOfAnotherNamespace(t *testing.T) {
 	var s harvesterv1.VirtualMachineRestoreStatus
 	if refused := makePlan(&input{restore: &harvesterv1.VirtualMachineRestore{}, backup: b}, &s); !strings.Contains(refused, "in the repository of namespace other") || s.BackupUID != "" {
 		t.Errorf("%q, %+v", refused, s)
+	}
+}
+
+// A machine that is restored beside the one that was backed up must not write to the disks of that one.
+func TestPlan_takesNoDiskOfAnotherMachine(t *testing.T) {
+	t.Parallel()
+	b := backup(`{"template":{"spec":{"volumes":[{"name":"root"},{"name":"data"},{"name":"swap","persistentVolumeClaim":{"claimName":"web-swap"}},{"name":"shared","persistentVolumeClaim":{"claimName":"s"}}],` +
+		`"domain":{"devices":{"disks":[{"name":"root"},{"name":"data"},{"name":"swap"},{"name":"shared"}]}}}}}`)
+	b.Status.Source.ObjectMeta = harvesterv1.ObjectMetadata{Namespace: "app", Name: "web"}
+	b.Status.ExcludedVolumes = []harvesterv1.ExcludedVolume{{Name: "swap", Reason: harvesterv1.ExcludedByUser}, {Name: "shared", Reason: harvesterv1.Shareable}, {Name: "cloud", Reason: harvesterv1.NoClaim}}
+	for target, want := range map[types.NamespacedName]string{
+		{Namespace: "app", Name: "web"}: "", {Namespace: "app", Name: "look"}: "swap", {Namespace: "other", Name: "web"}: "swap shared",
+	} {
+		r := &harvesterv1.VirtualMachineRestore{ObjectMeta: metav1.ObjectMeta{Namespace: target.Namespace}}
+		r.Spec.Target.Name = target.Name
+		var s harvesterv1.VirtualMachineRestoreStatus
+		if refused := makePlan(&input{restore: r, backup: b}, &s); refused != "" {
+			t.Fatal(refused)
+		}
+		without := names(s.ExcludedVolumes)
+		if got := strings.Join(without, " "); got != want {
+			t.Errorf("%s is restored without %q, want %q", target, got, want)
+		}
+		vm, _, err := definition.Restored(b.Status.Source, definition.Target{Namespace: target.Namespace, Name: target.Name, Without: without})
+		if err != nil {
+			t.Fatal(err)
+		}
+		disks, _, _ := unstructured.NestedSlice(vm.Object, "spec", "template", "spec", "domain", "devices", "disks")
+		volumes, _, _ := unstructured.NestedSlice(vm.Object, "spec", "template", "spec", "volumes")
+		if len(disks) != 4-len(without) || len(volumes) != 4-len(without) {
+			t.Errorf("%s has %d disks and %d volumes, without %v", target, len(disks), len(volumes), without)
+		}
 	}
 }
 

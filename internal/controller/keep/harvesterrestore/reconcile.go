@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -122,12 +123,15 @@ func (r *reconciler) restoreDisks(ctx context.Context, o *harvesterv1.VirtualMac
 		return ctrl.Result{}, err
 	}
 	base := o.DeepCopy()
-	if o.Annotations[annotationBegun] != "true" { // from then on, a DataDownload that is not there was deleted
+	if o.Annotations[annotationBegun] != string(o.UID) { // from then on, a DataDownload that is not there was deleted
 		refused, err := r.makeChildren(ctx, o, downloads)
 		switch {
 		case err != nil:
 			return ctrl.Result{}, err
 		case refused != "":
+			if ended, err := r.cancel(ctx, downloads); err != nil || !ended {
+				return ctrl.Result{RequeueAfter: lookEvery}, err
+			}
 			return ctrl.Result{}, r.fail(ctx, base, o, refused)
 		}
 		base = o.DeepCopy()
@@ -202,6 +206,9 @@ func (r *reconciler) fail(ctx context.Context, base, o *harvesterv1.VirtualMachi
 }
 
 func (r *reconciler) writeStatus(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore) error {
+	if equality.Semantic.DeepEqual(base.Status, o.Status) {
+		return nil
+	}
 	if err := r.cached.Status().Patch(ctx, o, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("write the status: %w", err)
 	}
