@@ -82,7 +82,8 @@ func (d *Definition) Encode() ([]byte, error) {
 	return text, nil
 }
 
-// Decode reads what Encode wrote. What cannot be read is an error of the class errclass.Corrupt, and a later version one of errclass.Invalid.
+// Decode reads what Encode wrote. What cannot be read is an error of the class errclass.Corrupt, and a later version
+// one of errclass.Invalid.
 func Decode(text []byte) (*Definition, error) {
 	var d Definition
 	if err := json.Unmarshal(text, &d); err != nil {

@@ -20,7 +20,8 @@ var MachineKind = schema.GroupVersionKind{Group: "kubevirt.io", Version: "v1", K
 // lastApplied is the annotation in which kubectl has a copy of the object.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// ownPrefix begins the annotations in which Varve remembers something of a machine's life. They mean nothing for another one.
+// ownPrefix begins the annotations in which Varve remembers something of a machine's life. They mean nothing for
+// another one.
 const ownPrefix = "varvebackup.io/"
 
 // NewMachine returns an empty object of kind VirtualMachine, to read one into.
@@ -30,8 +31,8 @@ func NewMachine() *unstructured.Unstructured {
 	return vm
 }
 
-// Source returns what a backup keeps of a machine. addresses are the hardware addresses of the instance that runs, by the names of its
-// networks: a machine that names none has other ones under another name.
+// Source returns what a backup keeps of a machine. addresses are the hardware addresses of the instance that runs, by
+// the names of its networks: a machine that names none has other ones under another name.
 func Source(vm *unstructured.Unstructured, addresses map[string]string) (*harvesterv1.VirtualMachineSourceSpec, error) {
 	spec, _, err := unstructured.NestedMap(vm.Object, "spec")
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// References returns the names of the Secrets and ConfigMaps that a machine's spec refers to, sorted. They are found by the names that
-// KubeVirt gives to such fields: secretRef and userDataSecretRef with a name, secret with a secretName, configMap with a name, and
-// imagePullSecret.
+// References returns the names of the Secrets and ConfigMaps that a machine's spec refers to, sorted. They are found by
+// the names that KubeVirt gives to such fields: secretRef and userDataSecretRef with a name, secret with a secretName,
+// configMap with a name, and imagePullSecret.
 func References(spec runtime.RawExtension) (secrets, configMaps []string, err error) {
 	var fields any
 	if err := json.Unmarshal(spec.Raw, &fields); err != nil {

@@ -17,8 +17,9 @@ import (
 	"github.com/varvebackup/varve/test/verdict"
 )
 
-// backedUpLostAndBack: the machine is backed up by one object, twice, and the second time what has changed is read. It is deleted with its claims,
-// and comes back by the commands of docs/restore.md: it boots with the disks, the labels and the hardware address that it had.
+// backedUpLostAndBack: the machine is backed up by one object, twice, and the second time what has changed is read. It
+// is deleted with its claims, and comes back by the commands of docs/restore.md: it boots with the disks, the labels
+// and the hardware address that it had.
 func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 	s.t.Helper()
 	ctx := s.t.Context()

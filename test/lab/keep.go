@@ -23,7 +23,8 @@ type MachineBackup struct {
 	Sums map[string]string
 }
 
-// BackUpMachine backs a machine up as it is frozen, and runs a script in the guest while its disks are read. It returns when the backup is ready.
+// BackUpMachine backs a machine up as it is frozen, and runs a script in the guest while its disks are read. It returns
+// when the backup is ready.
 func (l *Lab) BackUpMachine(ctx context.Context, name, vm, script string, timeout time.Duration, at *Location) (*MachineBackup, error) {
 	b := &harvesterv1.VirtualMachineBackup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: name, Annotations: map[string]string{

@@ -9,12 +9,13 @@ import (
 
 // Annotations of a VirtualMachineBackup.
 const (
-	// AnnotationLocation names the BackupStorageLocation, which is in Varve's namespace. Without it, the default one is used.
+	// AnnotationLocation names the BackupStorageLocation, which is in Varve's namespace. Without it, the default one is
+	// used.
 	AnnotationLocation = "varvebackup.io/location"
 	// AnnotationExcludeVolumes names volumes of the machine that are left out, separated by commas.
 	AnnotationExcludeVolumes = "varvebackup.io/exclude-volumes"
-	// AnnotationScratchClass names the StorageClass of the claim for what the guest overwrites while its disks are read. Without it, the class of a disk is used
-	// that is a file, or else the cluster's default one.
+	// AnnotationScratchClass names the StorageClass of the claim for what the guest overwrites while its disks are read.
+	// Without it, the class of a disk is used that is a file, or else the cluster's default one.
 	AnnotationScratchClass = "varvebackup.io/scratch-storage-class"
 	// AnnotationFreeze is "false" if the guest's file systems are not to be frozen. It is Harvester's.
 	AnnotationFreeze = "harvesterhci.io/snapshotFreezeFS"
@@ -125,14 +126,15 @@ type VirtualMachineBackupStatus struct {
 	// location is the BackupStorageLocation that the backup is in.
 	// +optional
 	Location *LocationReference `json:"location,omitempty"`
-	// scratchBytes is the size of the claim for what the guest overwrites while its disks are read. All tracked disks count, also those that are left out.
+	// scratchBytes is the size of the claim for what the guest overwrites while its disks are read. All tracked disks
+	// count, also those that are left out.
 	// +optional
 	ScratchBytes int64 `json:"scratchBytes,omitempty"`
 	// nodeName is the node that the machine ran on. A restore puts volumes there that are made for a node.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
-	// group is what the DataUploads and the restore points of the backup have in common, and the name of the VirtualMachineBackup of
-	// backup.kubevirt.io that is made for them.
+	// group is what the DataUploads and the restore points of the backup have in common, and the name of the
+	// VirtualMachineBackup of backup.kubevirt.io that is made for them.
 	// +optional
 	Group string `json:"group,omitempty"`
 }
@@ -215,7 +217,8 @@ type VolumeBackup struct {
 	// changedBytes is how much was new or changed since the backup before.
 	// +optional
 	ChangedBytes int64 `json:"changedBytes,omitempty"`
-	// fullReason says why the whole disk was read although its changes are tracked; empty for an incremental, and for a first backup.
+	// fullReason says why the whole disk was read although its changes are tracked; empty for an incremental, and for a
+	// first backup.
 	// +optional
 	FullReason string `json:"fullReason,omitempty"`
 }

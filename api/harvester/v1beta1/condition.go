@@ -8,7 +8,8 @@ type ConditionType string
 const (
 	// ConditionReady is True when the backup can be restored, or when the restored machine is there.
 	ConditionReady ConditionType = "Ready"
-	// ConditionProgressing is True while something is being done. When it is over, it is False, with the reason Error after a failure.
+	// ConditionProgressing is True while something is being done. When it is over, it is False, with the reason Error
+	// after a failure.
 	ConditionProgressing ConditionType = "InProgress"
 	// ConditionMetadataReady is True on a backup when the definition of its machine is stored.
 	ConditionMetadataReady ConditionType = "MetadataReady"

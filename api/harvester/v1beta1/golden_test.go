@@ -14,9 +14,9 @@ import (
 	"github.com/varvebackup/varve/test/verdict"
 )
 
-// TestObjects_areHarvesters reads objects as Harvester 1.8 writes them, with every field of its that is served here, and writes the same. Of
-// Harvester's fields these are not served: spec.fsFreezeDeadline, spec.deletionPolicy, status.csiDriverVolumeSnapshotClassNames,
-// status.deletedVolumes, longhornBackupName and longhornEngineName.
+// TestObjects_areHarvesters reads objects as Harvester 1.8 writes them, with every field of its that is served here,
+// and writes the same. Of Harvester's fields these are not served: spec.fsFreezeDeadline, spec.deletionPolicy,
+// status.csiDriverVolumeSnapshotClassNames, status.deletedVolumes, longhornBackupName and longhornEngineName.
 func TestObjects_areHarvesters(t *testing.T) {
 	t.Parallel()
 	for file, o := range map[string]runtime.Object{"backup.json": &harvesterv1.VirtualMachineBackup{}, "restore.json": &harvesterv1.VirtualMachineRestore{}} {

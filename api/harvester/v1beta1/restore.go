@@ -56,7 +56,8 @@ type VirtualMachineRestoreSpec struct {
 	// newVM makes a new machine, whose name must be free. Machines that exist are not replaced yet.
 	// +kubebuilder:validation:XValidation:rule="self",message="newVM must be true: delete the machine first, or restore it under another name"
 	NewVM bool `json:"newVM"`
-	// keepMacAddress keeps the hardware addresses that the machine had. Two machines with one address must not be in one network.
+	// keepMacAddress keeps the hardware addresses that the machine had. Two machines with one address must not be in one
+	// network.
 	// +optional
 	KeepMacAddress bool `json:"keepMacAddress,omitempty"`
 	// haltAfterRestore leaves the restored machine stopped.
@@ -91,7 +92,8 @@ type VirtualMachineRestoreStatus struct {
 	// backupUID is the UID of the backup that is restored.
 	// +optional
 	BackupUID types.UID `json:"backupUID,omitempty"`
-	// excludedVolumes has the volumes that the machine had and the restored one does not have: they are not in the backup, and their claims are another machine's.
+	// excludedVolumes has the volumes that the machine had and the restored one does not have: they are not in the backup,
+	// and their claims are another machine's.
 	// +optional
 	// +listType=map
 	// +listMapKey=name

@@ -47,7 +47,8 @@ definition, the exit code is 3.`,
 	}
 }
 
-// readDefinition reads the file that --definition names; "": none. It refuses one that cannot be stored before a disk is touched.
+// readDefinition reads the file that --definition names; "": none. It refuses one that cannot be stored before a disk
+// is touched.
 func readDefinition(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil

@@ -8,7 +8,8 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// A start that waits says why the last start has failed, while that is known, and otherwise why the machine is not ready.
+// A start that waits says why the last start has failed, while that is known, and otherwise why the machine is not
+// ready.
 func TestNewStartReport_saysWhyTheStartFailed(t *testing.T) {
 	t.Parallel()
 	notReady := kubevirtv1.Condition{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse, Message: "the guest does not run"}

@@ -76,7 +76,8 @@ new ones.`,
 	return c
 }
 
-// newObject returns the restore to create. It reads the backup, for the machine's name, and to refuse one that cannot be restored.
+// newObject returns the restore to create. It reads the backup, for the machine's name, and to refuse one that cannot
+// be restored.
 func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backup string) (*harvesterv1.VirtualMachineRestore, error) {
 	key := client.ObjectKey{Namespace: r.from, Name: backup}
 	if key.Namespace == "" {

@@ -196,7 +196,8 @@ func deletedEarly(w *world) {
 	w.gone(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: datamove.DefinitionSecret(string(b.UID))}})
 }
 
-// namespaceDeleted: the backups of a namespace that is deleted by mistake go as objects, and what they have stored stays.
+// namespaceDeleted: the backups of a namespace that is deleted by mistake go as objects, and what they have stored
+// stays.
 func namespaceDeleted(w *world) {
 	b := w.ready("monday")
 	uploads := w.uploads(b)

@@ -1,5 +1,6 @@
-// Package keep has the controllers of whole machines: VirtualMachineBackup and VirtualMachineRestore of harvesterhci.io. They speak to machines
-// through the kinds of KubeVirt alone, and to storage through DataUploads and DataDownloads.
+// Package keep has the controllers of whole machines: VirtualMachineBackup and VirtualMachineRestore of
+// harvesterhci.io. They speak to machines through the kinds of KubeVirt alone, and to storage through DataUploads and
+// DataDownloads.
 package keep
 
 import (
@@ -27,8 +28,8 @@ type Options struct {
 	ControllerSuffix string
 }
 
-// Setup adds the controllers to mgr. On a cluster whose kinds of that group are Harvester's, which have no status subresource, it adds none:
-// Harvester serves them.
+// Setup adds the controllers to mgr. On a cluster whose kinds of that group are Harvester's, which have no status
+// subresource, it adds none: Harvester serves them.
 func Setup(mgr ctrl.Manager, o Options) error {
 	ours, err := servesStatus(mgr)
 	if err != nil {

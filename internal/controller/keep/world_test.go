@@ -35,8 +35,8 @@ const (
 	away  = "away"
 )
 
-// TestControlPlane runs both controllers with the rights and the cache that they have in a cluster. The tests play handlers, kubelets and the
-// controller of machines.
+// TestControlPlane runs both controllers with the rights and the cache that they have in a cluster. The tests play
+// handlers, kubelets and the controller of machines.
 func TestControlPlane(t *testing.T) {
 	t.Parallel()
 	if err := cluster.InstallRoles(t.Context()); err != nil {
@@ -147,7 +147,8 @@ func (w *world) deleted(name string) {
 	})
 }
 
-// running makes a machine that runs, with the disks root and data, a shared disk, and one that its guest does not have yet.
+// running makes a machine that runs, with the disks root and data, a shared disk, and one that its guest does not have
+// yet.
 func (w *world) running() *kubevirtv1.VirtualMachine {
 	w.Helper()
 	disks := []func(*kubevirtv1.VirtualMachineInstanceSpec){gen.Disk("root", "web-root"), gen.Disk("data", "web-data"), gen.Disk("shared", "web-shared", func(d *kubevirtv1.Disk) { d.Shareable = ptr.To(true) })}

@@ -56,8 +56,9 @@ func (r *reconciler) checkDefinition(ctx context.Context, uid string) (*definiti
 	return nil, err
 }
 
-// definitionFor returns the definition for a mover pod. If it cannot be had, an event says so and the error is a *definitionError.
-// have is the Secret of the pod's name: a definition that the pod was given stays, even when its own Secret has gone.
+// definitionFor returns the definition for a mover pod. If it cannot be had, an event says so and the error is a
+// *definitionError. have is the Secret of the pod's name: a definition that the pod was given stays, even when its own
+// Secret has gone.
 func (r *reconciler) definitionFor(ctx context.Context, m *member, pod *corev1.Pod, have *corev1.Secret) ([]byte, error) {
 	if have != nil && metav1.IsControlledBy(have, pod) && len(have.Data[datamove.DefinitionKey]) > 0 {
 		return have.Data[datamove.DefinitionKey], nil

@@ -33,9 +33,9 @@ type Definition struct {
 	Digest string `json:"digest"`
 }
 
-// definitionFile is the content of varve.definition. The random nonce makes every file different. kopia stores a content
-// once, and would take the file of an earlier restore point, or of an earlier attempt at this one, for stored. Garbage
-// collection may be about to free that file, and no session manifest protects it.
+// definitionFile is the content of varve.definition. The random nonce makes every file different. kopia stores a
+// content once, and would take the file of an earlier restore point, or of an earlier attempt at this one, for stored.
+// Garbage collection may be about to free that file, and no session manifest protects it.
 type definitionFile struct {
 	RestorePoint string          `json:"restorePoint"`
 	Nonce        string          `json:"nonce"`

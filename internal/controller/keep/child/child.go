@@ -1,6 +1,6 @@
-// Package child makes the objects that a backup or a restore of a whole machine needs. Each has a name that follows from its owner, and a label
-// with the owner's UID, by which it is found again after a restart and told from a stranger's. Owner references are not enough: some of these
-// objects are in another namespace than their owner.
+// Package child makes the objects that a backup or a restore of a whole machine needs. Each has a name that follows
+// from its owner, and a label with the owner's UID, by which it is found again after a restart and told from a
+// stranger's. Owner references are not enough: some of these objects are in another namespace than their owner.
 package child
 
 import (
@@ -23,8 +23,8 @@ type Maker struct {
 	Label string
 }
 
-// Make makes an object that is the owner's alone, if it is not there. refused says why the owner can never have it: an object of that name is
-// somebody else's, or the API server does not accept it, for which a quota is the usual reason.
+// Make makes an object that is the owner's alone, if it is not there. refused says why the owner can never have it: an
+// object of that name is somebody else's, or the API server does not accept it, for which a quota is the usual reason.
 func (m Maker) Make(ctx context.Context, owner types.UID, o client.Object) (refused string, err error) {
 	key := client.ObjectKeyFromObject(o)
 	labels := o.GetLabels()
@@ -54,7 +54,8 @@ func (m Maker) Make(ctx context.Context, owner types.UID, o client.Object) (refu
 	return "", nil
 }
 
-// IsFinal says whether the API server will not accept an object however often it is asked: by its schema, a policy, a quota or a missing right.
+// IsFinal says whether the API server will not accept an object however often it is asked: by its schema, a policy, a
+// quota or a missing right.
 func IsFinal(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }

@@ -25,8 +25,9 @@ import (
 // annotationBegun is on a backup all of whose DataUploads were made: its UID. A copy of it begins anew.
 const annotationBegun = layout.Prefix + "uploads-made"
 
-// makeChildren makes what the backup needs, the DataUploads last: when all of them are there, the moment is taken. Each is found again by its
-// name. waiting says what is in the way for now, refused what is in the way for ever. The DataUploads that it makes are added to uploads.
+// makeChildren makes what the backup needs, the DataUploads last: when all of them are there, the moment is taken. Each
+// is found again by its name. waiting says what is in the way for now, refused what is in the way for ever. The
+// DataUploads that it makes are added to uploads.
 func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMachineBackup, uploads map[string]*velerov2.DataUpload) (waiting, refused string, err error) {
 	if waiting, refused, err := r.makeTracker(ctx, b); waiting != "" || refused != "" || err != nil {
 		return waiting, refused, err
@@ -134,7 +135,8 @@ func (r *reconciler) readDefinition(ctx context.Context, b *harvesterv1.VirtualM
 	return d, nil
 }
 
-// definitionSecret returns the Secret without its content. It is in Varve's namespace, where nothing of the machine's can own it.
+// definitionSecret returns the Secret without its content. It is in Varve's namespace, where nothing of the machine's
+// can own it.
 func definitionSecret(namespace string, b *harvesterv1.VirtualMachineBackup) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: datamove.DefinitionSecret(string(b.UID))},
@@ -142,7 +144,8 @@ func definitionSecret(namespace string, b *harvesterv1.VirtualMachineBackup) *co
 	}
 }
 
-// newTracker returns the tracker of the machine for the location. It belongs to the machine: its checkpoints mean nothing without it.
+// newTracker returns the tracker of the machine for the location. It belongs to the machine: its checkpoints mean
+// nothing without it.
 func newTracker(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachineBackupTracker {
 	machine := definition.MachineKind
 	return &backupv1.VirtualMachineBackupTracker{

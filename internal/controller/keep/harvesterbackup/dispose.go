@@ -20,12 +20,13 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// disposalDeadline is how long a deletion waits for the restore points to go, so that it can say what keeps them. After that the DataUploads wait
-// for it alone: a backup can be deleted although its location does not answer.
+// disposalDeadline is how long a deletion waits for the restore points to go, so that it can say what keeps them. After
+// that the DataUploads wait for it alone: a backup can be deleted although its location does not answer.
 const disposalDeadline = 2 * time.Minute
 
-// dispose deletes the DataUploads of a deleted backup, and with them its restore points, and lets the backup go. A restore that reads the
-// backup holds it. What is stored of a namespace that is deleted stays stored: that is what backups are for.
+// dispose deletes the DataUploads of a deleted backup, and with them its restore points, and lets the backup go. A
+// restore that reads the backup holds it. What is stored of a namespace that is deleted stays stored: that is what
+// backups are for.
 func (r *reconciler) dispose(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(b, Finalizer) {
 		return ctrl.Result{}, nil
@@ -78,7 +79,8 @@ func (r *reconciler) isEnding(ctx context.Context, name string) (bool, error) {
 	return namespace == nil || namespace.DeletionTimestamp != nil, err
 }
 
-// deleteUploads deletes the DataUploads of the backup, or only those that have stored nothing, and says which of these are left.
+// deleteUploads deletes the DataUploads of the backup, or only those that have stored nothing, and says which of these
+// are left.
 func (r *reconciler) deleteUploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup, keepStored bool) (left string, err error) {
 	if b.Status.Location == nil {
 		return "", nil

@@ -1,14 +1,15 @@
-// Package harvesterbackup backs whole virtual machines up: one VirtualMachineBackup of harvesterhci.io becomes one DataUpload for each disk, all
-// of one moment, and the machine's definition goes into the repository with them.
+// Package harvesterbackup backs whole virtual machines up: one VirtualMachineBackup of harvesterhci.io becomes one
+// DataUpload for each disk, all of one moment, and the machine's definition goes into the repository with them.
 //
-// The user names nothing but the machine. What the disks need is made here: the tracker, one for each machine and location, which stays and
-// goes with the machine; the claim for what the guest overwrites meanwhile, which goes with the backup's end; and the Secret with the
-// definition in Varve's namespace, which goes then, too. The group of DataUploads does the rest (package machinegroup).
+// The user names nothing but the machine. What the disks need is made here: the tracker, one for each machine and
+// location, which stays and goes with the machine; the claim for what the guest overwrites meanwhile, which goes with
+// the backup's end; and the Secret with the definition in Varve's namespace, which goes then, too. The group of
+// DataUploads does the rest (package machinegroup).
 //
-// A backup first writes into its status what it is going to store, and then acts on that alone, so that it goes on after a restart with the
-// same disks under the same names. It is ready when every disk is stored, each with the definition, and has failed when one is not. A backup
-// that has ended has a label, and costs nothing but its metadata in memory. Its deletion deletes the DataUploads, and with them the restore points;
-// that of its namespace does not.
+// A backup first writes into its status what it is going to store, and then acts on that alone, so that it goes on
+// after a restart with the same disks under the same names. It is ready when every disk is stored, each with the
+// definition, and has failed when one is not. A backup that has ended has a label, and costs nothing but its metadata
+// in memory. Its deletion deletes the DataUploads, and with them the restore points; that of its namespace does not.
 package harvesterbackup
 
 // +kubebuilder:rbac:groups=harvesterhci.io,resources=virtualmachinebackups,verbs=get;list;watch;patch;update

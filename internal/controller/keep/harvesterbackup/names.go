@@ -17,7 +17,8 @@ const Finalizer = layout.Prefix + "machine-backup"
 // LabelBackup is on everything that is made for a backup; its value is the backup's UID.
 const LabelBackup = layout.Prefix + "machine-backup-uid"
 
-// configBackup is the key of a DataUpload's spec.dataMoverConfig that has the name of the backup, which is in spec.sourceNamespace.
+// configBackup is the key of a DataUpload's spec.dataMoverConfig that has the name of the backup, which is in
+// spec.sourceNamespace.
 const configBackup = "machineBackup"
 
 // groupName returns the name of a backup's group of DataUploads: a DNS label that no other backup has.
@@ -31,7 +32,8 @@ func groupName(name string, uid types.UID) string {
 	return strings.Trim(text, "-") + "-" + hex.EncodeToString(sum[:5])
 }
 
-// trackerName returns the name of the tracker of one machine for one location. A machine that is made again under its name has another one.
+// trackerName returns the name of the tracker of one machine for one location. A machine that is made again under its
+// name has another one.
 func trackerName(machine types.UID, location harvesterv1.LocationReference) string {
 	readable := strings.Trim(location.Name[:min(len(location.Name), 40)], "-.")
 	sum := sha256.Sum256([]byte(string(machine) + "/" + location.Namespace + "/" + location.Name))

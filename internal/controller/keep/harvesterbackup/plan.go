@@ -20,8 +20,8 @@ import (
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
-// startDeadline is how long a backup waits for what is not there yet before it takes its moment: a guest that starts, a location that does not
-// answer.
+// startDeadline is how long a backup waits for what is not there yet before it takes its moment: a guest that starts, a
+// location that does not answer.
 const startDeadline = time.Hour
 
 // lineDeadline is how long it waits for another backup of the machine to end.
@@ -34,7 +34,8 @@ type input struct {
 	// machine and instance are nil if they do not exist.
 	machine  *unstructured.Unstructured
 	instance *kubevirtv1.VirtualMachineInstance
-	// claims are those of the instance's volumes that exist, and drivers their StorageClasses' provisioners, by the names of the claims.
+	// claims are those of the instance's volumes that exist, and drivers their StorageClasses' provisioners, by the names
+	// of the claims.
 	claims  map[string]*corev1.PersistentVolumeClaim
 	drivers map[string]string
 	// earlier is the name of a backup of the machine that was asked for before this one and has not ended, or "".
@@ -290,8 +291,9 @@ func targetOf(l *velerov1.BackupStorageLocation) *harvesterv1.BackupTarget {
 	return &harvesterv1.BackupTarget{Endpoint: l.Spec.Config["s3Url"], BucketName: l.Spec.ObjectStorage.Bucket, BucketRegion: l.Spec.Config["region"]}
 }
 
-// scratchBytes returns how large the claim is that takes in what the guest overwrites while its disks are read: all of small disks, and a tenth
-// of large ones. Every tracked disk counts: the hypervisor keeps what is overwritten on those that are left out, too.
+// scratchBytes returns how large the claim is that takes in what the guest overwrites while its disks are read: all of
+// small disks, and a tenth of large ones. Every tracked disk counts: the hypervisor keeps what is overwritten on those
+// that are left out, too.
 func (in *input) scratchBytes() int64 {
 	const (
 		mib   = 1 << 20
@@ -311,8 +313,8 @@ func (in *input) scratchBytes() int64 {
 // staticProvisioner is that of classes whose volumes nobody makes.
 const staticProvisioner = "kubernetes.io/no-provisioner"
 
-// scratchClass returns the StorageClass of that claim: that of the annotation, or of a disk which is a file and whose volume was made for it. nil is the
-// cluster's default.
+// scratchClass returns the StorageClass of that claim: that of the annotation, or of a disk which is a file and whose
+// volume was made for it. nil is the cluster's default.
 func scratchClass(b *harvesterv1.VirtualMachineBackup) *string {
 	if name := b.Annotations[harvesterv1.AnnotationScratchClass]; name != "" {
 		return &name

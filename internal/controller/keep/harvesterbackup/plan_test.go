@@ -107,7 +107,8 @@ func TestScratchClass(t *testing.T) {
 	}
 }
 
-// A disk that the machine got while the backup waited is in the moment that the hypervisor has taken, and nobody stores it.
+// A disk that the machine got while the backup waited is in the moment that the hypervisor has taken, and nobody stores
+// it.
 func TestDifference(t *testing.T) {
 	t.Parallel()
 	s := &harvesterv1.VirtualMachineBackupStatus{

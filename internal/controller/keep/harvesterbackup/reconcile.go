@@ -129,8 +129,8 @@ func (r *reconciler) gather(ctx context.Context, b *harvesterv1.VirtualMachineBa
 	return in, nil
 }
 
-// findEarlier returns the name of a backup of the same machine that comes before this one, or "". They run one after the other: one machine has one backup
-// at a time, and a DataUpload does not wait for hours.
+// findEarlier returns the name of a backup of the same machine that comes before this one, or "". They run one after
+// the other: one machine has one backup at a time, and a DataUpload does not wait for hours.
 func (r *reconciler) findEarlier(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
 	var list harvesterv1.VirtualMachineBackupList
 	if err := r.live.List(ctx, &list, client.InNamespace(b.Namespace), client.MatchingLabelsSelector{Selector: layout.UnfinishedBackups()}); err != nil {
@@ -198,8 +198,8 @@ func (r *reconciler) proceed(ctx context.Context, b *harvesterv1.VirtualMachineB
 	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
 }
 
-// findDifference says how the moment that the hypervisor has taken differs from what was planned, or "": a machine that was changed, or made again, while the
-// backup waited.
+// findDifference says how the moment that the hypervisor has taken differs from what was planned, or "": a machine that
+// was changed, or made again, while the backup waited.
 func (r *reconciler) findDifference(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
 	job, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: b.Status.Group}, &backupv1.VirtualMachineBackup{})
 	if err != nil || job == nil || len(job.Status.IncludedVolumes) == 0 {
@@ -287,7 +287,8 @@ func (r *reconciler) tidy(ctx context.Context, b *harvesterv1.VirtualMachineBack
 	return ctrl.Result{}, r.cached.Patch(ctx, b, reconcile.MergeFrom(base))
 }
 
-// removeHelpers removes the scratch claim and the definition's Secret. It waits for the backup of the hypervisor, which uses the claim.
+// removeHelpers removes the scratch claim and the definition's Secret. It waits for the backup of the hypervisor, which
+// uses the claim.
 func (r *reconciler) removeHelpers(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (gone bool, err error) {
 	if b.Status.Group == "" {
 		return true, nil

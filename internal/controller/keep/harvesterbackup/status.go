@@ -62,7 +62,8 @@ type outcome struct {
 	waiting string
 }
 
-// observe writes into the status how far the DataUploads are. uploads has them by the names of the volumes; one that is not there is nil.
+// observe writes into the status how far the DataUploads are. uploads has them by the names of the volumes; one that is
+// not there is nil.
 func observe(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, uploads map[string]*velerov2.DataUpload) outcome {
 	o := outcome{ended: true, stored: true}
 	var done, all float64
@@ -89,8 +90,8 @@ func observe(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, uploads m
 	return o
 }
 
-// describeDifference says which disk the hypervisor's backup has that was not planned, or "". One that was planned and that it does not have fails by its
-// DataUpload.
+// describeDifference says which disk the hypervisor's backup has that was not planned, or "". One that was planned and
+// that it does not have fails by its DataUpload.
 func describeDifference(s *harvesterv1.VirtualMachineBackupStatus, included []backupv1.IncludedVolume) string {
 	for _, v := range included {
 		planned := slices.ContainsFunc(s.VolumeBackups, func(p harvesterv1.VolumeBackup) bool { return p.VolumeName == v.Name })

@@ -22,7 +22,8 @@ const annotationBegun = layout.Prefix + "downloads-made"
 // machineResource is that of virtual machines.
 var machineResource = schema.GroupResource{Group: "kubevirt.io", Resource: "virtualmachines"}
 
-// makeChildren makes the claims and the DataDownloads. Each is found again by its name. The DataDownloads that it makes are added to downloads.
+// makeChildren makes the claims and the DataDownloads. Each is found again by its name. The DataDownloads that it makes
+// are added to downloads.
 func (r *reconciler) makeChildren(ctx context.Context, o *harvesterv1.VirtualMachineRestore, downloads map[string]*velerov2.DataDownload) (refused string, err error) {
 	for i := range o.Status.VolumeRestores {
 		v := &o.Status.VolumeRestores[i]

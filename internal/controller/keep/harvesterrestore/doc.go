@@ -1,9 +1,10 @@
-// Package harvesterrestore brings whole virtual machines back: for a VirtualMachineRestore it makes a claim and a DataDownload for each disk of a
-// VirtualMachineBackup, then the machine on these claims, and starts it.
+// Package harvesterrestore brings whole virtual machines back: for a VirtualMachineRestore it makes a claim and a
+// DataDownload for each disk of a VirtualMachineBackup, then the machine on these claims, and starts it.
 //
-// A machine that exists is never touched: the restored one needs a free name, and is known again by an annotation with the restore's UID. The
-// restore writes into its status what it is going to make, before it makes anything, and goes on from there after a restart. When it has
-// failed, what it has made stays for a look, and goes with the restore's deletion, unless the machine is there: then the claims are the machine's.
+// A machine that exists is never touched: the restored one needs a free name, and is known again by an annotation with
+// the restore's UID. The restore writes into its status what it is going to make, before it makes anything, and goes on
+// from there after a restart. When it has failed, what it has made stays for a look, and goes with the restore's
+// deletion, unless the machine is there: then the claims are the machine's.
 package harvesterrestore
 
 // +kubebuilder:rbac:groups=harvesterhci.io,resources=virtualmachinebackups,verbs=get

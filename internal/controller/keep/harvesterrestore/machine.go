@@ -23,7 +23,8 @@ import (
 // machine is a virtual machine.
 type machine = *unstructured.Unstructured
 
-// annotationStrategy is on a machine that a restore has made and not started yet: the run strategy that it had when it was backed up.
+// annotationStrategy is on a machine that a restore has made and not started yet: the run strategy that it had when it
+// was backed up.
 const annotationStrategy = layout.Prefix + "restored-run-strategy"
 
 // startDeadline is how long the restored machine may take to be ready.
@@ -134,8 +135,8 @@ func (r *reconciler) adopt(ctx context.Context, o *harvesterv1.VirtualMachineRes
 	return nil
 }
 
-// start gives the machine its run strategy back, and ends the restore when it is ready. A machine that was halted, or that is to stay stopped, is
-// not started.
+// start gives the machine its run strategy back, and ends the restore when it is ready. A machine that was halted, or
+// that is to stay stopped, is not started.
 func (r *reconciler) start(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, vm machine) (ctrl.Result, error) {
 	now := r.Clock.Now()
 	if strategy, pending := vm.GetAnnotations()[annotationStrategy]; pending {

@@ -47,7 +47,8 @@ type input struct {
 	// backup is nil if there is none. machine is the one that has the target's name, nil if that is free.
 	backup  *harvesterv1.VirtualMachineBackup
 	machine *unstructured.Unstructured
-	// nodes are the cluster's, and waiting the names of the StorageClasses whose volumes are made for the node of the first pod.
+	// nodes are the cluster's, and waiting the names of the StorageClasses whose volumes are made for the node of the
+	// first pod.
 	nodes   []corev1.Node
 	waiting map[string]bool
 }
@@ -91,8 +92,9 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 	return ""
 }
 
-// othersVolumes returns the volumes of the machine that are not in the backup and whose claims are not for the restored machine: it would write to the
-// disks of the machine that has them. The machine itself, under its name, keeps them, and so does another one those that machines share or only read.
+// othersVolumes returns the volumes of the machine that are not in the backup and whose claims are not for the restored
+// machine: it would write to the disks of the machine that has them. The machine itself, under its name, keeps them,
+// and so does another one those that machines share or only read.
 func othersVolumes(r *harvesterv1.VirtualMachineRestore, b *harvesterv1.VirtualMachineBackup) []harvesterv1.ExcludedVolume {
 	was := b.Status.Source.ObjectMeta
 	itself, sameNamespace := r.Namespace == was.Namespace && r.Spec.Target.Name == was.Name, r.Namespace == was.Namespace
@@ -108,8 +110,9 @@ func othersVolumes(r *harvesterv1.VirtualMachineRestore, b *harvesterv1.VirtualM
 	return others
 }
 
-// chooseNode returns the node whose volumes the restored disks are, where volumes are made for a node: all of them must be reached from one. It
-// is the node that the machine ran on, or another one that its nodeSelector allows; "": none can take pods.
+// chooseNode returns the node whose volumes the restored disks are, where volumes are made for a node: all of them must
+// be reached from one. It is the node that the machine ran on, or another one that its nodeSelector allows; "": none
+// can take pods.
 func chooseNode(b *harvesterv1.VirtualMachineBackup, nodes []corev1.Node) (string, error) {
 	selector, err := definition.NodeSelector(b.Status.Source)
 	if err != nil {
@@ -163,7 +166,8 @@ func downloadName(r *harvesterv1.VirtualMachineRestore, volume string) string {
 	return strings.TrimRight(r.Name[:min(len(r.Name), readable)], "-.") + "-" + hex.EncodeToString(sum[:5]) + "-" + volume
 }
 
-// newClaim returns the claim of a disk, without its name. Only the volume that the DataDownload makes can be bound to it.
+// newClaim returns the claim of a disk, without its name. Only the volume that the DataDownload makes can be bound to
+// it.
 func newClaim(r *harvesterv1.VirtualMachineRestore, v *harvesterv1.VolumeBackup) *corev1.PersistentVolumeClaim {
 	from := &v.PersistentVolumeClaim
 	request := from.Spec.Resources.Requests.Storage().DeepCopy()
@@ -192,7 +196,8 @@ func newClaim(r *harvesterv1.VirtualMachineRestore, v *harvesterv1.VolumeBackup)
 	}
 }
 
-// isClusters says whether a label or an annotation says something of the claim's old volume, or of who made it, and is not the user's.
+// isClusters says whether a label or an annotation says something of the claim's old volume, or of who made it, and is
+// not the user's.
 func isClusters(key string) bool {
 	for _, prefix := range []string{
 		"pv.kubernetes.io", "volume.kubernetes.io", "volume.beta.kubernetes.io", "cdi.kubevirt.io", "kubectl.kubernetes.io", layout.Prefix, "velero.io", annotationRestore,

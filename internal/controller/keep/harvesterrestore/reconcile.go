@@ -255,7 +255,8 @@ func (r *reconciler) dispose(ctx context.Context, o *harvesterv1.VirtualMachineR
 	return ctrl.Result{}, client.IgnoreNotFound(r.cached.Patch(ctx, o, reconcile.MergeFrom(base)))
 }
 
-// deleteDownloads deletes the DataDownloads, and says whether one of them is still there. One that goes on is canceled by that.
+// deleteDownloads deletes the DataDownloads, and says whether one of them is still there. One that goes on is canceled
+// by that.
 func (r *reconciler) deleteDownloads(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (left bool, err error) {
 	if o.Status.Location == nil {
 		return false, nil

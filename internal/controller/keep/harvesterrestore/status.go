@@ -58,7 +58,8 @@ type outcome struct {
 	waiting string
 }
 
-// observe writes into the status how far the DataDownloads are. downloads has them by the names of the volumes; one that is not there is nil.
+// observe writes into the status how far the DataDownloads are. downloads has them by the names of the volumes; one
+// that is not there is nil.
 func observe(s *harvesterv1.VirtualMachineRestoreStatus, downloads map[string]*velerov2.DataDownload) outcome {
 	o := outcome{ended: true, restored: true}
 	var done, all float64
