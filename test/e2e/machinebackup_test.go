@@ -13,6 +13,7 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/keep/harvesterbackup"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/verdict"
 )
@@ -73,11 +74,9 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 		s.t.Errorf("%d restore points before the deletion of a backup, %d after it", before, n)
 	}
 	var left corev1.PersistentVolumeClaimList
-	s.must(s.List(ctx, &left, client.InNamespace(s.Namespace)))
+	s.must(s.List(ctx, &left, client.InNamespace(s.Namespace), client.HasLabels{harvesterbackup.LabelBackup}))
 	for i := range left.Items {
-		if strings.HasSuffix(left.Items[i].Name, "-scratch") {
-			s.t.Errorf("claim %s is left", left.Items[i].Name)
-		}
+		s.t.Errorf("claim %s is left", left.Items[i].Name)
 	}
 }
 
