@@ -232,7 +232,7 @@ func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) re
 // not ready.
 func newStartReport(vm *kubevirtv1.VirtualMachine) progress.Report {
 	r := progress.Report{Name: vm.Name, Phase: string(vm.Status.PrintableStatus), Message: falseCondition(vm.Status.Conditions, kubevirtv1.ConditionReady)}
-	if c := findCondition(vm.Status.Conditions, kubevirtv1.ConditionFailure); c != nil && c.Status == corev1.ConditionTrue {
+	if c := findCondition(vm.Status.Conditions, kubevirtv1.ConditionFailure); !vm.Status.Ready && c != nil && c.Status == corev1.ConditionTrue {
 		r.Message = c.Reason + ": " + c.Message
 	}
 	return r
