@@ -34,7 +34,9 @@ var anyText = []string{
 // rightUsage has arguments with which each command would begin to work.
 var rightUsage = map[string]string{
 	"varve repo create": "s3://127.0.0.1:1/bucket --object-lock GOVERNANCE --object-lock-period 30d", "varve repo connect": "here", "varve repo status": "", "varve repo check": "", "varve repo maintenance": "",
-	"varve repo repair": "--yes", "varve disk backup": "web root=x", "varve disk checkpoint": "web", "varve disk list": "", "varve disk describe": "ffffffff", "varve disk definition": "ffffffff", "varve disk diff": "ffffffff eeeeeeee", "varve disk verify": "",
+	"varve repo repair": "--yes", "varve disk backup": "web root=x", "varve disk checkpoint": "web",
+	"varve disk list": "", "varve disk describe": "ffffffff", "varve disk definition": "ffffffff",
+	"varve disk diff": "ffffffff eeeeeeee", "varve disk verify": "",
 	"varve disk restore": "ffffffff out", "varve disk serve": "ffffffff --socket s", "varve disk delete": "ffffffff --yes", "varve disk prune": "--keep-last 1", "varve disk pin": "ffffffff", "varve disk unpin": "ffffffff",
 }
 

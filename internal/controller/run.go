@@ -264,7 +264,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return keptsnapshot.Setup(mgr, keptsnapshot.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix, Counted: o.KeptSnapshots})
 		}},
 		{"keep", func() error {
-			return keep.Setup(mgr, keep.Options{Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix})
+			return keep.Setup(mgr, keep.Options{
+				Namespace: o.Namespace, Clock: o.Clock,
+				ControllerSuffix: o.Backup.ControllerSuffix,
+			})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},

@@ -79,7 +79,10 @@ func TestDecodeJob_refuses(t *testing.T) {
 		"a tunnel beside a volume":   {edited(tunnelJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeBlock }), "beside another source"},
 		"a tunnel without a backup":  {edited(tunnelJob(), func(j *Job) { j.Tunnel.BackupUID = "" }), "without a backup"},
 		"a download from a tunnel":   {edited(downloadJob(), func(j *Job) { j.VolumeMode, j.Tunnel = "", tunnelJob().Tunnel }), "beside another source"},
-		"a definition of a volume":   {edited(uploadJob(), func(j *Job) { j.Definition = true }), "without a disk of it"},
+		"a definition of a volume": {
+			edited(uploadJob(), func(j *Job) { j.Definition = true }),
+			"without a disk of it",
+		},
 		"endpoints beside a tunnel":  {edited(endpointJob(), func(j *Job) { j.Tunnel = tunnelJob().Tunnel }), "beside another source"},
 		"endpoints beside a volume":  {edited(endpointJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeBlock }), "beside another source"},
 		"endpoints without a URL":    {edited(endpointJob(), func(j *Job) { j.Endpoint = &EndpointSource{Map: "https://x/", Volume: "v", BackupUID: "b"} }), "without a URL"},

@@ -77,7 +77,8 @@ func (d *Definition) Encode() ([]byte, error) {
 		return nil, fmt.Errorf("encode the definition of the machine: %w", err)
 	}
 	if len(text) > MaxBytes {
-		return nil, errclass.Errorf(errclass.Invalid, "the definition of the machine has %d bytes with its Secrets and ConfigMaps, and may have %d: refer to smaller ones", len(text), MaxBytes)
+		return nil, errclass.Errorf(errclass.Invalid,
+			"the definition of the machine has %d bytes with its Secrets and ConfigMaps, and may have %d: refer to smaller ones", len(text), MaxBytes)
 	}
 	return text, nil
 }
@@ -90,7 +91,9 @@ func Decode(text []byte) (*Definition, error) {
 		return nil, errclass.Errorf(errclass.Corrupt, "decode the definition of a machine: %w", err)
 	}
 	if d.Version != Version {
-		return nil, errclass.Errorf(errclass.Invalid, "the definition of the machine has version %d, and this program reads version %d: use a newer one", d.Version, Version)
+		return nil, errclass.Errorf(errclass.Invalid,
+			"the definition of the machine has version %d, and this program reads version %d: use a newer one",
+			d.Version, Version)
 	}
 	return &d, nil
 }

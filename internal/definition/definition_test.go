@@ -66,7 +66,8 @@ func source(t *testing.T) *harvesterv1.VirtualMachineSourceSpec {
 func TestSource_keepsWhatItDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	s := source(t)
-	if s.ObjectMeta.Annotations["note"] != "keep" || len(s.ObjectMeta.Annotations) != 2 || s.ObjectMeta.Labels["tier"] != "front" {
+	if s.ObjectMeta.Annotations["note"] != "keep" || len(s.ObjectMeta.Annotations) != 2 ||
+		s.ObjectMeta.Labels["tier"] != "front" {
 		t.Errorf("metadata %+v", s.ObjectMeta)
 	}
 	secrets, configMaps, err := definition.References(s.Spec)
@@ -93,7 +94,8 @@ func TestRestored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			vm, strategy, err := definition.Restored(source(t), definition.Target{
-				Namespace: "other", Name: "again", Claims: map[string]string{"root": "new-root"}, KeepAddresses: c.keep, Annotations: map[string]string{"made-by": "test"},
+				Namespace: "other", Name: "again", Claims: map[string]string{"root": "new-root"},
+				KeepAddresses: c.keep, Annotations: map[string]string{"made-by": "test"},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -131,7 +133,10 @@ func TestRestored_refusesAVolumeThatTheMachineDoesNotHave(t *testing.T) {
 
 func TestEncode(t *testing.T) {
 	t.Parallel()
-	d := &definition.Definition{Machine: *source(t), Secrets: []definition.Secret{{Name: "keys", Data: map[string][]byte{"k": []byte("v")}}}}
+	d := &definition.Definition{Machine: *source(t), Secrets: []definition.Secret{{
+		Name: "keys",
+		Data: map[string][]byte{"k": []byte("v")},
+	}}}
 	text, err := d.Encode()
 	if err != nil {
 		t.Fatal(err)

@@ -54,8 +54,11 @@ func Source(vm *unstructured.Unstructured, addresses map[string]string) (*harves
 	annotations := vm.GetAnnotations()
 	delete(annotations, lastApplied)
 	return &harvesterv1.VirtualMachineSourceSpec{
-		ObjectMeta: harvesterv1.ObjectMetadata{Name: vm.GetName(), Namespace: vm.GetNamespace(), Labels: vm.GetLabels(), Annotations: annotations},
-		Spec:       runtime.RawExtension{Raw: text},
+		ObjectMeta: harvesterv1.ObjectMetadata{
+			Name: vm.GetName(), Namespace: vm.GetNamespace(),
+			Labels: vm.GetLabels(), Annotations: annotations,
+		},
+		Spec: runtime.RawExtension{Raw: text},
 	}, nil
 }
 
@@ -154,7 +157,8 @@ func editVolumes(spec map[string]any, claims map[string]string) error {
 		delete(left, name)
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("the machine in the backup has no volume %s", strings.Join(slices.Sorted(maps.Keys(left)), ", "))
+		return fmt.Errorf("the machine in the backup has no volume %s",
+			strings.Join(slices.Sorted(maps.Keys(left)), ", "))
 	}
 	if len(volumes) == 0 {
 		return nil

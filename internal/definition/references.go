@@ -19,28 +19,28 @@ func References(spec runtime.RawExtension) (secrets, configMaps []string, err er
 		return nil, nil, fmt.Errorf("decode the spec of the machine: %w", err)
 	}
 	r := references{secrets: map[string]bool{}, configMaps: map[string]bool{}}
-	r.collect(fields)
+	r.collectAll(fields)
 	return slices.Sorted(maps.Keys(r.secrets)), slices.Sorted(maps.Keys(r.configMaps)), nil
 }
 
 type references struct{ secrets, configMaps map[string]bool }
 
-func (r references) collect(value any) {
+func (r references) collectAll(value any) {
 	switch v := value.(type) {
 	case []any:
 		for _, item := range v {
-			r.collect(item)
+			r.collectAll(item)
 		}
 	case map[string]any:
 		for key, field := range v {
-			r.note(key, field)
-			r.collect(field)
+			r.addField(key, field)
+			r.collectAll(field)
 		}
 	}
 }
 
-// note notes what one field refers to.
-func (r references) note(key string, field any) {
+// addField adds what one field refers to.
+func (r references) addField(key string, field any) {
 	named := func(key string) string {
 		object, _ := field.(map[string]any)
 		name, _ := object[key].(string)

@@ -43,7 +43,8 @@ func checkRoom(path string, info fs.FileInfo, data int64) error {
 	if need <= free {
 		return nil
 	}
-	return errclass.Errorf(errclass.ErrTargetFull, "target %s needs %d MiB for the disk's data, and its file system has %d MiB free: make space there, or choose another place",
+	return errclass.Errorf(errclass.ErrTargetFull,
+		"target %s needs %d MiB for the disk's data, and its file system has %d MiB free: make space there, or choose another place",
 		path, mebibytes(need), free>>20)
 }
 
@@ -62,7 +63,8 @@ func mebibytes(n int64) int64 { return (n + 1<<20 - 1) >> 20 }
 // explainFull says what to do about an error that means a full file system. It returns other errors unchanged.
 func explainFull(name string, err error) error {
 	if errclass.IsFull(err) {
-		return errclass.Errorf(errclass.ErrTargetFull, "target %s: no space is left: make some and continue: %w", name, err)
+		return errclass.Errorf(errclass.ErrTargetFull, "target %s: no space is left: make some and continue: %w",
+			name, err)
 	}
 	return err
 }

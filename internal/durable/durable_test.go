@@ -30,7 +30,8 @@ func TestWrite_byManyAtOnce(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if len(got) == 0 || len(got) != 1000*int(got[0]-'a'+1) || !bytes.Equal(got, bytes.Repeat(got[:1], len(got))) {
+				if len(got) == 0 || len(got) != 1000*int(got[0]-'a'+1) ||
+					!bytes.Equal(got, bytes.Repeat(got[:1], len(got))) {
 					verdict.Errorf(t, "%d bytes are of no writer", len(got))
 				}
 			}
@@ -50,7 +51,8 @@ func TestWrite_removesWhatCrashesHaveLeft(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, age := range map[string]time.Duration{
-		"state.123.new": 2 * time.Hour, "state.124.new": time.Minute, "state.json.125.new": 2 * time.Hour, "state.x.new": 2 * time.Hour, "state.126": 2 * time.Hour, "estate.127.new": 2 * time.Hour,
+		"state.123.new": 2 * time.Hour, "state.124.new": time.Minute, "state.json.125.new": 2 * time.Hour,
+		"state.x.new": 2 * time.Hour, "state.126": 2 * time.Hour, "estate.127.new": 2 * time.Hour,
 	} {
 		path, at := filepath.Join(dir, name), time.Now().Add(-age)
 		if err := os.WriteFile(path, []byte(strconv.Itoa(len(name))), 0o600); err != nil {

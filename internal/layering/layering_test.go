@@ -23,8 +23,16 @@ const (
 // path. It may import what is in a lower layer, and packages of its own entry. A package that belongs to no entry fails
 // the test: give it a place here and in docs/architecture.md.
 var layers = [][]string{
-	{"api/backup", "api/export", "api/harvester", "api/kubevirt", "api/velero", "internal/durable", "internal/errclass", "internal/guard", "internal/version"},
-	{"internal/condition", "internal/definition", "internal/diagnosis", "internal/extent", "internal/layout", "internal/launcher/launcherpb", "internal/manifest", "internal/metricsaccess", "internal/privatesocket", "internal/qmp", "internal/reconcile", "internal/reporter", "internal/repository/storage", "internal/retention", "internal/sparse", "internal/templatediff", "internal/tracking"},
+	{
+		"api/backup", "api/export", "api/harvester", "api/kubevirt", "api/velero", "internal/durable",
+		"internal/errclass", "internal/guard", "internal/version",
+	},
+	{
+		"internal/condition", "internal/definition", "internal/diagnosis", "internal/extent", "internal/layout",
+		"internal/launcher/launcherpb", "internal/manifest", "internal/metricsaccess", "internal/privatesocket",
+		"internal/qmp", "internal/reconcile", "internal/reporter", "internal/repository/storage",
+		"internal/retention", "internal/sparse", "internal/templatediff", "internal/tracking",
+	},
 	{"internal/backupstate", "internal/datamove", "internal/instancepod", "internal/nbd", "internal/podtool", "internal/repository/table", "internal/runepoch", "internal/stateclaim"},
 	{"internal/admission", "internal/disk", "internal/domain", "internal/export", "internal/location", "internal/repository/engine", "internal/repository/files"},
 	{"internal/repository/image", "internal/repository/verify"},

@@ -58,7 +58,8 @@ func TestBackup_storesTheDefinition(t *testing.T) {
 	r := newRepository(t)
 	const want = `{"vm": "web"}`
 	point, err := Backup(t.Context(), r, BackupRequest{
-		History: r.Source("", "", "/web"), Sources: []Source{{Name: "root", Location: writeFile(t, noise(1, 1<<16))}}, Definition: []byte(want),
+		History: r.Source("", "", "/web"), Sources: []Source{{Name: "root", Location: writeFile(t, noise(1, 1<<16))}},
+		Definition: []byte(want),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -33,9 +33,12 @@ func lasting(err error, advice string) error { return &lastingError{err: err, ad
 // storageVoice is what the report of a mover pod calls things.
 var storageVoice = advice.Voice{
 	Place: "the storage of the backup location", There: "there", Machine: "the node", Keys: "its credentials",
-	GiveKeys: "name a credential in the backup location", Account: "the account that movers run as (" + layout.Namespace + "/" + datamove.ServiceAccount + ")",
-	Bucket: "spec.objectStorage.bucket of the backup location", Authority: "in objectStorage.caCert or caCertRef of the backup location",
-	Writer: "Varve's pods, which use it as user 0,", SetReadOnly: "set spec.accessMode to ReadOnly", Retry: "; it is tried again",
+	GiveKeys:  "name a credential in the backup location",
+	Account:   "the account that movers run as (" + layout.Namespace + "/" + datamove.ServiceAccount + ")",
+	Bucket:    "spec.objectStorage.bucket of the backup location",
+	Authority: "in objectStorage.caCert or caCertRef of the backup location",
+	Writer:    "Varve's pods, which use it as user 0,", SetReadOnly: "set spec.accessMode to ReadOnly",
+	Retry: "; it is tried again",
 }
 
 // judge returns the error of a job of the repository or of a disk as one that lasts, if it does. Conflicts pass: maintenance ends, and a

@@ -240,7 +240,10 @@ func TestStorage_thatRefuses(t *testing.T) {
 		site *site
 		text string
 	}{
-		"wrong key":      {with(func(s *site) { s.access.S3.SecretKey = "another-secret-key" }), "refuses its credentials"},
+		"wrong key": {
+			with(func(s *site) { s.access.S3.SecretKey = "another-secret-key" }),
+			"refuses its credentials",
+		},
 		"wrong password": {with(func(s *site) { s.access.Password = "another password" }), "put it into the Secret"},
 		"no bucket":      {with(func(s *site) { s.access.S3.Bucket = "absent" }), "no such bucket"},
 		"no repository":  {with(func(s *site) { s.access.S3.Prefix = "plugins/varve/other/" }), "no repository is in"},

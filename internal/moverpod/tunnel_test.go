@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export"
 	"github.com/varvebackup/varve/internal/export/authority"
@@ -125,7 +126,8 @@ func (s *site) newTunnelPod(t *testing.T, m *machine, job datamove.Job) *tunnelP
 	p := s.newPod(t, job, "")
 	dir := t.TempDir()
 	p.Files.TunnelToken, p.Files.TunnelCertificate, p.Files.TunnelKey = filepath.Join(dir, "token"), filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	p.Files.TunnelEnded, p.Files.Definition = filepath.Join(dir, datamove.EndpointEndedKey), filepath.Join(dir, datamove.DefinitionKey)
+	p.Files.TunnelEnded, p.Files.Definition = filepath.Join(dir, datamove.EndpointEndedKey), filepath.Join(dir,
+		datamove.DefinitionKey)
 	issuer := newIssuer(t)
 	pair, err := issuer.Issue([]string{moverHost})
 	if err != nil {
@@ -564,3 +566,11 @@ func (noStore) Get(context.Context, client.ObjectKey, client.Object, ...client.G
 }
 
 func (noStore) Create(context.Context, client.Object, ...client.CreateOption) error { return nil }
+
+// A definition that a controller may make is one that a repository takes.
+func TestDefinition_hasOneLimit(t *testing.T) {
+	t.Parallel()
+	if definition.MaxBytes > repository.MaxDefinitionBytes {
+		t.Errorf("a definition may have %d bytes, and a repository takes %d", definition.MaxBytes, repository.MaxDefinitionBytes)
+	}
+}

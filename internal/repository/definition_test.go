@@ -130,7 +130,8 @@ func TestDefinition_isAFileToKopia(t *testing.T) {
 		t.Fatal(err)
 	}
 	if file.RestorePoint != p.ID || string(file.Definition) != testDefinition || e.Size() != int64(len(text)) {
-		verdict.Errorf(t, "restore point %q, %d bytes of %d: %s", file.RestorePoint, len(text), e.Size(), file.Definition)
+		verdict.Errorf(t, "restore point %q, %d bytes of %d: %s", file.RestorePoint, len(text), e.Size(),
+			file.Definition)
 	}
 }
 
@@ -203,9 +204,10 @@ func TestDefinition_isNotTakenForStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	q.flushing = func() {
-		err := open(t, config).conn.Change(t.Context(), "test", func(ctx context.Context, w repo.DirectRepositoryWriter) error {
-			return maintain.CollectGarbage(ctx, w, maintenance.SafetyNone, w.Time())
-		})
+		err := open(t, config).conn.Change(t.Context(), "test",
+			func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+				return maintain.CollectGarbage(ctx, w, maintenance.SafetyNone, w.Time())
+			})
 		if err != nil {
 			t.Error(err)
 		}
@@ -249,7 +251,8 @@ func alone(t *testing.T, r *Repository, config string, p *RestorePoint) string {
 func TestVerify_tellsOfADefinition(t *testing.T) {
 	t.Parallel()
 	for harm, want := range map[string]string{
-		"lost": "is missing or too short", "short": "is missing or too short", "rotten": "has other bytes than were written",
+		"lost": "is missing or too short", "short": "is missing or too short",
+		"rotten": "has other bytes than were written",
 	} {
 		for _, percent := range []float64{0, 100} {
 			t.Run(fmt.Sprintf("%s, %v percent", harm, percent), func(t *testing.T) {
@@ -269,7 +272,8 @@ func TestVerify_tellsOfADefinition(t *testing.T) {
 				d := report.Damage[0]
 				words := d.Err.Error()
 				if d.Point.ID != p.ID || d.Disk != DefinitionEntry || !errors.Is(d.Err, errclass.Corrupt) ||
-					!strings.HasPrefix(words, "the definition of the machine: blob ") || !strings.HasSuffix(words, want) {
+					!strings.HasPrefix(words, "the definition of the machine: blob ") ||
+					!strings.HasSuffix(words, want) {
 					t.Errorf("%s of restore point %s: %v", d.Disk, d.Point.ID, d.Err)
 				}
 				same(t, fresh, p, []byte("varve"))
@@ -316,7 +320,8 @@ func TestVerify_tellsOfAForeignDefinition(t *testing.T) {
 	if err != nil || report.Unlisted != nil || len(report.Damage) != 1 {
 		t.Fatalf("%+v, %v", report, err)
 	}
-	if d := report.Damage[0]; d.Point.ID != p.ID || !strings.Contains(d.Err.Error(), "is of restore point \""+other.ID) {
+	if d := report.Damage[0]; d.Point.ID != p.ID || !strings.Contains(d.Err.Error(),
+		"is of restore point \""+other.ID) {
 		t.Errorf("%+v: %v", d, d.Err)
 	}
 }

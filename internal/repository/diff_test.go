@@ -38,7 +38,10 @@ func TestDiff_isWhatDiffers(t *testing.T) {
 	r, _ := newRepository(t)
 	var sources atomic.Int64
 	rapid.Check(t, func(rt *rapid.T) {
-		m := &model{r: r, source: testSource, want: map[string][]byte{}, definitions: map[string]string{}, block: 256 * kib}
+		m := &model{
+			r: r, source: testSource, want: map[string][]byte{}, definitions: map[string]string{},
+			block: 256 * kib,
+		}
 		m.source.Path = fmt.Sprintf("/diff-%d", sources.Add(1))
 		m.disk.data = make([]byte, rapid.Int64Range(1, 4*m.block).Draw(rt, "bytes"))
 		m.random = rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))

@@ -61,8 +61,9 @@ func TestFormat_isGolden(t *testing.T) {
 		{Length: mib, Object: block}, {Start: mib, Length: mib, Object: zero}, {Start: 2 * mib, Length: 512, Object: block},
 	})
 	for name, got := range map[string][]byte{
-		"varve-1.json": append(point, '\n'), "region-1.json": append(region, '\n'), "description-1.json": append([]byte(summary), '\n'),
-		"definition-1.json": definition, "varve-1-definition.json": append(defined, '\n'),
+		"varve-1.json": append(point, '\n'), "region-1.json": append(region, '\n'),
+		"description-1.json": append([]byte(summary), '\n'),
+		"definition-1.json":  definition, "varve-1-definition.json": append(defined, '\n'),
 	} {
 		path := filepath.Join("testdata", name)
 		if *update {

@@ -237,7 +237,8 @@ func TestFull_isToldOfWhatIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = r.RestoreFiles(t.Context(), FilesRestoreRequest{ID: p.ID, Directory: target})
-	if !errors.Is(err, errclass.ErrTargetFull) || errors.Is(err, storage.ErrFull) || !strings.Contains(err.Error(), target) {
+	if !errors.Is(err, errclass.ErrTargetFull) || errors.Is(err, storage.ErrFull) ||
+		!strings.Contains(err.Error(), target) {
 		t.Errorf("target: %v, class %v", err, errclass.Of(err))
 	}
 }

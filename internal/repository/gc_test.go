@@ -47,7 +47,10 @@ func TestGarbageCollection_isThatOfKopia(t *testing.T) {
 	var points []*RestorePoint
 	for i := range 5 {
 		disk.write(random, extent.Extent{Offset: random.Int64N(128 * mib), Length: 2 * mib}, false)
-		p, err := r.Backup(t.Context(), Request{Source: testSource, Time: time.Unix(int64(i), 0), Disks: []DiskSource{disk.source(i > 0)}, Definition: []byte(testDefinition)})
+		p, err := r.Backup(t.Context(), Request{
+			Source: testSource, Time: time.Unix(int64(i), 0),
+			Disks: []DiskSource{disk.source(i > 0)}, Definition: []byte(testDefinition),
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

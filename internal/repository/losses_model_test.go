@@ -172,7 +172,10 @@ func (m *lossModel) backUp(rt *rapid.T) {
 	if x.bitmap != "" && rapid.IntRange(0, 3).Draw(rt, "incremental") > 0 {
 		d.Changes = &Changes{Since: x.bitmap, Set: x.changed}
 	}
-	q := Request{Source: Source{Host: x.name, User: "varve", Path: "/vm"}, Time: m.site.now(), BlockBytes: lossBlock, Workers: 2, Disks: []DiskSource{d}, Definition: []byte(testDefinition)}
+	q := Request{
+		Source: Source{Host: x.name, User: "varve", Path: "/vm"}, Time: m.site.now(), BlockBytes: lossBlock,
+		Workers: 2, Disks: []DiskSource{d}, Definition: []byte(testDefinition),
+	}
 	undetected := m.undetected()
 	p, err := x.r.Backup(context.Background(), q)
 	if errors.Is(err, errclass.Conflict) && strings.Contains(err.Error(), "exclusive maintenance") {

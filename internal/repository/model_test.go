@@ -70,7 +70,10 @@ func TestRestorePoints_areWhatTheDiskWas(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		source := testSource
 		source.Path = fmt.Sprintf("/vm-%d", sources.Add(1))
-		m := &model{r: repository, source: source, want: map[string][]byte{}, definitions: map[string]string{}, block: rapid.SampledFrom([]int64{256 * kib, mib}).Draw(rt, "block")}
+		m := &model{
+			r: repository, source: source, want: map[string][]byte{}, definitions: map[string]string{},
+			block: rapid.SampledFrom([]int64{256 * kib, mib}).Draw(rt, "block"),
+		}
 		m.disk.data = make([]byte, rapid.Int64Range(1, 3*m.block+m.block/2).Draw(rt, "bytes"))
 		m.random = rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
 		rt.Repeat(map[string]func(*rapid.T){

@@ -114,7 +114,10 @@ func (s *session) checkPublished(cause error) error {
 func (s *session) writeDirectory(p *RestorePoint) (*snapshot.DirEntry, error) {
 	at := fs.UTCTimestampFromTime(p.Time)
 	file := func(name string, bytes int64, id object.ID) *snapshot.DirEntry {
-		return &snapshot.DirEntry{Name: name, Type: snapshot.EntryTypeFile, Permissions: 0o600, FileSize: bytes, ModTime: at, ObjectID: id}
+		return &snapshot.DirEntry{
+			Name: name, Type: snapshot.EntryTypeFile, Permissions: 0o600, FileSize: bytes,
+			ModTime: at, ObjectID: id,
+		}
 	}
 	var definition []*snapshot.DirEntry
 	if s.q.Definition != nil {
@@ -167,7 +170,7 @@ func (s *session) writeDirectory(p *RestorePoint) (*snapshot.DirEntry, error) {
 	}, nil
 }
 
-// writeSmallFile stores a file of the restore point's directory that is no disk.
+// writeSmallFile stores one of the files beside the disks in a restore point's directory.
 func (s *session) writeSmallFile(name string, data []byte) (object.ID, error) {
 	return table.WriteObject(s.ctx, s.w, data, object.WriterOptions{
 		Description: "FILE:" + name, Prefix: "k", Compressor: table.Compressor, MetadataCompressor: table.Compressor,

@@ -286,14 +286,19 @@ func TestFormatCopy_keepsWhatIsLost(t *testing.T) {
 		if err := r.Maintain(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
-		if len(warnings) != 1 || !strings.Contains(warnings[0].Error(), "kopia.blobcfg") || !strings.Contains(warnings[0].Error(), "`varve repo repair`") {
+		if len(warnings) != 1 || !strings.Contains(warnings[0].Error(), "kopia.blobcfg") ||
+			!strings.Contains(warnings[0].Error(), "`varve repo repair`") {
 			t.Errorf("warnings: %v", warnings)
 		}
 	}
-	if report, err := Repair(t.Context(), config, testPassword, false); err != nil || !slices.Contains(report.Format, "kopia.blobcfg") {
+	if report, err := Repair(t.Context(), config, testPassword, false); err != nil ||
+		!slices.Contains(report.Format, "kopia.blobcfg") {
 		t.Errorf("%+v, %v", report, err)
 	}
-	if err := r.Maintain(t.Context(), MaintenanceOptions{Mode: QuickMaintenance, Warn: func(err error) { t.Error(err) }}); err != nil {
+	if err := r.Maintain(t.Context(), MaintenanceOptions{
+		Mode: QuickMaintenance,
+		Warn: func(err error) { t.Error(err) },
+	}); err != nil {
 		t.Error(err)
 	}
 }

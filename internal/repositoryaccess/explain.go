@@ -79,7 +79,8 @@ func storageVoice(a datamove.Access, w Words) advice.Voice {
 		Place: w.Place, There: "there", Machine: "the controller", Keys: keys,
 		GiveKeys: "the location names no credential, and there is no Secret " + location.DefaultCredential + ": name one in spec.credential, or a role in the annotation " +
 			location.AnnotationRole + ", or give a role to the account " + layout.Namespace + "/" + datamove.ServiceAccount,
-		Account: "the account system:serviceaccount:" + account + " of this cluster", Bucket: "spec.objectStorage.bucket", Authority: "in objectStorage.caCert or caCertRef",
+		Account: "the account system:serviceaccount:" + account + " of this cluster",
+		Bucket:  "spec.objectStorage.bucket", Authority: "in objectStorage.caCert or caCertRef",
 		Writer:      "Varve's pods, which use it as user 0 without privileges, or as the user that the NFS server makes of it,",
 		SetReadOnly: "set spec.accessMode to ReadOnly", Retry: "; it is tried again",
 		StorageOnly: true, Directory: a.S3 == nil,

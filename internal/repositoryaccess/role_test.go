@@ -20,8 +20,11 @@ func TestExplain_role(t *testing.T) {
 		err  error
 		want []string
 	}{
-		"refused by the STS":    {&storage.RoleError{Role: at, Refused: true, Code: "AccessDenied", Text: "AccessDenied: no"}, []string{"let the role trust the account system:serviceaccount:varve:varve-mover", role.ARN, role.STS, "AccessDenied: no"}},
-		"no answer":             {&storage.RoleError{Role: at, Text: "connection refused"}, []string{"it is tried again", role.ARN, role.STS, "connection refused"}},
+		"refused by the STS": {&storage.RoleError{Role: at, Refused: true, Code: "AccessDenied", Text: "AccessDenied: no"}, []string{"let the role trust the account system:serviceaccount:varve:varve-mover", role.ARN, role.STS, "AccessDenied: no"}},
+		"no answer": {
+			&storage.RoleError{Role: at, Text: "connection refused"},
+			[]string{"it is tried again", role.ARN, role.STS, "connection refused"},
+		},
 		"refused by the bucket": {minio.ErrorResponse{StatusCode: http.StatusForbidden, Code: "AccessDenied", Message: "x"}, []string{"refuses the keys of role " + role.ARN}},
 		"no role in the pod":    {storage.ErrNoRole, []string{"names no credential", "cloud-credentials", "varvebackup.io/role-arn", "varve/varve-mover", "AWS_ROLE_ARN"}},
 	} {

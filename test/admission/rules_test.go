@@ -31,14 +31,20 @@ type rule struct {
 }
 
 func machineBackup(ns string) client.Object {
-	return &harvesterv1.VirtualMachineBackup{ObjectMeta: gen.Meta(ns, "b"), Spec: harvesterv1.VirtualMachineBackupSpec{Source: *gen.Source("vm")}}
+	return &harvesterv1.VirtualMachineBackup{
+		ObjectMeta: gen.Meta(ns, "b"),
+		Spec:       harvesterv1.VirtualMachineBackupSpec{Source: *gen.Source("vm")},
+	}
 }
 
 func machineRestoreWith(edit func(*harvesterv1.VirtualMachineRestore)) func(string) client.Object {
 	return func(ns string) client.Object {
-		r := &harvesterv1.VirtualMachineRestore{ObjectMeta: gen.Meta(ns, "r"), Spec: harvesterv1.VirtualMachineRestoreSpec{
-			Target: *gen.Source("vm"), VirtualMachineBackupName: "b", VirtualMachineBackupNamespace: ns, NewVM: true,
-		}}
+		r := &harvesterv1.VirtualMachineRestore{
+			ObjectMeta: gen.Meta(ns, "r"),
+			Spec: harvesterv1.VirtualMachineRestoreSpec{
+				Target: *gen.Source("vm"), VirtualMachineBackupName: "b", VirtualMachineBackupNamespace: ns, NewVM: true,
+			},
+		}
 		edit(r)
 		return r
 	}
@@ -301,7 +307,8 @@ var rules = []rule{
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) { s.Volumes[0].PersistentVolumeClaim = nil }), nil,
 	},
 	{
-		"long name of a machine backup", "metadata.name must be at most 200 characters: other objects are named after it",
+		"long name of a machine backup",
+		"metadata.name must be at most 200 characters: other objects are named after it",
 		func(ns string) client.Object { b := machineBackup(ns); b.SetName(strings.Repeat("b", 201)); return b }, nil,
 	},
 	{
@@ -309,7 +316,8 @@ var rules = []rule{
 		func(o client.Object) { o.(*harvesterv1.VirtualMachineBackup).Spec.Source.Name = "other" },
 	},
 	{
-		"another restore", "VirtualMachineRestore spec is immutable", machineRestoreWith(func(*harvesterv1.VirtualMachineRestore) {}),
+		"another restore", "VirtualMachineRestore spec is immutable",
+		machineRestoreWith(func(*harvesterv1.VirtualMachineRestore) {}),
 		func(o client.Object) { o.(*harvesterv1.VirtualMachineRestore).Spec.HaltAfterRestore = true },
 	},
 	{

@@ -102,8 +102,9 @@ func TestShortNames(t *testing.T) {
 		"virtualmachines.kubevirt.io": "vm", "virtualmachineinstances.kubevirt.io": "vmi", "kubevirts.kubevirt.io": "kv",
 		"virtualmachinebackups.backup.kubevirt.io": "vmbackup", "virtualmachinebackuptrackers.backup.kubevirt.io": "vmbackuptracker",
 		"virtualmachineexports.export.kubevirt.io": "vmexport",
-		"virtualmachinebackups.harvesterhci.io":    "machinebackup", "virtualmachinerestores.harvesterhci.io": "machinerestore",
-		"datauploads.velero.io": "du", "datadownloads.velero.io": "dd", "backupstoragelocations.velero.io": "bsl",
+		"virtualmachinebackups.harvesterhci.io":    "machinebackup",
+		"virtualmachinerestores.harvesterhci.io":   "machinerestore",
+		"datauploads.velero.io":                    "du", "datadownloads.velero.io": "dd", "backupstoragelocations.velero.io": "bsl",
 		"backuprepositories.velero.io": "", "deletebackuprequests.velero.io": "", // none, as Velero has them
 	}
 	for _, crd := range crds(t) {

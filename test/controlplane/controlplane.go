@@ -289,7 +289,8 @@ func newMapper(cfg *rest.Config) (meta.RESTMapper, error) {
 func newScheme() (*kruntime.Scheme, error) {
 	scheme := kruntime.NewScheme()
 	for _, add := range []func(*kruntime.Scheme) error{
-		clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, harvesterv1.AddToScheme,
+		clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme,
+		harvesterv1.AddToScheme,
 		velerov1.AddToScheme, velerov2.AddToScheme, snapshotv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {

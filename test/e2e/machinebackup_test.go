@@ -54,16 +54,20 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 	}
 
 	s.lose(s.vm)
-	s.shell(strings.NewReplacer("-n app", "-n "+s.Namespace, "namespace: app", "namespace: "+s.Namespace, "Namespace: app", "Namespace: "+s.Namespace,
-		"web-monday", second.Name, "name: web}", "name: "+s.vm+"}").Replace(strings.Join(s.commands("docs/restore.md", "Get it back"), "\n")))
+	s.shell(strings.NewReplacer("-n app", "-n "+s.Namespace, "namespace: app", "namespace: "+s.Namespace,
+		"Namespace: app", "Namespace: "+s.Namespace,
+		"web-monday", second.Name, "name: web}", "name: "+s.vm+"}").Replace(strings.Join(s.commands("docs/restore.md",
+		"Get it back"), "\n")))
 	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)
 	s.must(err)
 	if got := s.guest("cat /disks/fs/proof"); strings.TrimSpace(got) != "alive\nagain" {
 		verdict.Errorf(s.t, "the restored machine has %q", got)
 	}
 	again := s.vmObject()
-	if mac := s.instance().Status.Interfaces[0].MAC; mac != address || again.Labels["tier"] != "front" || again.Spec.Strategy() != kubevirtv1.RunStrategyAlways {
-		s.t.Errorf("the machine had the address %s, and has %s; labels %v, strategy %s", address, mac, again.Labels, again.Spec.Strategy())
+	if mac := s.instance().Status.Interfaces[0].MAC; mac != address || again.Labels["tier"] != "front" ||
+		again.Spec.Strategy() != kubevirtv1.RunStrategyAlways {
+		s.t.Errorf("the machine had the address %s, and has %s; labels %v, strategy %s", address, mac, again.Labels,
+			again.Spec.Strategy())
 	}
 
 	// One backup goes, with its restore points, and the other one stays.
@@ -107,7 +111,10 @@ func (s *scene) lose(vm string) {
 	s.must(s.Delete(ctx, o))
 	s.must(s.WaitGone(ctx, o, 2*time.Minute))
 	for _, v := range o.Spec.Template.Spec.Volumes {
-		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: v.PersistentVolumeClaim.ClaimName}}
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: s.Namespace,
+			Name:      v.PersistentVolumeClaim.ClaimName,
+		}}
 		s.must(s.Delete(ctx, claim))
 		s.must(s.WaitGone(ctx, claim, 2*time.Minute))
 	}

@@ -53,7 +53,8 @@ func (l *Lab) BackUpMachine(ctx context.Context, name, vm, script string, timeou
 	if err := l.runInGuest(ctx, vm, script); err != nil {
 		return nil, err
 	}
-	return &MachineBackup{b, sums}, l.waitMachineBackup(ctx, b, timeout, "its end", func() (bool, error) { return b.IsReady(), nil })
+	return &MachineBackup{b, sums}, l.waitMachineBackup(ctx, b, timeout, "its end",
+		func() (bool, error) { return b.IsReady(), nil })
 }
 
 // waitMachineBackup waits until done. A backup that fails is an error.
@@ -76,19 +77,21 @@ func (l *Lab) RestoreMachine(ctx context.Context, b *MachineBackup, vm string, t
 		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: "restore-" + vm},
 		Spec: harvesterv1.VirtualMachineRestoreSpec{
 			Target:                   corev1.TypedLocalObjectReference{APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: vm},
-			VirtualMachineBackupName: b.Name, VirtualMachineBackupNamespace: b.Namespace, NewVM: true, HaltAfterRestore: true,
+			VirtualMachineBackupName: b.Name, VirtualMachineBackupNamespace: b.Namespace, NewVM: true,
+			HaltAfterRestore: true,
 		},
 	}
 	if err := l.Create(ctx, r); err != nil {
 		return nil, fmt.Errorf("create restore %s: %w", r.Name, err)
 	}
-	return r, wait.For(ctx, timeout, "restore "+r.Name+" to be complete", func(ctx context.Context) (bool, string, error) {
-		if err := l.Get(ctx, client.ObjectKeyFromObject(r), r); err != nil {
-			return false, "", err
-		}
-		if r.HasFailed() {
-			return false, "", fmt.Errorf("restore %s failed: %+v", r.Name, r.Status.Conditions)
-		}
-		return r.IsComplete(), fmt.Sprintf("%d %%, %+v", r.Status.Progress, r.Status.Conditions), nil
-	})
+	return r, wait.For(ctx, timeout, "restore "+r.Name+" to be complete",
+		func(ctx context.Context) (bool, string, error) {
+			if err := l.Get(ctx, client.ObjectKeyFromObject(r), r); err != nil {
+				return false, "", err
+			}
+			if r.HasFailed() {
+				return false, "", fmt.Errorf("restore %s failed: %+v", r.Name, r.Status.Conditions)
+			}
+			return r.IsComplete(), fmt.Sprintf("%d %%, %+v", r.Status.Progress, r.Status.Conditions), nil
+		})
 }

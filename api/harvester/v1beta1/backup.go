@@ -90,7 +90,7 @@ type VirtualMachineBackupStatus struct {
 	// +optional
 	// +nullable
 	CreationTime *metav1.Time `json:"creationTime,omitempty"`
-	// backupTarget is the bucket that the backup is in; absent for a location that is no bucket.
+	// backupTarget is the bucket that holds the backup. It is absent if the location is not a bucket.
 	// +optional
 	BackupTarget *BackupTarget `json:"backupTarget,omitempty"`
 	// source is the machine as it was.

@@ -11,7 +11,8 @@ var GroupVersion = schema.GroupVersion{Group: "harvesterhci.io", Version: "v1bet
 
 // AddToScheme registers the kinds of this package.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &VirtualMachineBackup{}, &VirtualMachineBackupList{}, &VirtualMachineRestore{}, &VirtualMachineRestoreList{})
+	s.AddKnownTypes(GroupVersion, &VirtualMachineBackup{}, &VirtualMachineBackupList{}, &VirtualMachineRestore{},
+		&VirtualMachineRestoreList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

@@ -82,7 +82,11 @@ func Scheme() (*runtime.Scheme, error) {
 // newMapper returns the resources without asking the server: discovery at each start would cost more than the command
 // itself.
 func newMapper() meta.RESTMapper {
-	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{kubevirtv1.GroupVersion, backupv1.GroupVersion, harvesterv1.GroupVersion, velerov2.GroupVersion, velerov1.GroupVersion, snapshotGroupVersion, corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion})
+	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{
+		kubevirtv1.GroupVersion, backupv1.GroupVersion,
+		harvesterv1.GroupVersion, velerov2.GroupVersion, velerov1.GroupVersion, snapshotGroupVersion,
+		corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion,
+	})
 	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance"} {
 		m.Add(kubevirtv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}

@@ -130,7 +130,8 @@ func (b *backupFlags) addFlags(c *cobra.Command) {
 	f.StringVar(&b.parent, "parent", repository.ParentAuto, "the restore point that changes are counted from: auto, none or an ID")
 	cmdline.AddChoice(c, &b.compression, "compression", "s2", "s2, zstd or none", "s2", "zstd", "none")
 	cmdline.AddChoice(c, &b.block, "block-size", "", strings.Join(repository.BlockSizes(), ", ")+": for disks without a history (default 256KiB)", repository.BlockSizes()...)
-	f.StringVar(&b.definitionFile, "definition", "", "a JSON file with what it takes to make a machine of the disks again, for varve disk definition")
+	f.StringVar(&b.definitionFile, "definition", "",
+		"a JSON file with what it takes to make a machine of the disks again, for varve disk definition")
 	f.IntVar(&b.workers, "parallel", repository.DefaultWorkers, "how many blocks are read and stored in parallel")
 	cmdline.CompleteFixed(c, "format", string(disk.Raw), string(disk.QCOW2))
 }

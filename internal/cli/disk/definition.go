@@ -64,7 +64,8 @@ func readDefinition(path string) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("--definition: %w", err)
 	case len(definition) == most:
-		return nil, failure.Usage("--definition %s: it is too large; the largest definition has %d bytes", path, repository.MaxDefinitionBytes)
+		return nil, failure.Usage("--definition %s: it is too large; the largest definition has %d bytes", path,
+			repository.MaxDefinitionBytes)
 	}
 	if err := repository.CheckDefinition(bytes.TrimSpace(definition)); err != nil {
 		return nil, fmt.Errorf("--definition %s: %w", path, err)

@@ -20,9 +20,11 @@ const locationHint = "check the location, and that its file system is mounted; `
 var storageVoice = advice.Voice{
 	Place: "the storage", There: "in the storage", Machine: "this machine", Keys: "the keys",
 	KeysSource: ": `varve repo connect` takes them from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, --s3-credentials-file or --s3-role",
-	GiveKeys:   "give keys to `varve repo connect`, or a role with --s3-role", Account: "the account of this machine, container or service account", Bucket: "the location",
-	Authority: "with `varve repo connect --s3-ca-file`", Writer: "this user", SetReadOnly: "give `varve repo connect` the flag --read-only",
-	SetAddress: "; `varve repo connect` changes the address",
+	GiveKeys:   "give keys to `varve repo connect`, or a role with --s3-role",
+	Account:    "the account of this machine, container or service account", Bucket: "the location",
+	Authority: "with `varve repo connect --s3-ca-file`", Writer: "this user",
+	SetReadOnly: "give `varve repo connect` the flag --read-only",
+	SetAddress:  "; `varve repo connect` changes the address",
 }
 
 // firstHints are what a user can do about errors of disks and of the repository, whatever else the storage says. The first that an error is
@@ -106,7 +108,7 @@ func explainStorage(err error, a advice.Advice) *failure.Error {
 	return f
 }
 
-// explainOther explains a file system that is full and is no storage, such as that of the cache.
+// explainOther explains the errors that do not come from the storage, such as a full file system under the cache.
 func explainOther(err error) *failure.Error {
 	f := &failure.Error{Err: err, Code: errclass.ExitFailure}
 	if errclass.IsFull(err) {

@@ -91,7 +91,8 @@ func TestExplain_fullElsewhere(t *testing.T) {
 		cache: "make room there, and run the command again",
 	} {
 		var f *failure.Error
-		if got := Explain(fmt.Errorf("do it: %w", err)); !errors.As(got, &f) || f.Code != errclass.ExitFailure || !strings.HasSuffix(f.Hint, want) || strings.Contains(f.Hint, "storage") {
+		if got := Explain(fmt.Errorf("do it: %w", err)); !errors.As(got, &f) || f.Code != errclass.ExitFailure ||
+			!strings.HasSuffix(f.Hint, want) || strings.Contains(f.Hint, "storage") {
 			t.Errorf("%v: %+v", err, f)
 		}
 	}

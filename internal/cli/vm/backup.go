@@ -50,7 +50,8 @@ which no machine comes back by itself.`,
 
   # Under a name, to a location that is not the default one
   varve vm backup web --as web-before-upgrade --location shelf --wait`,
-		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
+		Args:              cmdline.ExactArgs(1, "the name of a virtual machine"),
+		ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.Connect()
 			if err != nil {
@@ -66,7 +67,8 @@ which no machine comes back by itself.`,
 			if err := output.PrintDone(cmd.OutOrStdout(), b, "created"); err != nil || !w.Wait {
 				return err
 			}
-			if err := w.RunEach(cmd.Context(), s, "machine backup "+b.Name+" is ready", "vm backups", untilBackedUp(c, b)); err != nil {
+			if err := w.RunEach(cmd.Context(), s, "machine backup "+b.Name+" is ready", "vm backups",
+				untilBackedUp(c, b)); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), human.Line(describeStored(b)))
@@ -74,9 +76,12 @@ which no machine comes back by itself.`,
 		},
 	}
 	c.Flags().StringVar(&r.name, "as", "", "the backup's name (default: the machine's, with the time)")
-	c.Flags().StringVar(&r.location, "location", "", "the backup storage location in Varve's namespace (default: the default one)")
-	c.Flags().StringSliceVar(&r.exclude, "exclude", nil, "volumes of the machine that are left out, such as scratch,swap")
-	c.Flags().BoolVar(&r.noFreeze, "no-freeze", false, "do not freeze the guest's file systems for the moment that is stored")
+	c.Flags().StringVar(&r.location, "location", "",
+		"the backup storage location in Varve's namespace (default: the default one)")
+	c.Flags().StringSliceVar(&r.exclude, "exclude", nil,
+		"volumes of the machine that are left out, such as scratch,swap")
+	c.Flags().BoolVar(&r.noFreeze, "no-freeze", false,
+		"do not freeze the guest's file systems for the moment that is stored")
 	w.AddFlags(c, "the backup is ready", 0)
 	return c
 }
@@ -102,7 +107,10 @@ func (r *backupRequest) newObject(namespace, machine string, now time.Time) *har
 }
 
 func machineReference(name string) corev1.TypedLocalObjectReference {
-	return corev1.TypedLocalObjectReference{APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: name}
+	return corev1.TypedLocalObjectReference{
+		APIGroup: ptr.To(kubevirtv1.GroupVersion.Group),
+		Kind:     harvesterv1.SourceKind, Name: name,
+	}
 }
 
 func newMachineBackups() client.ObjectList { return &harvesterv1.VirtualMachineBackupList{} }
@@ -111,24 +119,29 @@ func newMachineBackups() client.ObjectList { return &harvesterv1.VirtualMachineB
 func untilBackedUp(c *cluster.Client, b *harvesterv1.VirtualMachineBackup) resource.WaitFunc {
 	uid := b.UID
 	return func(ctx context.Context, show func(progress.Report)) error {
-		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &harvesterv1.VirtualMachineBackup{}, newMachineBackups(), func(seen *harvesterv1.VirtualMachineBackup, exists bool) (bool, error) {
-			if !exists || seen.UID != uid {
-				return false, failure.New("", "machine backup %s was deleted while it ran", b.Name)
-			}
-			seen.DeepCopyInto(b)
-			message := messageOf(seen.Status.Conditions)
-			if len(seen.Status.VolumeBackups) == 0 {
-				show(progress.Report{Name: seen.Name, Phase: phaseOfBackup(seen), Message: message})
-			}
-			for _, v := range seen.Status.VolumeBackups {
-				done := v.VolumeSize / 100 * int64(v.Progress)
-				show(progress.Report{Name: v.VolumeName, Phase: phaseOfBackup(seen), Message: message, Percent: v.Progress, ProcessedBytes: done, TotalBytes: v.VolumeSize})
-			}
-			if seen.HasFailed() {
-				return false, failure.New("", "machine backup %s failed: %s", seen.Name, ptr.Deref(seen.Status.Error.Message, ""))
-			}
-			return seen.IsReady(), nil
-		})
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &harvesterv1.VirtualMachineBackup{},
+			newMachineBackups(), func(seen *harvesterv1.VirtualMachineBackup, exists bool) (bool, error) {
+				if !exists || seen.UID != uid {
+					return false, failure.New("", "machine backup %s was deleted while it ran", b.Name)
+				}
+				seen.DeepCopyInto(b)
+				message := messageOf(seen.Status.Conditions)
+				if len(seen.Status.VolumeBackups) == 0 {
+					show(progress.Report{Name: seen.Name, Phase: phaseOfBackup(seen), Message: message})
+				}
+				for _, v := range seen.Status.VolumeBackups {
+					done := v.VolumeSize / 100 * int64(v.Progress)
+					show(progress.Report{
+						Name: v.VolumeName, Phase: phaseOfBackup(seen), Message: message,
+						Percent: v.Progress, ProcessedBytes: done, TotalBytes: v.VolumeSize,
+					})
+				}
+				if seen.HasFailed() {
+					return false, failure.New("", "machine backup %s failed: %s", seen.Name,
+						ptr.Deref(seen.Status.Error.Message, ""))
+				}
+				return seen.IsReady(), nil
+			})
 	}
 }
 
@@ -159,7 +172,8 @@ func phaseOfBackup(b *harvesterv1.VirtualMachineBackup) string {
 // describeStored says in one line what a backup has stored, and what it has not.
 func describeStored(b *harvesterv1.VirtualMachineBackup) string {
 	size, changed := storedBytes(b)
-	text := fmt.Sprintf("machine backup %s is ready: %s of %s, %s new or changed", b.Name, human.Count(len(b.Status.VolumeBackups), "disk"), human.Bytes(size), human.Bytes(changed))
+	text := fmt.Sprintf("machine backup %s is ready: %s of %s, %s new or changed", b.Name,
+		human.Count(len(b.Status.VolumeBackups), "disk"), human.Bytes(size), human.Bytes(changed))
 	for _, v := range b.Status.VolumeBackups {
 		if v.FullReason != "" {
 			text += fmt.Sprintf(", volume %s full because %s", v.VolumeName, v.FullReason)
@@ -193,12 +207,14 @@ a machine back from one that is Ready.
 		Noun:    "machine backups",
 		NewList: newMachineBackups,
 		Sort: func(list client.ObjectList) {
-			slices.SortFunc(list.(*harvesterv1.VirtualMachineBackupList).Items, func(a, b harvesterv1.VirtualMachineBackup) int {
-				if d := strings.Compare(a.Namespace+"/"+a.Spec.Source.Name, b.Namespace+"/"+b.Spec.Source.Name); d != 0 {
-					return d
-				}
-				return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
-			})
+			slices.SortFunc(list.(*harvesterv1.VirtualMachineBackupList).Items,
+				func(a, b harvesterv1.VirtualMachineBackup) int {
+					if d := strings.Compare(a.Namespace+"/"+a.Spec.Source.Name,
+						b.Namespace+"/"+b.Spec.Source.Name); d != 0 {
+						return d
+					}
+					return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+				})
 		},
 		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
 			return newBackupTable(list.(*harvesterv1.VirtualMachineBackupList), wide, s.Now()), nil
@@ -216,7 +232,11 @@ func newBackupTable(list *harvesterv1.VirtualMachineBackupList, wide bool, now t
 	for i := range list.Items {
 		b := &list.Items[i]
 		size, changed := storedBytes(b)
-		row := []string{b.Name, b.Spec.Source.Name, phaseOfBackup(b), fmt.Sprintf("%d%%", b.Status.Progress), fmt.Sprint(len(b.Status.VolumeBackups)), human.Bytes(size), human.Bytes(changed), human.Age(now, b.CreationTimestamp.Time)}
+		row := []string{
+			b.Name, b.Spec.Source.Name, phaseOfBackup(b), fmt.Sprintf("%d%%", b.Status.Progress),
+			fmt.Sprint(len(b.Status.VolumeBackups)), human.Bytes(size), human.Bytes(changed),
+			human.Age(now, b.CreationTimestamp.Time),
+		}
 		if wide {
 			location := ""
 			if l := b.Status.Location; l != nil {

@@ -231,8 +231,12 @@ func untilReplaced(c *cluster.Client, old *kubevirtv1.VirtualMachineInstance) re
 // newStartReport reports a machine that is being started. Why its last start has failed counts for more than that it is
 // not ready.
 func newStartReport(vm *kubevirtv1.VirtualMachine) progress.Report {
-	r := progress.Report{Name: vm.Name, Phase: string(vm.Status.PrintableStatus), Message: falseCondition(vm.Status.Conditions, kubevirtv1.ConditionReady)}
-	if c := findCondition(vm.Status.Conditions, kubevirtv1.ConditionFailure); !vm.Status.Ready && c != nil && c.Status == corev1.ConditionTrue {
+	r := progress.Report{
+		Name: vm.Name, Phase: string(vm.Status.PrintableStatus),
+		Message: falseCondition(vm.Status.Conditions, kubevirtv1.ConditionReady),
+	}
+	if c := findCondition(vm.Status.Conditions, kubevirtv1.ConditionFailure); !vm.Status.Ready && c != nil &&
+		c.Status == corev1.ConditionTrue {
 		r.Message = c.Reason + ": " + c.Message
 	}
 	return r

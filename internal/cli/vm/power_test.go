@@ -12,8 +12,14 @@ import (
 // ready.
 func TestNewStartReport_saysWhyTheStartFailed(t *testing.T) {
 	t.Parallel()
-	notReady := kubevirtv1.Condition{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse, Message: "the guest does not run"}
-	failed := kubevirtv1.Condition{Type: kubevirtv1.ConditionFailure, Status: corev1.ConditionTrue, Reason: "StartFailed", Message: "the disk has no image"}
+	notReady := kubevirtv1.Condition{
+		Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse,
+		Message: "the guest does not run",
+	}
+	failed := kubevirtv1.Condition{
+		Type: kubevirtv1.ConditionFailure, Status: corev1.ConditionTrue,
+		Reason: "StartFailed", Message: "the disk has no image",
+	}
 	over := failed
 	over.Status = corev1.ConditionFalse
 	for name, c := range map[string]struct {

@@ -40,7 +40,8 @@ new ones.`,
 
   # Beside the machine, and stopped
   varve vm restore web-20261129-020000 --name web-look --halt --wait`,
-		Args: cmdline.ExactArgs(1, "the name of a machine backup"), ValidArgsFunction: s.CompleteArgs(newMachineBackups, 1),
+		Args:              cmdline.ExactArgs(1, "the name of a machine backup"),
+		ValidArgsFunction: s.CompleteArgs(newMachineBackups, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.Connect()
 			if err != nil {
@@ -57,7 +58,8 @@ new ones.`,
 				return err
 			}
 			machine := o.Spec.Target.Name
-			if err := w.RunEach(cmd.Context(), s, "virtual machine "+machine+" is restored", "vm describe "+machine, untilRestored(c, o)); err != nil {
+			if err := w.RunEach(cmd.Context(), s, "virtual machine "+machine+" is restored", "vm describe "+machine,
+				untilRestored(c, o)); err != nil {
 				return err
 			}
 			how := "runs"
@@ -70,7 +72,8 @@ new ones.`,
 	}
 	c.Flags().StringVar(&r.machine, "name", "", "the restored machine's name (default: the one that it had)")
 	c.Flags().StringVar(&r.from, "from-namespace", "", "the backup's namespace (default: that of the restored machine)")
-	c.Flags().BoolVar(&r.keepMAC, "keep-mac", false, "keep the hardware addresses; not beside the machine that has them")
+	c.Flags().BoolVar(&r.keepMAC, "keep-mac", false,
+		"keep the hardware addresses; not beside the machine that has them")
 	c.Flags().BoolVar(&r.halt, "halt", false, "leave the restored machine stopped")
 	w.AddFlags(c, "the restored machine runs, or with --halt, is there", 0)
 	return c
@@ -88,7 +91,8 @@ func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backu
 		return nil, fmt.Errorf("get machine backup %s: %w", key, err)
 	}
 	if !b.IsReady() {
-		return nil, failure.New("`varve vm backups -n "+key.Namespace+" -o wide` says why", "machine backup %s cannot be restored: it is %s", key, phaseOfBackup(b))
+		return nil, failure.New("`varve vm backups -n "+key.Namespace+" -o wide` says why",
+			"machine backup %s cannot be restored: it is %s", key, phaseOfBackup(b))
 	}
 	machine := r.machine
 	if machine == "" {
@@ -97,8 +101,9 @@ func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backu
 	return &harvesterv1.VirtualMachineRestore{
 		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, GenerateName: "restore-" + backup + "-"},
 		Spec: harvesterv1.VirtualMachineRestoreSpec{
-			Target: machineReference(machine), VirtualMachineBackupName: backup, VirtualMachineBackupNamespace: key.Namespace,
-			NewVM: true, KeepMacAddress: r.keepMAC, HaltAfterRestore: r.halt,
+			Target: machineReference(machine), VirtualMachineBackupName: backup,
+			VirtualMachineBackupNamespace: key.Namespace,
+			NewVM:                         true, KeepMacAddress: r.keepMAC, HaltAfterRestore: r.halt,
 		},
 	}, nil
 }
@@ -106,22 +111,27 @@ func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backu
 // untilRestored waits until a restore is complete. Each disk is shown by itself.
 func untilRestored(c *cluster.Client, o *harvesterv1.VirtualMachineRestore) resource.WaitFunc {
 	return func(ctx context.Context, show func(progress.Report)) error {
-		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(o), &harvesterv1.VirtualMachineRestore{}, &harvesterv1.VirtualMachineRestoreList{}, func(seen *harvesterv1.VirtualMachineRestore, exists bool) (bool, error) {
-			if !exists || seen.UID != o.UID {
-				return false, failure.New("", "machine restore %s was deleted while it ran", o.Name)
-			}
-			message := messageOf(seen.Status.Conditions)
-			if len(seen.Status.VolumeRestores) == 0 {
-				show(progress.Report{Name: seen.Name, Phase: "Pending", Message: message})
-			}
-			for i := range seen.Status.VolumeRestores {
-				v := &seen.Status.VolumeRestores[i]
-				show(progress.Report{Name: v.VolumeName, Phase: "Restoring", Message: message, Percent: v.Progress, ProcessedBytes: v.VolumeSize / 100 * int64(v.Progress), TotalBytes: v.VolumeSize})
-			}
-			if seen.HasFailed() {
-				return false, failure.New("", "machine restore %s failed: %s", seen.Name, message)
-			}
-			return seen.IsComplete(), nil
-		})
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(o), &harvesterv1.VirtualMachineRestore{},
+			&harvesterv1.VirtualMachineRestoreList{},
+			func(seen *harvesterv1.VirtualMachineRestore, exists bool) (bool, error) {
+				if !exists || seen.UID != o.UID {
+					return false, failure.New("", "machine restore %s was deleted while it ran", o.Name)
+				}
+				message := messageOf(seen.Status.Conditions)
+				if len(seen.Status.VolumeRestores) == 0 {
+					show(progress.Report{Name: seen.Name, Phase: "Pending", Message: message})
+				}
+				for i := range seen.Status.VolumeRestores {
+					v := &seen.Status.VolumeRestores[i]
+					show(progress.Report{
+						Name: v.VolumeName, Phase: "Restoring", Message: message, Percent: v.Progress,
+						ProcessedBytes: v.VolumeSize / 100 * int64(v.Progress), TotalBytes: v.VolumeSize,
+					})
+				}
+				if seen.HasFailed() {
+					return false, failure.New("", "machine restore %s failed: %s", seen.Name, message)
+				}
+				return seen.IsComplete(), nil
+			})
 	}
 }

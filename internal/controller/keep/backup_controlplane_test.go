@@ -30,43 +30,55 @@ func backedUp(w *world) {
 	for _, v := range b.Status.ExcludedVolumes {
 		excluded[v.Name] = v.Reason
 	}
-	if diff := cmp.Diff(map[string]harvesterv1.ExclusionReason{"shared": harvesterv1.Shareable, "later": harvesterv1.NotRunningYet}, excluded); diff != "" || len(uploads) != 2 {
+	if diff := cmp.Diff(map[string]harvesterv1.ExclusionReason{
+		"shared": harvesterv1.Shareable,
+		"later":  harvesterv1.NotRunningYet,
+	}, excluded); diff != "" || len(uploads) != 2 {
 		w.Errorf("%d uploads, left out: %s", len(uploads), diff)
 	}
 
 	disk, err := datamove.ParseMachineDisk(uploads["root"].Spec.DataMoverConfig)
 	w.must(err)
 	want := datamove.MachineDisk{
-		Machine: "web", Volume: "root", Tracker: disk.Tracker, ScratchClaim: b.Status.Group + "-scratch", SkipQuiesce: true, Group: b.Status.Group, Disks: 2, Definition: string(b.UID),
+		Machine: "web", Volume: "root", Tracker: disk.Tracker, ScratchClaim: b.Status.Group + "-scratch",
+		SkipQuiesce: true, Group: b.Status.Group, Disks: 2, Definition: string(b.UID),
 	}
 	if diff := cmp.Diff(want, disk); diff != "" {
 		w.Errorf("the disk of the DataUpload: %s", diff)
 	}
 	tracker := wait(w, &backupv1.VirtualMachineBackupTracker{ObjectMeta: w.meta(disk.Tracker)}, exists)
-	if len(tracker.OwnerReferences) != 1 || tracker.OwnerReferences[0].UID != vm.UID || tracker.Spec.Source.Name != "web" {
+	if len(tracker.OwnerReferences) != 1 || tracker.OwnerReferences[0].UID != vm.UID ||
+		tracker.Spec.Source.Name != "web" {
 		w.Errorf("tracker %+v", tracker)
 	}
 	scratch := wait(w, &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(disk.ScratchClaim)}, exists)
 	if !metav1.IsControlledBy(scratch, b) || scratch.Spec.Resources.Requests.Storage().Value() < 2<<30 {
 		w.Errorf("scratch claim %+v", scratch)
 	}
-	secret := wait(w, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: datamove.DefinitionSecret(string(b.UID))}}, exists)
+	secret := wait(w, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Namespace: controlplane.SystemNamespace,
+		Name:      datamove.DefinitionSecret(string(b.UID)),
+	}}, exists)
 	d, err := definition.Decode(secret.Data[datamove.DefinitionKey])
 	w.must(err)
-	if secret.Type != datamove.DefinitionSecretType || len(d.Secrets) != 1 || string(d.Secrets[0].Data["key"]) != "hidden words" || d.Machine.ObjectMeta.Labels["tier"] != "front" || len(d.Claims) != 2 {
+	if secret.Type != datamove.DefinitionSecretType || len(d.Secrets) != 1 ||
+		string(d.Secrets[0].Data["key"]) != "hidden words" || d.Machine.ObjectMeta.Labels["tier"] != "front" ||
+		len(d.Claims) != 2 {
 		w.Errorf("definition %+v", d)
 	}
 
 	// The next one waits for it.
 	next := w.newBackup("tuesday", nil)
 	w.create(next)
-	w.backupSays(next, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", "waits for VirtualMachineBackup monday of the machine to end, until "))
+	w.backupSays(next, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
+		"waits for VirtualMachineBackup monday of the machine to end, until "))
 
 	w.ends(uploads["root"], velerov2.PhaseCompleted, "")
 	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", "Operation in progress"))
 	w.ends(uploads["data"], velerov2.PhaseCompleted, "")
 	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-		if !b.IsReady() || b.Labels[layout.LabelEnded] != "true" || b.Status.Progress != 100 || b.Status.CreationTime == nil {
+		if !b.IsReady() || b.Labels[layout.LabelEnded] != "true" || b.Status.Progress != 100 ||
+			b.Status.CreationTime == nil {
 			return fmt.Errorf("labels %v, status %+v", b.Labels, b.Status)
 		}
 		return nil
@@ -77,11 +89,13 @@ func backedUp(w *world) {
 	if diff := cmp.Diff([]harvesterv1.SecretBackup{{Name: "pull"}}, b.Status.SecretBackups); diff != "" {
 		w.Errorf("Secrets, of which status has the names alone: %s", diff)
 	}
-	if diff := cmp.Diff(&harvesterv1.BackupTarget{Endpoint: "https://s3.lan", BucketName: "b", BucketRegion: "here"}, b.Status.BackupTarget); diff != "" {
+	if diff := cmp.Diff(&harvesterv1.BackupTarget{Endpoint: "https://s3.lan", BucketName: "b", BucketRegion: "here"},
+		b.Status.BackupTarget); diff != "" {
 		w.Error(diff)
 	}
 	for _, v := range b.Status.VolumeBackups {
-		if v.SnapshotID == "" || v.ChangedBytes != 4096 || *v.Name != "monday-volume-web-"+v.VolumeName || v.PersistentVolumeClaim.ObjectMeta.Name != "web-"+v.VolumeName {
+		if v.SnapshotID == "" || v.ChangedBytes != 4096 || *v.Name != "monday-volume-web-"+v.VolumeName ||
+			v.PersistentVolumeClaim.ObjectMeta.Name != "web-"+v.VolumeName {
 			w.Errorf("volume %+v", v)
 		}
 	}
@@ -115,9 +129,11 @@ func diskFails(w *world) {
 		}
 		return nil
 	})
-	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", "the other disks to end, because of volume root: the bucket is full"))
+	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
+		"the other disks to end, because of volume root: the bucket is full"))
 	w.ends(data, velerov2.PhaseCanceled, "")
-	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError, "volume root: the bucket is full: make room"))
+	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"volume root: the bucket is full: make room"))
 	if b.IsReady() || !b.HasFailed() {
 		w.Errorf("status %+v", b.Status)
 	}
@@ -138,7 +154,8 @@ func uploadDeleted(w *world) {
 	})
 	w.must(w.admin.Delete(w.Context(), uploads["root"]))
 	w.ends(uploads["data"], velerov2.PhaseCompleted, "")
-	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError, "DataUpload "+uploads["root"].Name+" was deleted by somebody else"))
+	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"DataUpload "+uploads["root"].Name+" was deleted by somebody else"))
 }
 
 // locationAway: a location that does not answer is waited for, and its backup can be deleted nevertheless.
@@ -146,7 +163,8 @@ func locationAway(w *world) {
 	w.running()
 	b := w.newBackup("monday", map[string]string{harvesterv1.AnnotationLocation: away})
 	w.create(b)
-	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", "waits for BackupStorageLocation away to be available (nobody listens there), until "))
+	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
+		"waits for BackupStorageLocation away to be available (nobody listens there), until "))
 	w.must(w.admin.Delete(w.Context(), b))
 	w.gone(b)
 }
@@ -159,21 +177,25 @@ func refused(w *world) {
 			part.T = t
 			b := part.newBackup(name, annotations)
 			part.create(b)
-			part.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError, words))
+			part.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+				words))
 			if b.Status.Error == nil || b.Status.Group != "" {
 				part.Errorf("status %+v", b.Status)
 			}
 		})
 	}
 	check("no-such-volume", map[string]string{harvesterv1.AnnotationExcludeVolumes: "root, datum"}, `names "datum", and virtual machine web has no such volume`)
-	check("no-disk", map[string]string{harvesterv1.AnnotationExcludeVolumes: "root,data"}, "no disk that can be stored: root (ExcludedByUser), data (ExcludedByUser), shared (Shareable), later (NotRunningYet) are left out")
+	check("no-disk", map[string]string{harvesterv1.AnnotationExcludeVolumes: "root,data"},
+		"no disk that can be stored: root (ExcludedByUser), data (ExcludedByUser), shared (Shareable), later (NotRunningYet) are left out")
 	vmi := wait(w, &kubevirtv1.VirtualMachineInstance{ObjectMeta: w.meta("web")}, exists)
 	track := func(state kubevirtv1.ChangedBlockTrackingState) {
-		controlplane.Update(w.T, w.varve, vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.ChangedBlockTracking.State = state })
+		controlplane.Update(w.T, w.varve, vmi, true,
+			func(i *kubevirtv1.VirtualMachineInstance) { i.Status.ChangedBlockTracking.State = state })
 	}
 	track(kubevirtv1.ChangedBlockTrackingPendingRestart)
 	check("not-tracked", nil, "are not tracked (PendingRestart): restart it")
-	controlplane.Update(w.T, w.varve, vmi, true, func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseSucceeded })
+	controlplane.Update(w.T, w.varve, vmi, true,
+		func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseSucceeded })
 	check("stopped", nil, "does not run, and stopped machines are not backed up yet: start it")
 	w.must(w.admin.Delete(w.Context(), vm))
 	w.gone(vm)
@@ -193,7 +215,10 @@ func deletedEarly(w *world) {
 		w.gone(u)
 	}
 	w.deleted(scratch.Name)
-	w.gone(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: datamove.DefinitionSecret(string(b.UID))}})
+	w.gone(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Namespace: controlplane.SystemNamespace,
+		Name:      datamove.DefinitionSecret(string(b.UID)),
+	}})
 }
 
 // namespaceDeleted: the backups of a namespace that is deleted by mistake go as objects, and what they have stored

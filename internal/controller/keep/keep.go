@@ -39,10 +39,16 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		mgr.GetLogger().Info("whole machines are not backed up: the kinds of harvesterhci.io are not Varve's")
 		return nil
 	}
-	if err := harvesterbackup.Setup(mgr, harvesterbackup.Options{Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.ControllerSuffix}); err != nil {
+	if err := harvesterbackup.Setup(mgr, harvesterbackup.Options{
+		Namespace: o.Namespace, Clock: o.Clock,
+		ControllerSuffix: o.ControllerSuffix,
+	}); err != nil {
 		return fmt.Errorf("backups: %w", err)
 	}
-	if err := harvesterrestore.Setup(mgr, harvesterrestore.Options{Clock: o.Clock, ControllerSuffix: o.ControllerSuffix}); err != nil {
+	if err := harvesterrestore.Setup(mgr, harvesterrestore.Options{
+		Clock:            o.Clock,
+		ControllerSuffix: o.ControllerSuffix,
+	}); err != nil {
 		return fmt.Errorf("restores: %w", err)
 	}
 	return nil

@@ -25,7 +25,8 @@ import (
 
 func (w *world) newRestore(b *harvesterv1.VirtualMachineBackup, edit ...func(*harvesterv1.VirtualMachineRestoreSpec)) *harvesterv1.VirtualMachineRestore {
 	r := &harvesterv1.VirtualMachineRestore{ObjectMeta: w.meta("back"), Spec: harvesterv1.VirtualMachineRestoreSpec{
-		Target: *gen.Source("web"), VirtualMachineBackupName: b.Name, VirtualMachineBackupNamespace: b.Namespace, NewVM: true, KeepMacAddress: true,
+		Target: *gen.Source("web"), VirtualMachineBackupName: b.Name, VirtualMachineBackupNamespace: b.Namespace,
+		NewVM: true, KeepMacAddress: true,
 	}}
 	for _, f := range edit {
 		f(&r.Spec)
@@ -44,7 +45,10 @@ func (w *world) downloads(r *harvesterv1.VirtualMachineRestore) map[string]*vele
 	})
 	all := map[string]*velerov2.DataDownload{}
 	for _, v := range r.Status.VolumeRestores {
-		d := &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Namespace: r.Status.Location.Namespace, Name: v.DataDownload}}
+		d := &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{
+			Namespace: r.Status.Location.Namespace,
+			Name:      v.DataDownload,
+		}}
 		all[v.VolumeName] = wait(w, d, exists)
 	}
 	return all
@@ -52,7 +56,10 @@ func (w *world) downloads(r *harvesterv1.VirtualMachineRestore) map[string]*vele
 
 func (w *world) downloaded(d *velerov2.DataDownload, phase velerov2.Phase, message string) {
 	w.Helper()
-	controlplane.Update(w.T, w.admin, d, false, func(d *velerov2.DataDownload) { d.Status.Phase, d.Status.Message = phase, message })
+	controlplane.Update(w.T, w.admin, d, false, func(d *velerov2.DataDownload) {
+		d.Status.Phase,
+			d.Status.Message = phase, message
+	})
 }
 
 func (w *world) complete(r *harvesterv1.VirtualMachineRestore) {
@@ -73,7 +80,8 @@ func restored(w *world) {
 	downloads := w.downloads(r)
 	// The backup stays while it is read.
 	w.must(w.admin.Delete(w.Context(), b))
-	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "Deleting", "VirtualMachineRestore "+w.ns+"/back to end"))
+	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "Deleting",
+		"VirtualMachineRestore "+w.ns+"/back to end"))
 	for i := range r.Status.VolumeRestores {
 		v := &r.Status.VolumeRestores[i]
 		name := v.PersistentVolumeClaim.ObjectMeta.Name
@@ -81,10 +89,12 @@ func restored(w *world) {
 			w.Errorf("claim %s", name)
 		}
 		claim := wait(w, &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(name)}, exists)
-		if claim.Spec.Selector.MatchLabels[datamove.LabelRestoredVolume] == "" || claim.Spec.Resources.Requests.Storage().Value() != 1<<30 || claim.Spec.VolumeName != "" {
+		if claim.Spec.Selector.MatchLabels[datamove.LabelRestoredVolume] == "" ||
+			claim.Spec.Resources.Requests.Storage().Value() != 1<<30 || claim.Spec.VolumeName != "" {
 			w.Errorf("claim %+v", claim.Spec)
 		}
-		if spec := downloads[v.VolumeName].Spec; spec.TargetVolume.PVC != name || spec.SnapshotID == "" || spec.BackupStorageLocation != shelf || spec.SourceNamespace != w.ns {
+		if spec := downloads[v.VolumeName].Spec; spec.TargetVolume.PVC != name || spec.SnapshotID == "" ||
+			spec.BackupStorageLocation != shelf || spec.SourceNamespace != w.ns {
 			w.Errorf("DataDownload %+v", spec)
 		}
 	}
@@ -97,7 +107,8 @@ func restored(w *world) {
 		}
 		return nil
 	})
-	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", "Waiting for target vm to be ready: waits for virtual machine web is "))
+	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
+		"Waiting for target vm to be ready: waits for virtual machine web is "))
 	for key := range vm.Annotations {
 		if strings.HasPrefix(key, layout.Prefix) {
 			w.Errorf("annotation %s is left", key)
@@ -107,7 +118,8 @@ func restored(w *world) {
 	for _, v := range vm.Spec.Template.Spec.Volumes {
 		volumes[v.Name] = v.PersistentVolumeClaim.ClaimName
 	}
-	if volumes["root"] != "restore-monday-"+string(r.UID)+"-root" || volumes["shared"] != "web-shared" || vm.Labels["tier"] != "front" {
+	if volumes["root"] != "restore-monday-"+string(r.UID)+"-root" || volumes["shared"] != "web-shared" ||
+		vm.Labels["tier"] != "front" {
 		w.Errorf("volumes %v, labels %v", volumes, vm.Labels)
 	}
 	if mac := vm.Spec.Template.Spec.Domain.Devices.Interfaces[0].MacAddress; mac != "02:00:00:00:00:07" {
@@ -126,12 +138,13 @@ func restored(w *world) {
 	// The machine's claims are the machine's.
 	w.must(w.admin.Delete(w.Context(), r))
 	w.gone(r)
-	wait(w, &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(volumes["root"])}, func(c *corev1.PersistentVolumeClaim) error {
-		if c.DeletionTimestamp != nil {
-			w.Error("the claim of the machine is deleted with the restore")
-		}
-		return nil
-	})
+	wait(w, &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(volumes["root"])},
+		func(c *corev1.PersistentVolumeClaim) error {
+			if c.DeletionTimestamp != nil {
+				w.Error("the claim of the machine is deleted with the restore")
+			}
+			return nil
+		})
 }
 
 // halted: the machine is made, and not started, with addresses of its own.
@@ -158,7 +171,8 @@ func nameTaken(w *world) {
 	w.create(stranger)
 	r := w.newRestore(b)
 	w.create(r)
-	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError, "VM web is already exists"))
+	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"VM web is already exists"))
 	w.must(w.admin.Delete(w.Context(), r))
 	w.gone(r)
 
@@ -170,7 +184,8 @@ func nameTaken(w *world) {
 	for _, d := range downloads {
 		w.downloaded(d, velerov2.PhaseCompleted, "")
 	}
-	w.restoreSays(late, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError, "was made by somebody else meanwhile, and is left as it is"))
+	w.restoreSays(late, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"was made by somebody else meanwhile, and is left as it is"))
 	for _, vm := range []*kubevirtv1.VirtualMachine{stranger, other} {
 		have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta(vm.Name)}, exists)
 		if have.UID != vm.UID || have.Generation != vm.Generation {
@@ -193,7 +208,8 @@ func downloadFails(w *world) {
 		return nil
 	})
 	w.downloaded(data, velerov2.PhaseCanceled, "")
-	w.restoreSays(r, says(harvesterv1.ConditionReady, corev1.ConditionFalse, harvesterv1.ReasonError, "volume root: DataDownload "+downloads["root"].Name+" is Failed: no space on the node"))
+	w.restoreSays(r, says(harvesterv1.ConditionReady, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"volume root: DataDownload "+downloads["root"].Name+" is Failed: no space on the node"))
 	w.must(w.admin.Delete(w.Context(), r))
 	w.gone(r)
 	for i := range r.Status.VolumeRestores {
@@ -215,11 +231,16 @@ func doesNotStart(w *world) {
 	vm := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}, exists)
 	controlplane.Update(w.T, w.varve, vm, true, func(vm *kubevirtv1.VirtualMachine) {
 		vm.Status.PrintableStatus = kubevirtv1.VirtualMachineStarting
-		vm.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse, Reason: "PodNotReady", Message: "no node has room"}}
+		vm.Status.Conditions = []kubevirtv1.Condition{{
+			Type: kubevirtv1.ConditionReady, Status: corev1.ConditionFalse,
+			Reason: "PodNotReady", Message: "no node has room",
+		}}
 	})
-	w.restoreSays(r, says(harvesterv1.ConditionReady, corev1.ConditionFalse, "", "virtual machine web is Starting: no node has room"))
+	w.restoreSays(r, says(harvesterv1.ConditionReady, corev1.ConditionFalse, "",
+		"virtual machine web is Starting: no node has room"))
 	w.must(w.admin.Delete(w.Context(), vm))
-	w.restoreSays(r, says(harvesterv1.ConditionReady, corev1.ConditionFalse, harvesterv1.ReasonError, "virtual machine web was deleted before it was ready"))
+	w.restoreSays(r, says(harvesterv1.ConditionReady, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"virtual machine web was deleted before it was ready"))
 }
 
 // notAccepted: the API server refuses what could never work, and names the field.
@@ -230,14 +251,30 @@ func notAccepted(w *world) {
 		edit  func(*harvesterv1.VirtualMachineRestoreSpec)
 		words string
 	}{
-		"replacing":      {func(s *harvesterv1.VirtualMachineRestoreSpec) { s.NewVM = false }, "newVM must be true: delete the machine first"},
-		"a bad name":     {func(s *harvesterv1.VirtualMachineRestoreSpec) { s.Target.Name = "We b" }, "spec.target.name: Invalid value: Target VM name is invalid"},
-		"another kind":   {func(s *harvesterv1.VirtualMachineRestoreSpec) { s.Target.Kind = "Pod" }, "spec.target.kind: Invalid value: kind must be VirtualMachine"},
-		"another group":  {func(s *harvesterv1.VirtualMachineRestoreSpec) { s.Target.APIGroup = ptr.To("v1") }, "spec.target.apiGroup"},
-		"without backup": {func(s *harvesterv1.VirtualMachineRestoreSpec) { s.VirtualMachineBackupName = "" }, "spec.virtualMachineBackupName"},
+		"replacing": {
+			func(s *harvesterv1.VirtualMachineRestoreSpec) { s.NewVM = false },
+			"newVM must be true: delete the machine first",
+		},
+		"a bad name": {
+			func(s *harvesterv1.VirtualMachineRestoreSpec) { s.Target.Name = "We b" },
+			"spec.target.name: Invalid value: Target VM name is invalid",
+		},
+		"another kind": {
+			func(s *harvesterv1.VirtualMachineRestoreSpec) { s.Target.Kind = "Pod" },
+			"spec.target.kind: Invalid value: kind must be VirtualMachine",
+		},
+		"another group": {
+			func(s *harvesterv1.VirtualMachineRestoreSpec) { s.Target.APIGroup = ptr.To("v1") },
+			"spec.target.apiGroup",
+		},
+		"without backup": {
+			func(s *harvesterv1.VirtualMachineRestoreSpec) { s.VirtualMachineBackupName = "" },
+			"spec.virtualMachineBackupName",
+		},
 	} {
 		w.Run(name, func(t *testing.T) {
-			if err := w.admin.Create(t.Context(), w.newRestore(b, c.edit)); err == nil || !strings.Contains(err.Error(), c.words) {
+			if err := w.admin.Create(t.Context(), w.newRestore(b, c.edit)); err == nil ||
+				!strings.Contains(err.Error(), c.words) {
 				t.Errorf("%v, want %q", err, c.words)
 			}
 		})
@@ -246,10 +283,16 @@ func notAccepted(w *world) {
 		edit  func(*harvesterv1.VirtualMachineBackup)
 		words string
 	}{
-		"another source":    {func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Source.Name = "db" }, "spec.source is immutable"},
-		"marked as ended":   {func(b *harvesterv1.VirtualMachineBackup) { b.Labels = map[string]string{layout.LabelEnded: "mine"} }, "only Varve's controller sets the label"},
-		"of type snapshot":  {func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Type = "snapshot" }, `spec.type: Unsupported value: "snapshot": supported values: "backup"`},
-		"of something else": {func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Source.Kind = "Pod" }, "spec.source.kind: Invalid value: kind must be VirtualMachine"},
+		"another source": {
+			func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Source.Name = "db" },
+			"spec.source is immutable",
+		},
+		"marked as ended":  {func(b *harvesterv1.VirtualMachineBackup) { b.Labels = map[string]string{layout.LabelEnded: "mine"} }, "only Varve's controller sets the label"},
+		"of type snapshot": {func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Type = "snapshot" }, `spec.type: Unsupported value: "snapshot": supported values: "backup"`},
+		"of something else": {
+			func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Source.Kind = "Pod" },
+			"spec.source.kind: Invalid value: kind must be VirtualMachine",
+		},
 	} {
 		w.Run(name, func(t *testing.T) {
 			controlplane.Eventually(t, func() error {
@@ -277,15 +320,17 @@ func anotherNamespace(w *world) {
 	elsewhere := cluster.Namespace(w)
 	tenant := controlplane.ServiceAccount(elsewhere, "tenant").Restrict()
 	role := &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: elsewhere, Name: "tenant"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "varve-edit"},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: elsewhere, Name: "tenant"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: elsewhere, Name: "tenant"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "varve-edit"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: elsewhere, Name: "tenant"}},
 	}
 	w.create(role)
 	c := cluster.Client(w.T, tenant)
 	r := w.newRestore(b)
 	r.Namespace = elsewhere
 	controlplane.Eventually(w, func() error { // the binding takes a moment
-		if err := c.Create(w.Context(), r.DeepCopy()); err == nil || !strings.Contains(err.Error(), "you may not read the backup") {
+		if err := c.Create(w.Context(), r.DeepCopy()); err == nil ||
+			!strings.Contains(err.Error(), "you may not read the backup") {
 			return fmt.Errorf("a tenant without the right: %w", err)
 		}
 		return nil

@@ -42,7 +42,8 @@ func TestControlPlane(t *testing.T) {
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	mgr := cluster.Manager(t, controlplane.Controller.Restrict(), func(o *ctrl.Options) { o.Cache.ByObject = pointdeletion.CachedObjects() })
+	mgr := cluster.Manager(t, controlplane.Controller.Restrict(),
+		func(o *ctrl.Options) { o.Cache.ByObject = pointdeletion.CachedObjects() })
 	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace}); err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,8 @@ func TestControlPlane(t *testing.T) {
 		l := &velerov1.BackupStorageLocation{
 			ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: name},
 			Spec: velerov1.BackupStorageLocationSpec{
-				Provider: "aws", Default: name == shelf, Config: map[string]string{"s3Url": "https://s3.lan", "region": "here"},
+				Provider: "aws", Default: name == shelf,
+				Config:      map[string]string{"s3Url": "https://s3.lan", "region": "here"},
 				StorageType: velerov1.StorageType{ObjectStorage: &velerov1.ObjectStorageLocation{Bucket: "b"}},
 			},
 			Status: velerov1.BackupStorageLocationStatus{Phase: phase, Message: "nobody listens there"},
@@ -151,17 +153,25 @@ func (w *world) deleted(name string) {
 // yet.
 func (w *world) running() *kubevirtv1.VirtualMachine {
 	w.Helper()
-	disks := []func(*kubevirtv1.VirtualMachineInstanceSpec){gen.Disk("root", "web-root"), gen.Disk("data", "web-data"), gen.Disk("shared", "web-shared", func(d *kubevirtv1.Disk) { d.Shareable = ptr.To(true) })}
+	disks := []func(*kubevirtv1.VirtualMachineInstanceSpec){
+		gen.Disk("root", "web-root"),
+		gen.Disk("data", "web-data"), gen.Disk("shared", "web-shared",
+			func(d *kubevirtv1.Disk) { d.Shareable = ptr.To(true) }),
+	}
 	for _, name := range []string{"web-root", "web-data", "web-shared"} {
 		w.create(gen.Claim(w.meta(name), gen.SetSize("1Gi"), gen.SetVolumeMode(corev1.PersistentVolumeFilesystem)))
 	}
 	addNetwork := func(s *kubevirtv1.VirtualMachineInstanceSpec) {
 		s.Networks = []kubevirtv1.Network{{Name: "default", Pod: &kubevirtv1.PodNetwork{}}}
-		s.Domain.Devices.Interfaces = []kubevirtv1.Interface{{Name: "default", Masquerade: &kubevirtv1.InterfaceMasquerade{}}}
+		s.Domain.Devices.Interfaces = []kubevirtv1.Interface{{
+			Name:       "default",
+			Masquerade: &kubevirtv1.InterfaceMasquerade{},
+		}}
 		s.Domain.Firmware = &kubevirtv1.Firmware{KernelBoot: &kubevirtv1.KernelBoot{Container: &kubevirtv1.KernelBootContainer{Image: "k", KernelPath: "/k", ImagePullSecret: "pull"}}}
 	}
 	guest := gen.Guest(append(disks, addNetwork)...)
-	vm := gen.VirtualMachine(w.meta("web"), gen.Guest(append(disks, addNetwork, gen.Disk("later", "web-later"))...), gen.SetRunStrategy(kubevirtv1.RunStrategyAlways))
+	vm := gen.VirtualMachine(w.meta("web"), gen.Guest(append(disks, addNetwork, gen.Disk("later", "web-later"))...),
+		gen.SetRunStrategy(kubevirtv1.RunStrategyAlways))
 	vm.Labels = map[string]string{"tier": "front"}
 	w.create(vm)
 	w.create(&corev1.Secret{ObjectMeta: w.meta("pull"), Data: map[string][]byte{"key": []byte("hidden words")}})
@@ -176,7 +186,10 @@ func (w *world) running() *kubevirtv1.VirtualMachine {
 }
 
 func (w *world) newBackup(name string, annotations map[string]string) *harvesterv1.VirtualMachineBackup {
-	b := &harvesterv1.VirtualMachineBackup{ObjectMeta: w.meta(name), Spec: harvesterv1.VirtualMachineBackupSpec{Source: *gen.Source("web")}}
+	b := &harvesterv1.VirtualMachineBackup{
+		ObjectMeta: w.meta(name),
+		Spec:       harvesterv1.VirtualMachineBackupSpec{Source: *gen.Source("web")},
+	}
 	b.Annotations = annotations
 	return b
 }
@@ -192,7 +205,10 @@ func (w *world) uploads(b *harvesterv1.VirtualMachineBackup) map[string]*velerov
 	})
 	all := map[string]*velerov2.DataUpload{}
 	for _, v := range b.Status.VolumeBackups {
-		u := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{Namespace: b.Status.Location.Namespace, Name: v.DataUpload}}
+		u := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{
+			Namespace: b.Status.Location.Namespace,
+			Name:      v.DataUpload,
+		}}
 		all[v.VolumeName] = wait(w, u, exists)
 	}
 	return all

@@ -413,8 +413,9 @@ func (w *world) defined(uid string) (root, data *velerov2.DataUpload) {
 func (w *world) define(uid string, kind corev1.SecretType) *corev1.Secret {
 	w.Helper()
 	s := &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: datamove.DefinitionSecret(uid)}, Type: kind,
-		Data: map[string][]byte{datamove.DefinitionKey: []byte(definitionText)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: datamove.DefinitionSecret(uid)},
+		Type:       kind,
+		Data:       map[string][]byte{datamove.DefinitionKey: []byte(definitionText)},
 	}
 	w.must(w.admin.Create(w.Context(), s))
 	return s
@@ -433,7 +434,8 @@ func (w *world) warned(o *velerov2.DataUpload, reason, why string) {
 			if strings.Contains(e.Note, "hunter2") {
 				w.Errorf("an event has secrets: %s", e.Note)
 			}
-			if e.Regarding.UID == o.UID && e.Type == corev1.EventTypeWarning && e.Reason == reason && strings.Contains(e.Note, why) {
+			if e.Regarding.UID == o.UID && e.Type == corev1.EventTypeWarning && e.Reason == reason &&
+				strings.Contains(e.Note, why) {
 				return nil
 			}
 		}
@@ -453,7 +455,8 @@ func definitionMissing(w *world) {
 	other := w.define(uid, corev1.SecretTypeOpaque)
 	w.takes(data, velerov2.PhaseAccepted, nil) // so that the controller looks
 	w.warned(root, eventDefinitionInvalid, "Secret "+name+` has the type "Opaque"`)
-	err := w.admin.Get(w.Context(), client.ObjectKey{Namespace: w.ns, Name: w.group()}, &backupv1.VirtualMachineBackup{})
+	err := w.admin.Get(w.Context(), client.ObjectKey{Namespace: w.ns, Name: w.group()},
+		&backupv1.VirtualMachineBackup{})
 	if !apierrors.IsNotFound(err) {
 		w.Errorf("there is a backup: %v", err)
 	}
@@ -487,7 +490,8 @@ func definitionGoes(w *world) {
 	if s := w.secretOf(first); string(s.Data[datamove.DefinitionKey]) != definitionText {
 		w.Errorf("the mover pod that reads has the definition %q", s.Data[datamove.DefinitionKey])
 	}
-	if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(second), &corev1.Secret{}); !apierrors.IsNotFound(err) {
+	if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(second),
+		&corev1.Secret{}); !apierrors.IsNotFound(err) {
 		w.Errorf("a pod without a definition has its Secret: %v", err)
 	}
 }

@@ -65,8 +65,8 @@ type group struct {
 	members                   []member
 	// backup has the group's name; nil if there is none. It may be somebody else's.
 	backup *backupv1.VirtualMachineBackup
-	// noDefinition says why there is no definition of the machine although the DataUploads name one; nil: there is, or they
-	// name none. It is known as long as there is no backup.
+	// noDefinition says why the definition that the DataUploads name cannot be used. It is nil if it can, if they name
+	// none, and once the backup exists.
 	noDefinition *definitionError
 }
 

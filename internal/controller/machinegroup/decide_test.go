@@ -21,7 +21,10 @@ var now = time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)
 func disksOf(volumes ...string) *group {
 	g := &group{namespace: "varve", machines: "shop", name: "web-1"}
 	for i, v := range volumes {
-		disk := datamove.MachineDisk{Machine: "web", Volume: v, Tracker: "daily", ScratchClaim: "scratch", Group: "web-1", Disks: len(volumes), Definition: "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e"}
+		disk := datamove.MachineDisk{
+			Machine: "web", Volume: v, Tracker: "daily", ScratchClaim: "scratch",
+			Group: "web-1", Disks: len(volumes), Definition: "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e",
+		}
 		g.members = append(g.members, member{disk: disk, served: true, upload: &velerov2.DataUpload{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: fmt.Sprintf("u%d", i), Finalizers: []string{datamove.Finalizer}},
 			Spec:       velerov2.DataUploadSpec{SourceNamespace: "shop", DataMoverConfig: disk.Config()},
@@ -69,16 +72,18 @@ func TestDecide(t *testing.T) {
 		group *group
 		want  verdict
 	}{
-		"nobody":                           {&group{}, wait},
-		"all are there, and one is taken":  {with(disksOf("a", "b"), func(g *group) { g.members[1].upload.Status.Phase = "" }), create},
-		"none is taken":                    {with(disksOf("a"), func(g *group) { g.members[0].upload.Status.Phase = velerov2.PhaseNew }), wait},
-		"one is not there":                 {with(disksOf("a", "b"), func(g *group) { g.members = g.members[:1] }), wait},
-		"one too many":                     {with(disksOf("a", "b"), func(g *group) { g.members = append(g.members, disksOf("c", "d").members[0]) }), wait},
-		"one volume twice":                 {disksOf("a", "a"), wait},
-		"another machine":                  {with(disksOf("a", "b"), func(g *group) { g.members[1].disk.Machine = "db" }), wait},
-		"another tracker":                  {with(disksOf("a", "b"), func(g *group) { g.members[1].disk.Tracker = "" }), wait},
-		"another definition":               {with(disksOf("a", "b"), func(g *group) { g.members[1].disk.Definition = "" }), wait},
-		"the definition is missing":        {with(disksOf("a", "b"), func(g *group) { g.noDefinition = &definitionError{text: "it is gone"} }), wait},
+		"nobody":                          {&group{}, wait},
+		"all are there, and one is taken": {with(disksOf("a", "b"), func(g *group) { g.members[1].upload.Status.Phase = "" }), create},
+		"none is taken":                   {with(disksOf("a"), func(g *group) { g.members[0].upload.Status.Phase = velerov2.PhaseNew }), wait},
+		"one is not there":                {with(disksOf("a", "b"), func(g *group) { g.members = g.members[:1] }), wait},
+		"one too many":                    {with(disksOf("a", "b"), func(g *group) { g.members = append(g.members, disksOf("c", "d").members[0]) }), wait},
+		"one volume twice":                {disksOf("a", "a"), wait},
+		"another machine":                 {with(disksOf("a", "b"), func(g *group) { g.members[1].disk.Machine = "db" }), wait},
+		"another tracker":                 {with(disksOf("a", "b"), func(g *group) { g.members[1].disk.Tracker = "" }), wait},
+		"another definition": {with(disksOf("a", "b"),
+			func(g *group) { g.members[1].disk.Definition = "" }), wait},
+		"the definition is missing": {with(disksOf("a", "b"),
+			func(g *group) { g.noDefinition = &definitionError{text: "it is gone"} }), wait},
 		"one was canceled before":          {disksOf("a", "b").ends(velerov2.PhaseCanceled, 1), wait},
 		"one is not served any more":       {with(disksOf("a", "b"), func(g *group) { g.members[1].served = false }), wait},
 		"one is being deleted":             {with(disksOf("a", "b"), func(g *group) { g.members[1].upload.DeletionTimestamp = deleted }), wait},

@@ -32,13 +32,22 @@ func (r *reconciler) readDefinition(ctx context.Context, uid string) ([]byte, er
 	case err != nil:
 		return nil, err
 	case secret == nil:
-		return nil, &definitionError{eventDefinitionMissing, fmt.Sprintf("Secret %s with the definition of the machine does not exist", key)}
+		return nil, &definitionError{
+			eventDefinitionMissing,
+			fmt.Sprintf("Secret %s with the definition of the machine does not exist", key),
+		}
 	case secret.Type != datamove.DefinitionSecretType:
-		return nil, &definitionError{eventDefinitionInvalid, fmt.Sprintf("Secret %s has the type %q: a definition of a machine has the type %q",
-			key, secret.Type, datamove.DefinitionSecretType)}
+		return nil, &definitionError{
+			eventDefinitionInvalid,
+			fmt.Sprintf("Secret %s has the type %q: a definition of a machine has the type %q",
+				key, secret.Type, datamove.DefinitionSecretType),
+		}
 	case len(secret.Data[datamove.DefinitionKey]) == 0:
-		return nil, &definitionError{eventDefinitionInvalid, fmt.Sprintf("Secret %s has nothing in its key %q, where the definition of the machine belongs",
-			key, datamove.DefinitionKey)}
+		return nil, &definitionError{
+			eventDefinitionInvalid,
+			fmt.Sprintf("Secret %s has nothing in its key %q, where the definition of the machine belongs",
+				key, datamove.DefinitionKey),
+		}
 	}
 	return secret.Data[datamove.DefinitionKey], nil
 }

@@ -14,6 +14,7 @@
 package metric
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -172,7 +173,8 @@ func (s *Set) collectInstances(ctx context.Context, ch chan<- prometheus.Metric)
 	counts := map[labels]float64{}
 	for i := range list.Items {
 		v := &list.Items[i]
-		counts[labels{v.Namespace, v.Status.NodeName, orElse(string(v.Status.Phase), string(kubevirtv1.PhasePending))}]++
+		counts[labels{v.Namespace, v.Status.NodeName, cmp.Or(string(v.Status.Phase),
+			string(kubevirtv1.PhasePending))}]++
 	}
 	for l, n := range counts {
 		sendGauge(ch, instances, n, l.namespace, l.node, l.phase)
@@ -189,7 +191,7 @@ func (s *Set) collectUnfinished(ctx context.Context, ch chan<- prometheus.Metric
 		if b.Status.Phase.Final() {
 			continue // it has ended and is about to leave the cache
 		}
-		phase := orElse(string(b.Status.Phase), string(backupv1.BackupPending))
+		phase := cmp.Or(string(b.Status.Phase), string(backupv1.BackupPending))
 		sendGauge(ch, unfinished, unixSeconds(b.CreationTimestamp.Time), b.Namespace, machineOf(b).Name, b.Name, phase, b.Status.Reason)
 	}
 }
@@ -220,7 +222,8 @@ func (s *Set) collectMachines(ctx context.Context, ch chan<- prometheus.Metric) 
 	for i := range machines.Items {
 		vm := &machines.Items[i]
 		key := client.ObjectKeyFromObject(vm)
-		sendGauge(ch, machineInfo, 1, vm.Namespace, vm.Name, orElse(string(vm.Status.PrintableStatus), string(kubevirtv1.VirtualMachineStopped)), trackingState(vm))
+		sendGauge(ch, machineInfo, 1, vm.Namespace, vm.Name,
+			cmp.Or(string(vm.Status.PrintableStatus), string(kubevirtv1.VirtualMachineStopped)), trackingState(vm))
 		sendGauge(ch, machineCreated, unixSeconds(vm.CreationTimestamp.Time), vm.Namespace, vm.Name)
 		s.records[key].collect(ch, vm, ofMachine[key])
 		for _, t := range ofMachine[key] {
@@ -261,14 +264,7 @@ func trackingState(vm *kubevirtv1.VirtualMachine) string {
 	if vm.Status.ChangedBlockTracking == nil {
 		return "None"
 	}
-	return orElse(string(vm.Status.ChangedBlockTracking.State), "None")
-}
-
-func orElse(value, other string) string {
-	if value == "" {
-		return other
-	}
-	return value
+	return cmp.Or(string(vm.Status.ChangedBlockTracking.State), "None")
 }
 
 func unixSeconds(t time.Time) float64 { return float64(t.Unix()) }

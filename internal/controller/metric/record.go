@@ -1,6 +1,7 @@
 package metric
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,7 +41,8 @@ func machineOf(b *backupv1.VirtualMachineBackup) types.NamespacedName {
 func endOf(b *backupv1.VirtualMachineBackup) *ended {
 	s := &b.Status
 	e := &ended{
-		mode: string(backupv1.PushMode), kind: orElse(string(s.BackupType), "None"), result: string(s.Result), reason: s.Reason, moved: max(s.MovedBytes, 0),
+		mode: string(backupv1.PushMode), kind: cmp.Or(string(s.BackupType), "None"), result: string(s.Result),
+		reason: s.Reason, moved: max(s.MovedBytes, 0),
 		shows: timeOf(s.StartTimestamp), end: timeOf(s.CompletionTimestamp), fallbacks: map[string]float64{},
 	}
 	if b.Spec.IsPull() {

@@ -134,5 +134,6 @@ func (k *Keeper) readOrigins(ctx context.Context, machine types.NamespacedName) 
 
 // findClaim reads a claim from the API server. It returns nil if there is none.
 func (k *Keeper) findClaim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
-	return reconcile.Find(ctx, k.Live, types.NamespacedName{Namespace: namespace, Name: name}, &corev1.PersistentVolumeClaim{})
+	return reconcile.Find(ctx, k.Live, types.NamespacedName{Namespace: namespace, Name: name},
+		&corev1.PersistentVolumeClaim{})
 }

@@ -1,6 +1,7 @@
 package datamover
 
 import (
+	"cmp"
 	"time"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -111,7 +112,8 @@ func decideEnded(in Input) Decision {
 		case in.Deleted == nil:
 			return Decision{Do: DeletePoint}
 		case in.Deleted.Err != nil || !in.Deleted.Done:
-			change.Message = because("waiting for the restore point to be deleted", orElse(in.Deleted.Waiting, textOf(in.Deleted.Err)))
+			change.Message = because("waiting for the restore point to be deleted",
+				cmp.Or(in.Deleted.Waiting, textOf(in.Deleted.Err)))
 			return Decision{Do: Write, Change: change, Again: endedInterval}
 		}
 	}

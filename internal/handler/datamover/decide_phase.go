@@ -1,6 +1,7 @@
 package datamover
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -168,7 +169,8 @@ func decideInProgress(in Input) Decision {
 	change := o.unchanged()
 	change.Message, change.Memory.Stalled = "", nil
 	if deaths := o.Memory.Deaths + in.Pod.Deaths; deaths > 0 {
-		change.Message = because(fmt.Sprintf("the mover was started again, %d of %d times", deaths, maxDeaths-1), orElse(in.Pod.LastWords, o.Memory.LastWords))
+		change.Message = because(fmt.Sprintf("the mover was started again, %d of %d times", deaths, maxDeaths-1),
+			cmp.Or(in.Pod.LastWords, o.Memory.LastWords))
 	}
 	return Decision{Do: Write, Change: change}
 }
@@ -256,11 +258,4 @@ func because(what, why string) string {
 		return what
 	}
 	return what + ": " + why
-}
-
-func orElse(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }

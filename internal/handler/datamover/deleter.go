@@ -1,6 +1,7 @@
 package datamover
 
 import (
+	"cmp"
 	"context"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -17,5 +18,5 @@ func (ControllerDeletes) DeletePoint(_ context.Context, o *velerov2.DataUpload) 
 	if d.Over() {
 		return Progress{Done: true}, nil
 	}
-	return Progress{Waiting: orElse(d.Message, "the controller has not looked at it yet")}, nil
+	return Progress{Waiting: cmp.Or(d.Message, "the controller has not looked at it yet")}, nil
 }

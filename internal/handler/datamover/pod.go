@@ -1,6 +1,7 @@
 package datamover
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"maps"
@@ -190,7 +191,10 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 			corev1.VolumeMount{MountPath: datamove.EndpointDirectory, ReadOnly: true})
 	}
 	if in.volume.Tunnel != nil {
-		keys := []string{datamove.TunnelTokenKey, datamove.TunnelCertificateKey, datamove.TunnelPrivateKey, datamove.EndpointEndedKey}
+		keys := []string{
+			datamove.TunnelTokenKey, datamove.TunnelCertificateKey, datamove.TunnelPrivateKey,
+			datamove.EndpointEndedKey,
+		}
 		if in.storesDefinition() {
 			keys = append(keys, datamove.DefinitionKey)
 		}
@@ -317,7 +321,7 @@ func (s *PodState) addDeaths(c *corev1.ContainerStatus) {
 		s.LastWords = because(last.Reason, last.Message)
 	}
 	if w := c.State.Waiting; w != nil && w.Reason != "ContainerCreating" {
-		s.Trouble = because(w.Reason, orElse(w.Message, s.LastWords))
+		s.Trouble = because(w.Reason, cmp.Or(w.Message, s.LastWords))
 	}
 }
 

@@ -222,7 +222,10 @@ func TestMoverPod_readsTheDiskOfARunningMachineThroughItsPort(t *testing.T) {
 func TestMoverPod_hasTheDefinitionOfItsMachine(t *testing.T) {
 	t.Parallel()
 	const uid = "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e"
-	asked := datamove.MachineDisk{Machine: "web", Volume: "root", ScratchClaim: "scratch", Group: "monday", Disks: 2, Definition: uid}
+	asked := datamove.MachineDisk{
+		Machine: "web", Volume: "root", ScratchClaim: "scratch", Group: "monday", Disks: 2,
+		Definition: uid,
+	}
 	for name, from := range map[string]*datamove.TunnelSource{"a disk of a machine": {Volume: "root", BackupUID: "b1"}, "a volume": nil} {
 		pod := podFor(t, func(in *podInput) {
 			o := upload()
@@ -238,7 +241,8 @@ func TestMoverPod_hasTheDefinitionOfItsMachine(t *testing.T) {
 			t.Errorf("%s: %s, %v", name, text, err)
 		}
 		brought := slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-			return v.Secret != nil && v.Secret.SecretName == pod.Name && slices.Contains(v.Secret.Items, corev1.KeyToPath{Key: "definition", Path: "definition"})
+			return v.Secret != nil && v.Secret.SecretName == pod.Name &&
+				slices.Contains(v.Secret.Items, corev1.KeyToPath{Key: "definition", Path: "definition"})
 		})
 		if brought != (from != nil) {
 			t.Errorf("%s: the pod has a definition: %t", name, brought)

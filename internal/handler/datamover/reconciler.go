@@ -1,6 +1,7 @@
 package datamover
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -178,7 +179,7 @@ func (m *Mover) report(o client.Object, before *Object, c *Change) {
 		return
 	}
 	m.Measures.DataMovementEnded(string(before.Kind), string(c.Phase))
-	kind, text := corev1.EventTypeNormal, orElse(c.Message, "The data was moved.")
+	kind, text := corev1.EventTypeNormal, cmp.Or(c.Message, "The data was moved.")
 	if c.Phase == velerov2.PhaseFailed {
 		kind = corev1.EventTypeWarning
 	}

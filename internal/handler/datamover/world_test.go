@@ -175,7 +175,8 @@ func newWorldIn(t *testing.T, varve, config string) *world {
 	t.Helper()
 	w := &world{
 		t: t, admin: cluster.Client(t, controlplane.Admin), varve: varve, ns: cluster.Namespace(t), clock: clock.RealClock{},
-		changed: make(chan struct{}, 1), deadNodes: map[string]bool{}, most: map[string]int{}, wrap: func(c client.Client) client.Client { return c },
+		changed: make(chan struct{}, 1), deadNodes: map[string]bool{}, most: map[string]int{},
+		wrap: func(c client.Client) client.Client { return c },
 	}
 	w.exposer = &fakeExposer{
 		waits: map[string]string{}, refuses: map[string]error{}, stuck: map[string]bool{}, unbound: map[string]error{},
@@ -203,7 +204,8 @@ func (w *world) startPlaying() {
 	w.t.Cleanup(func() { cancel(); group.Wait() })
 	watcher := cluster.WatchingClient(w.t, controlplane.Admin)
 	for list, namespace := range map[client.ObjectList]string{
-		&velerov1.BackupRepositoryList{}: w.varve, &corev1.PodList{}: w.varve, &velerov2.DataUploadList{}: w.ns, &velerov2.DataDownloadList{}: w.ns,
+		&velerov1.BackupRepositoryList{}: w.varve, &corev1.PodList{}: w.varve, &velerov2.DataUploadList{}: w.ns,
+		&velerov2.DataDownloadList{}: w.ns,
 	} {
 		changes, err := watcher.Watch(ctx, list, client.InNamespace(namespace))
 		if err != nil {

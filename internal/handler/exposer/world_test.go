@@ -84,7 +84,10 @@ func newWorldOn(t *testing.T, cluster *controlplane.Cluster) *world {
 		clock: testclock.NewFakePassiveClock(time.Now()),
 	}
 	w.live, w.writer = w.handler, w.handler
-	w.storage = &storage{world: w, client: w.admin, driver: "csi." + w.ns + ".test", snapshots: map[string]bool{}, volumes: map[string]bool{}}
+	w.storage = &storage{
+		world: w, client: w.admin, driver: "csi." + w.ns + ".test", snapshots: map[string]bool{},
+		volumes: map[string]bool{},
+	}
 	w.class("immediate", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
 	return w
 }

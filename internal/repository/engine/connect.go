@@ -87,7 +87,10 @@ func createRepository(ctx context.Context, at storage.Location, password string,
 		stored, err = storage.ReadFormat(ctx, st)
 	}
 	if err == nil {
-		err = StoreFormatCopy(ctx, st, stored, blob.PutOptions{RetentionMode: options.RetentionMode, RetentionPeriod: o.LockPeriod})
+		err = StoreFormatCopy(ctx, st, stored, blob.PutOptions{
+			RetentionMode:   options.RetentionMode,
+			RetentionPeriod: o.LockPeriod,
+		})
 	}
 	return errors.Join(err, st.Close(ctx))
 }

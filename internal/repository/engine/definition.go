@@ -105,7 +105,8 @@ func ReadDefinition(ctx context.Context, cr table.ContentReader, p *RestorePoint
 	case f.RestorePoint != p.ID:
 		return nil, fmt.Errorf("%w: %s is of restore point %q", errclass.Corrupt, where, f.RestorePoint)
 	case int64(len(f.Definition)) != d.Bytes:
-		return nil, fmt.Errorf("%w: %s has a definition of %d bytes, not %d", errclass.Corrupt, where, len(f.Definition), d.Bytes)
+		return nil, fmt.Errorf("%w: %s has a definition of %d bytes, not %d", errclass.Corrupt, where,
+			len(f.Definition), d.Bytes)
 	}
 	return f.Definition, nil
 }

@@ -134,7 +134,10 @@ type PointFile struct {
 }
 
 func (p *RestorePoint) pointFile() PointFile {
-	f := PointFile{Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), After: p.After, Disks: p.Disks, Files: p.Files, Definition: p.Definition}
+	f := PointFile{
+		Format: formatVersion, ID: p.ID, Time: p.Time.UTC(), After: p.After, Disks: p.Disks,
+		Files: p.Files, Definition: p.Definition,
+	}
 	if p.Files != nil {
 		f.Format = filesVersion
 	}

@@ -106,7 +106,8 @@ func Restore(ctx context.Context, cr table.ContentReader, dir string, o RestoreO
 // explainFull says what to do about a full file system. Reading from a repository needs no room, so that it is the target's.
 func explainFull(dir string, err error) error {
 	if errclass.IsFull(err) {
-		return errclass.Errorf(errclass.ErrTargetFull, "directory %s: no space is left: make some and continue: %w", dir, err)
+		return errclass.Errorf(errclass.ErrTargetFull, "directory %s: no space is left: make some and continue: %w",
+			dir, err)
 	}
 	return err
 }

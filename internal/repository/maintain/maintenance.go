@@ -60,7 +60,7 @@ func (o Options) reportStep(s Step) {
 	}
 }
 
-func (o Options) warn(err error) {
+func (o Options) reportWarning(err error) {
 	if o.Warn != nil {
 		o.Warn(err)
 	}
@@ -218,7 +218,8 @@ func runOwnTasks(ctx context.Context, c *engine.Connection, w repo.DirectReposit
 	if err := DropStaleLeases(ctx, w); err != nil {
 		return err
 	}
-	if err := errors.Join(updateFormatCopy(ctx, w, c.Access.Password, o.warn), completeRecords(ctx, c, w)); err != nil {
+	if err := errors.Join(updateFormatCopy(ctx, w, c.Access.Password, o.reportWarning),
+		completeRecords(ctx, c, w)); err != nil {
 		return err
 	}
 	return mergeManifests(ctx, w)

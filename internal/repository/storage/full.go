@@ -13,7 +13,10 @@ import (
 )
 
 // fullCodes are the codes with which S3 servers refuse an object because of space or a quota, some of them with status 403.
-var fullCodes = []string{"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "NoSpaceLeftOnDevice", "InsufficientCapacity"}
+var fullCodes = []string{
+	"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded",
+	"NoSpaceLeftOnDevice", "InsufficientCapacity",
+}
 
 // fullMarker is a storage whose errors are ErrFull if it takes no more data. An error number alone does not say what is full: it may come
 // from the target of a restore, or from the cache.
@@ -46,5 +49,6 @@ func markFull(err error) error {
 // refusedAsFull reports whether an S3 server refuses a request because of space or a quota.
 func refusedAsFull(err error) bool {
 	var answer minio.ErrorResponse
-	return errors.As(err, &answer) && (answer.StatusCode == http.StatusInsufficientStorage || slices.Contains(fullCodes, answer.Code))
+	return errors.As(err, &answer) && (answer.StatusCode == http.StatusInsufficientStorage ||
+		slices.Contains(fullCodes, answer.Code))
 }

@@ -6,6 +6,7 @@ package child
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -57,7 +58,8 @@ func (m Maker) Make(ctx context.Context, owner types.UID, o client.Object) (refu
 // IsFinal says whether the API server will not accept an object however often it is asked: by its schema, a policy, a
 // quota or a missing right.
 func IsFinal(err error) bool {
-	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) ||
+		apierrors.IsRequestEntityTooLargeError(err)
 }
 
 // Delete deletes an object if it is there and the owner's.
@@ -69,11 +71,20 @@ func (m Maker) Delete(ctx context.Context, owner types.UID, o client.Object) err
 		return nil
 	case err != nil:
 		return fmt.Errorf("get %s %s: %w", kindOf(o), key, err)
-	case o.GetLabels()[m.Label] != string(owner) || o.GetDeletionTimestamp() != nil:
+	case o.GetLabels()[m.Label] != string(owner):
 		return nil
 	}
-	if err := m.Writer.Delete(ctx, o, client.Preconditions{UID: ptr.To(o.GetUID())}); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete %s %s: %w", kindOf(o), key, err)
+	return m.Remove(ctx, o)
+}
+
+// Remove deletes an object as it was read, unless it is being deleted already.
+func (m Maker) Remove(ctx context.Context, o client.Object) error {
+	if o.GetDeletionTimestamp() != nil {
+		return nil
+	}
+	if err := m.Writer.Delete(ctx, o,
+		client.Preconditions{UID: ptr.To(o.GetUID())}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete %s %s: %w", kindOf(o), client.ObjectKeyFromObject(o), err)
 	}
 	return nil
 }
@@ -84,10 +95,5 @@ func kindOf(o client.Object) string {
 		return kind
 	}
 	text := fmt.Sprintf("%T", o)
-	for i := len(text) - 1; i >= 0; i-- {
-		if text[i] == '.' {
-			return text[i+1:]
-		}
-	}
-	return text
+	return text[strings.LastIndexByte(text, '.')+1:]
 }

@@ -15,7 +15,10 @@ func Set(all *[]harvesterv1.Condition, now time.Time, of harvesterv1.ConditionTy
 	text := now.UTC().Format(time.RFC3339)
 	i := slices.IndexFunc(*all, func(c harvesterv1.Condition) bool { return c.Type == of })
 	if i < 0 {
-		*all = append(*all, harvesterv1.Condition{Type: of, Status: status, LastUpdateTime: text, LastTransitionTime: text, Reason: reason, Message: message})
+		*all = append(*all, harvesterv1.Condition{
+			Type: of, Status: status, LastUpdateTime: text,
+			LastTransitionTime: text, Reason: reason, Message: message,
+		})
 		return
 	}
 	c := &(*all)[i]

@@ -18,17 +18,16 @@ import (
 	"github.com/varvebackup/varve/internal/controller/keep/child"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/definition"
-	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// annotationBegun is on a backup all of whose DataUploads were made: its UID. A copy of it begins anew.
-const annotationBegun = layout.Prefix + "uploads-made"
+// uploads are the DataUploads of a backup.
+type uploads = child.Movements[*velerov2.DataUpload]
 
 // makeChildren makes what the backup needs, the DataUploads last: when all of them are there, the moment is taken. Each
 // is found again by its name. waiting says what is in the way for now, refused what is in the way for ever. The
-// DataUploads that it makes are added to uploads.
-func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMachineBackup, uploads map[string]*velerov2.DataUpload) (waiting, refused string, err error) {
+// DataUploads that it makes are added to all.
+func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMachineBackup, all uploads) (waiting, refused string, err error) {
 	if waiting, refused, err := r.makeTracker(ctx, b); waiting != "" || refused != "" || err != nil {
 		return waiting, refused, err
 	}
@@ -40,22 +39,16 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 	}
 	for i := range b.Status.VolumeBackups {
 		v := &b.Status.VolumeBackups[i]
-		if uploads[v.VolumeName] != nil {
+		if all[v.VolumeName] != nil {
 			continue
 		}
 		u := newUpload(b, v)
 		if refused, err := r.children.Make(ctx, b.UID, u); refused != "" || err != nil {
 			return "", refused, err
 		}
-		uploads[v.VolumeName] = u
+		all[v.VolumeName] = u
 	}
-	changed := b.DeepCopy()
-	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, annotationBegun, string(b.UID))
-	if err := r.cached.Patch(ctx, changed, reconcile.MergeFrom(b)); err != nil {
-		return "", "", fmt.Errorf("note that the DataUploads are made: %w", err)
-	}
-	changed.DeepCopyInto(b)
-	return "", "", nil
+	return "", "", child.NoteMade(ctx, r.cached, b)
 }
 
 // makeTracker makes the tracker of the machine and the location, which goes with the machine.
@@ -108,28 +101,39 @@ func (r *reconciler) readDefinition(ctx context.Context, b *harvesterv1.VirtualM
 		Machine: *b.Status.Source,
 	}
 	for _, v := range b.Status.VolumeBackups {
-		d.Claims = append(d.Claims, definition.Claim{Volume: v.VolumeName, PersistentVolumeClaim: v.PersistentVolumeClaim})
+		d.Claims = append(d.Claims, definition.Claim{
+			Volume:                v.VolumeName,
+			PersistentVolumeClaim: v.PersistentVolumeClaim,
+		})
 	}
 	secrets, configMaps, err := definition.References(b.Status.Source.Spec)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range secrets {
-		s, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: name}, &corev1.Secret{})
+		s, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: name},
+			&corev1.Secret{})
 		if err != nil {
 			return nil, err
 		}
 		if s != nil {
-			d.Secrets = append(d.Secrets, definition.Secret{Name: name, Type: s.Type, Labels: s.Labels, Annotations: s.Annotations, Data: s.Data})
+			d.Secrets = append(d.Secrets, definition.Secret{
+				Name: name, Type: s.Type, Labels: s.Labels,
+				Annotations: s.Annotations, Data: s.Data,
+			})
 		}
 	}
 	for _, name := range configMaps {
-		c, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: name}, &corev1.ConfigMap{})
+		c, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: name},
+			&corev1.ConfigMap{})
 		if err != nil {
 			return nil, err
 		}
 		if c != nil {
-			d.ConfigMaps = append(d.ConfigMaps, definition.ConfigMap{Name: name, Labels: c.Labels, Annotations: c.Annotations, Data: c.Data, BinaryData: c.BinaryData})
+			d.ConfigMaps = append(d.ConfigMaps, definition.ConfigMap{
+				Name: name, Labels: c.Labels,
+				Annotations: c.Annotations, Data: c.Data, BinaryData: c.BinaryData,
+			})
 		}
 	}
 	return d, nil
@@ -151,7 +155,10 @@ func newTracker(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachineBac
 	return &backupv1.VirtualMachineBackupTracker{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: b.Namespace, Name: trackerName(*b.Status.SourceUID, *b.Status.Location),
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: machine.GroupVersion().String(), Kind: machine.Kind, Name: b.Spec.Source.Name, UID: *b.Status.SourceUID}},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: machine.GroupVersion().String(), Kind: machine.Kind,
+				Name: b.Spec.Source.Name, UID: *b.Status.SourceUID,
+			}},
 		},
 		Spec: backupv1.VirtualMachineBackupTrackerSpec{Source: corev1.TypedLocalObjectReference{APIGroup: ptr.To(machine.Group), Kind: machine.Kind, Name: b.Spec.Source.Name}},
 	}
@@ -162,7 +169,8 @@ func scratchClaim(b *harvesterv1.VirtualMachineBackup) *corev1.PersistentVolumeC
 	return &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: b.Namespace, Name: scratchName(b.Status.Group),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(b, harvesterv1.GroupVersion.WithKind(harvesterv1.SourceKind+"Backup"))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(b,
+				harvesterv1.GroupVersion.WithKind(harvesterv1.SourceKind+"Backup"))},
 		},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: scratchClass(b),
@@ -174,16 +182,23 @@ func scratchClaim(b *harvesterv1.VirtualMachineBackup) *corev1.PersistentVolumeC
 // newUpload returns the DataUpload of a disk.
 func newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) *velerov2.DataUpload {
 	disk := datamove.MachineDisk{
-		Machine: b.Spec.Source.Name, Volume: v.VolumeName, Tracker: trackerName(*b.Status.SourceUID, *b.Status.Location), ScratchClaim: scratchName(b.Status.Group),
-		SkipQuiesce: b.Annotations[harvesterv1.AnnotationFreeze] == "false", Group: b.Status.Group, Disks: len(b.Status.VolumeBackups), Definition: string(b.UID),
+		Machine: b.Spec.Source.Name, Volume: v.VolumeName,
+		Tracker: trackerName(*b.Status.SourceUID, *b.Status.Location), ScratchClaim: scratchName(b.Status.Group),
+		SkipQuiesce: b.Annotations[harvesterv1.AnnotationFreeze] == "false", Group: b.Status.Group,
+		Disks: len(b.Status.VolumeBackups), Definition: string(b.UID),
 	}
 	config := disk.Config()
 	config[configBackup] = b.Name
 	return &velerov2.DataUpload{
-		ObjectMeta: metav1.ObjectMeta{Namespace: b.Status.Location.Namespace, Name: v.DataUpload, Labels: map[string]string{datamove.LabelGroup: b.Status.Group}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: b.Status.Location.Namespace, Name: v.DataUpload,
+			Labels: map[string]string{datamove.LabelGroup: b.Status.Group},
+		},
 		Spec: velerov2.DataUploadSpec{
-			SnapshotType: velerov2.SnapshotMachineBackup, SourceNamespace: b.Namespace, SourcePVC: v.PersistentVolumeClaim.ObjectMeta.Name, DataMover: datamove.Mover,
-			BackupStorageLocation: b.Status.Location.Name, OperationTimeout: velerov1.Duration{Duration: uploadTimeout}, DataMoverConfig: config,
+			SnapshotType: velerov2.SnapshotMachineBackup, SourceNamespace: b.Namespace,
+			SourcePVC: v.PersistentVolumeClaim.ObjectMeta.Name, DataMover: datamove.Mover,
+			BackupStorageLocation: b.Status.Location.Name,
+			OperationTimeout:      velerov1.Duration{Duration: uploadTimeout}, DataMoverConfig: config,
 		},
 	}
 }

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -24,10 +23,10 @@ import (
 // that the DataUploads wait for it alone: a backup can be deleted although its location does not answer.
 const disposalDeadline = 2 * time.Minute
 
-// dispose deletes the DataUploads of a deleted backup, and with them its restore points, and lets the backup go. A
+// deleteStored deletes the DataUploads of a deleted backup, and with them its restore points, and lets the backup go. A
 // restore that reads the backup holds it. What is stored of a namespace that is deleted stays stored: that is what
 // backups are for.
-func (r *reconciler) dispose(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
+func (r *reconciler) deleteStored(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(b, Finalizer) {
 		return ctrl.Result{}, nil
 	}
@@ -85,21 +84,18 @@ func (r *reconciler) deleteUploads(ctx context.Context, b *harvesterv1.VirtualMa
 	if b.Status.Location == nil {
 		return "", nil
 	}
-	uploads, err := r.readUploads(ctx, b)
+	all, err := r.readUploads(ctx, b)
 	if err != nil {
 		return "", err
 	}
 	for _, v := range b.Status.VolumeBackups {
-		u := uploads[v.VolumeName]
+		u := all[v.VolumeName]
 		if u == nil || keepStored && u.Status.Phase == velerov2.PhaseCompleted {
 			continue
 		}
 		left = describeUpload(u)
-		if u.DeletionTimestamp != nil {
-			continue
-		}
-		if err := r.cached.Delete(ctx, u, client.Preconditions{UID: ptr.To(u.UID)}); client.IgnoreNotFound(err) != nil {
-			return "", fmt.Errorf("delete DataUpload %s/%s: %w", u.Namespace, u.Name, err)
+		if err := r.children.Remove(ctx, u); err != nil {
+			return "", err
 		}
 	}
 	return left, nil
@@ -116,7 +112,8 @@ func describeUpload(u *velerov2.DataUpload) string {
 // waitToGo says what the deletion waits for.
 func (r *reconciler) waitToGo(ctx context.Context, b *harvesterv1.VirtualMachineBackup, what string) (ctrl.Result, error) {
 	base := b.DeepCopy()
-	condition.Set(&b.Status.Conditions, r.Clock.Now(), harvesterv1.ConditionProgressing, corev1.ConditionTrue, "Deleting", "the deletion waits for "+what)
+	condition.Set(&b.Status.Conditions, r.Clock.Now(), harvesterv1.ConditionProgressing, corev1.ConditionTrue,
+		"Deleting", "the deletion waits for "+what)
 	if err := r.writeStatus(ctx, base, b); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, err
 	}

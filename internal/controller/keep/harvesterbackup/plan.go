@@ -54,12 +54,12 @@ type plan struct {
 	patience time.Duration
 }
 
-func waitFor(format string, args ...any) plan { return plan{waiting: fmt.Sprintf(format, args...)} }
-func refuse(format string, args ...any) plan  { return plan{refused: fmt.Sprintf(format, args...)} }
+func waitFor(format string, args ...any) plan    { return plan{waiting: fmt.Sprintf(format, args...)} }
+func refusePlan(format string, args ...any) plan { return plan{refused: fmt.Sprintf(format, args...)} }
 
 // makePlan decides what a backup stores.
 func makePlan(in *input) plan {
-	p := in.plan()
+	p := in.planBackup()
 	patience := cmp.Or(p.patience, startDeadline)
 	deadline := in.backup.CreationTimestamp.Add(patience)
 	switch {
@@ -67,12 +67,12 @@ func makePlan(in *input) plan {
 	case in.now.Before(deadline):
 		p.waiting += ", until " + deadline.UTC().Format(time.RFC3339)
 	default:
-		p = refuse("waited %s for %s: create another backup when that is there", patience, p.waiting)
+		p = refusePlan("waited %s for %s: create another backup when that is there", patience, p.waiting)
 	}
 	return p
 }
 
-func (in *input) plan() plan {
+func (in *input) planBackup() plan {
 	if p := in.checkMachine(); p != nil {
 		return *p
 	}
@@ -82,7 +82,7 @@ func (in *input) plan() plan {
 	}
 	source, err := definition.Source(in.machine, addressesOf(in.instance))
 	if err != nil {
-		return refuse("%v", err)
+		return refusePlan("%v", err)
 	}
 	status := &harvesterv1.VirtualMachineBackupStatus{
 		SourceUID: ptr.To(in.machine.GetUID()), Source: source, Group: groupName(in.backup.Name, in.backup.UID),
@@ -94,7 +94,7 @@ func (in *input) plan() plan {
 	}
 	secrets, _, err := definition.References(source.Spec)
 	if err != nil {
-		return refuse("%v", err)
+		return refusePlan("%v", err)
 	}
 	for _, name := range secrets {
 		status.SecretBackups = append(status.SecretBackups, harvesterv1.SecretBackup{Name: name})
@@ -108,24 +108,25 @@ func (in *input) checkMachine() *plan {
 	var p plan
 	switch i := in.instance; {
 	case in.machine == nil:
-		p = refuse("virtual machine %s does not exist: name one that does in spec.source.name", name)
+		p = refusePlan("virtual machine %s does not exist: name one that does in spec.source.name", name)
 	case in.machine.GetDeletionTimestamp() != nil:
-		p = refuse("virtual machine %s is being deleted", name)
+		p = refusePlan("virtual machine %s is being deleted", name)
 	case i == nil || i.DeletionTimestamp != nil || i.Status.Phase.Final():
-		p = refuse("virtual machine %s does not run, and stopped machines are not backed up yet: start it, and create another backup", name)
+		p = refusePlan("virtual machine %s does not run, and stopped machines are not backed up yet: start it, and create another backup", name)
 	case i.Status.Phase != kubevirtv1.PhaseRunning:
 		p = waitFor("virtual machine %s to run: its instance is %s", name, i.Status.Phase)
 	case i.Status.ChangedBlockTracking == nil:
-		p = refuse("the changes of virtual machine %s are not tracked: give it a label that the KubeVirt object selects by (spec.configuration.changedBlockTrackingLabelSelectors), restart it, and create another backup", name)
+		p = refusePlan("the changes of virtual machine %s are not tracked: give it a label that the KubeVirt object selects by (spec.configuration.changedBlockTrackingLabelSelectors), restart it, and create another backup", name)
 	case i.Status.ChangedBlockTracking.State == kubevirtv1.ChangedBlockTrackingInitializing:
 		p = waitFor("the disks of virtual machine %s to be tracked", name)
 	case i.Status.ChangedBlockTracking.State != kubevirtv1.ChangedBlockTrackingEnabled:
-		p = refuse("the changes of virtual machine %s are not tracked (%s): restart it, and create another backup", name, i.Status.ChangedBlockTracking.State)
+		p = refusePlan("the changes of virtual machine %s are not tracked (%s): restart it, and create another backup", name, i.Status.ChangedBlockTracking.State)
 	case in.earlier != "":
 		p = waitFor("VirtualMachineBackup %s of the machine to end", in.earlier)
 		p.patience = lineDeadline
 	case i.Status.ChangedBlockTracking.BackupStatus != nil:
-		p = waitFor("VirtualMachineBackup %s of backup.kubevirt.io, which holds the machine, to end", i.Status.ChangedBlockTracking.BackupStatus.BackupName)
+		p = waitFor("VirtualMachineBackup %s of backup.kubevirt.io, which holds the machine, to end",
+			i.Status.ChangedBlockTracking.BackupStatus.BackupName)
 		p.patience = lineDeadline
 	default:
 		return nil
@@ -144,11 +145,13 @@ func (in *input) chooseLocation() (*velerov1.BackupStorageLocation, *plan) {
 	case i < 0 && named:
 		p = waitFor("BackupStorageLocation %.80q, which the annotation %s names", name, harvesterv1.AnnotationLocation)
 	case i < 0:
-		p = refuse("there is no default BackupStorageLocation: `varve location create NAME URL -n varve --default` makes one, and the annotation %s names another one", harvesterv1.AnnotationLocation)
+		p = refusePlan("no BackupStorageLocation is the default: create one with `varve location create NAME URL -n varve --default`, or name one in the annotation %s", harvesterv1.AnnotationLocation)
 	case in.locations[i].Spec.AccessMode == velerov1.AccessReadOnly:
-		p = refuse("BackupStorageLocation %s is read-only: name another one in the annotation %s", in.locations[i].Name, harvesterv1.AnnotationLocation)
+		p = refusePlan("BackupStorageLocation %s is read-only: name another one in the annotation %s",
+			in.locations[i].Name, harvesterv1.AnnotationLocation)
 	case in.locations[i].Status.Phase != velerov1.LocationAvailable:
-		p = waitFor("BackupStorageLocation %s to be available (%s)", in.locations[i].Name, orElse(in.locations[i].Status.Message, "it was not tried yet"))
+		p = waitFor("BackupStorageLocation %s to be available (%s)", in.locations[i].Name,
+			cmp.Or(in.locations[i].Status.Message, "it was not tried yet"))
 	default:
 		return &in.locations[i], nil
 	}
@@ -159,12 +162,13 @@ func (in *input) chooseLocation() (*velerov1.BackupStorageLocation, *plan) {
 func (in *input) addVolumes(status *harvesterv1.VirtualMachineBackupStatus) *plan {
 	names, err := volumeNames(in.machine)
 	if err != nil {
-		p := refuse("%v", err)
+		p := refusePlan("%v", err)
 		return &p
 	}
 	excluded, unknown := in.excludedByUser(names)
 	if unknown != "" {
-		p := refuse("the annotation %s names %.80q, and virtual machine %s has no such volume", harvesterv1.AnnotationExcludeVolumes, unknown, in.machine.GetName())
+		p := refusePlan("the annotation %s names %.80q, and virtual machine %s has no such volume",
+			harvesterv1.AnnotationExcludeVolumes, unknown, in.machine.GetName())
 		return &p
 	}
 	for _, name := range names {
@@ -178,20 +182,26 @@ func (in *input) addVolumes(status *harvesterv1.VirtualMachineBackupStatus) *pla
 			return &p
 		}
 		status.VolumeBackups = append(status.VolumeBackups, harvesterv1.VolumeBackup{
-			Name: ptr.To(in.backup.Name + "-volume-" + claim.Name), VolumeName: name, CSIDriverName: in.drivers[claim.Name],
+			Name: ptr.To(in.backup.Name + "-volume-" + claim.Name), VolumeName: name,
+			CSIDriverName: in.drivers[claim.Name],
 			PersistentVolumeClaim: harvesterv1.PersistentVolumeClaimSourceSpec{
-				ObjectMeta: harvesterv1.ObjectMetadata{Name: claim.Name, Namespace: claim.Namespace, Labels: claim.Labels, Annotations: claim.Annotations},
-				Spec:       claim.Spec,
+				ObjectMeta: harvesterv1.ObjectMetadata{
+					Name: claim.Name, Namespace: claim.Namespace,
+					Labels: claim.Labels, Annotations: claim.Annotations,
+				},
+				Spec: claim.Spec,
 			},
-			VolumeSize: tracking.ClaimBytes(claim), ReadyToUse: ptr.To(false), DataUpload: uploadName(status.Group, name),
+			VolumeSize: tracking.ClaimBytes(claim), ReadyToUse: ptr.To(false),
+			DataUpload: uploadName(status.Group, name),
 		})
 	}
 	var p plan
 	switch n := len(status.VolumeBackups); {
 	case n == 0:
-		p = refuse("virtual machine %s has no disk that can be stored: %s", in.machine.GetName(), describeExcluded(status.ExcludedVolumes))
+		p = refusePlan("virtual machine %s has no disk that can be stored: %s", in.machine.GetName(),
+			describeExcluded(status.ExcludedVolumes))
 	case n > datamove.MaxGroupDisks:
-		p = refuse("virtual machine %s has %d disks, and a backup has %d at most: leave some out with the annotation %s", in.machine.GetName(), n, datamove.MaxGroupDisks, harvesterv1.AnnotationExcludeVolumes)
+		p = refusePlan("virtual machine %s has %d disks, and a backup has %d at most: leave some out with the annotation %s", in.machine.GetName(), n, datamove.MaxGroupDisks, harvesterv1.AnnotationExcludeVolumes)
 	default:
 		return nil
 	}
@@ -223,13 +233,16 @@ func (in *input) reasonToExclude(volume string, byUser []string) *harvesterv1.Ex
 	case slices.Contains(byUser, volume):
 		return why(harvesterv1.ExcludedByUser, "the annotation "+harvesterv1.AnnotationExcludeVolumes+" names it")
 	case !slices.ContainsFunc(spec.Volumes, func(v kubevirtv1.Volume) bool { return v.Name == volume }):
-		return why(harvesterv1.NotRunningYet, "the guest gets it with its next start: restart the machine before its next backup")
+		return why(harvesterv1.NotRunningYet,
+			"the guest gets it with its next start: restart the machine before its next backup")
 	case claimOf(in.instance, volume) == "":
-		return why(harvesterv1.NoClaim, "it is on no PersistentVolumeClaim: what makes it is in the definition of the machine")
+		return why(harvesterv1.NoClaim,
+			"it is on no PersistentVolumeClaim: what makes it is in the definition of the machine")
 	case slices.Contains(tracking.EligibleVolumes(spec), volume):
 		return nil
 	case tracking.IsShareable(spec, volume):
-		return why(harvesterv1.Shareable, "several guests may write to it, so that no moment of one of them is a moment of the disk")
+		return why(harvesterv1.Shareable,
+			"several guests may write to it, so that no moment of one of them is a moment of the disk")
 	case tracking.IsReadOnly(spec, volume):
 		return why(harvesterv1.ReadOnly, "the guest cannot write to it: the restored machine uses the same claim")
 	}
@@ -288,7 +301,10 @@ func targetOf(l *velerov1.BackupStorageLocation) *harvesterv1.BackupTarget {
 	if l.Spec.ObjectStorage == nil || l.Spec.Provider != "aws" && l.Spec.Provider != "velero.io/aws" {
 		return nil
 	}
-	return &harvesterv1.BackupTarget{Endpoint: l.Spec.Config["s3Url"], BucketName: l.Spec.ObjectStorage.Bucket, BucketRegion: l.Spec.Config["region"]}
+	return &harvesterv1.BackupTarget{
+		Endpoint: l.Spec.Config["s3Url"], BucketName: l.Spec.ObjectStorage.Bucket,
+		BucketRegion: l.Spec.Config["region"],
+	}
 }
 
 // scratchBytes returns how large the claim is that takes in what the guest overwrites while its disks are read: all of
@@ -331,11 +347,4 @@ func scratchClass(b *harvesterv1.VirtualMachineBackup) *string {
 // scratchRequest is the request of that claim.
 func scratchRequest(bytes int64) corev1.VolumeResourceRequirements {
 	return corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI)}}
-}
-
-func orElse(text, other string) string {
-	if text == "" {
-		return other
-	}
-	return text
 }

@@ -24,8 +24,12 @@ func TestPlan_waitsUntilADeadline(t *testing.T) {
 	t.Parallel()
 	created := time.Date(2026, 11, 29, 8, 0, 0, 0, time.UTC)
 	in := &input{
-		backup:  &harvesterv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{Namespace: "app", CreationTimestamp: metav1.NewTime(created)}},
-		machine: definition.NewMachine(), instance: &kubevirtv1.VirtualMachineInstance{Status: kubevirtv1.VirtualMachineInstanceStatus{Phase: kubevirtv1.PhaseScheduling}},
+		backup: &harvesterv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{
+			Namespace:         "app",
+			CreationTimestamp: metav1.NewTime(created),
+		}},
+		machine:  definition.NewMachine(),
+		instance: &kubevirtv1.VirtualMachineInstance{Status: kubevirtv1.VirtualMachineInstanceStatus{Phase: kubevirtv1.PhaseScheduling}},
 	}
 	in.backup.Spec.Source.Name = "web"
 	in.now = created.Add(59 * time.Minute)
@@ -33,7 +37,8 @@ func TestPlan_waitsUntilADeadline(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	in.now = created.Add(time.Hour)
-	if p := makePlan(in); p.waiting != "" || !strings.HasPrefix(p.refused, "waited 1h0m0s for virtual machine app/web to run") {
+	if p := makePlan(in); p.waiting != "" || !strings.HasPrefix(p.refused,
+		"waited 1h0m0s for virtual machine app/web to run") {
 		t.Errorf("%+v", p)
 	}
 }
@@ -69,7 +74,10 @@ func TestScratchBytes_countsEveryTrackedDisk(t *testing.T) {
 	for name, c := range map[string]struct {
 		disks []int64
 		want  int64
-	}{"small": {[]int64{gib}, gib}, "small and large": {[]int64{gib, 19 * gib}, 10 * gib}, "huge": {[]int64{2000 * gib}, 200 * gib}} {
+	}{"small": {[]int64{gib}, gib}, "small and large": {
+		[]int64{gib, 19 * gib},
+		10 * gib,
+	}, "huge": {[]int64{2000 * gib}, 200 * gib}} {
 		in := &input{instance: &kubevirtv1.VirtualMachineInstance{}, claims: map[string]*corev1.PersistentVolumeClaim{}}
 		for i, bytes := range c.disks {
 			claim := fmt.Sprint("disk", i)
@@ -94,10 +102,19 @@ func TestScratchClass(t *testing.T) {
 		disks      []harvesterv1.VolumeBackup
 		want       string
 	}{
-		"that of a file":        {"", []harvesterv1.VolumeBackup{disk("block", "csi", corev1.PersistentVolumeBlock), disk("files", "csi", corev1.PersistentVolumeFilesystem)}, "files"},
-		"the default one":       {"", []harvesterv1.VolumeBackup{disk("static", staticProvisioner, corev1.PersistentVolumeFilesystem), disk("", "", corev1.PersistentVolumeFilesystem)}, "default"},
-		"the annotation's":      {"fast", []harvesterv1.VolumeBackup{disk("files", "csi", corev1.PersistentVolumeFilesystem)}, "fast"},
-		"of a machine of block": {"", []harvesterv1.VolumeBackup{disk("block", "csi", corev1.PersistentVolumeBlock)}, "default"},
+		"that of a file": {"", []harvesterv1.VolumeBackup{
+			disk("block", "csi", corev1.PersistentVolumeBlock),
+			disk("files", "csi", corev1.PersistentVolumeFilesystem),
+		}, "files"},
+		"the default one": {"", []harvesterv1.VolumeBackup{disk("static", staticProvisioner,
+			corev1.PersistentVolumeFilesystem), disk("", "", corev1.PersistentVolumeFilesystem)}, "default"},
+		"the annotation's": {"fast", []harvesterv1.VolumeBackup{disk("files", "csi",
+			corev1.PersistentVolumeFilesystem)}, "fast"},
+		"of a machine of block": {
+			"",
+			[]harvesterv1.VolumeBackup{disk("block", "csi", corev1.PersistentVolumeBlock)},
+			"default",
+		},
 	} {
 		b := &harvesterv1.VirtualMachineBackup{Status: harvesterv1.VirtualMachineBackupStatus{VolumeBackups: c.disks}}
 		b.Annotations = map[string]string{harvesterv1.AnnotationScratchClass: c.annotation}
@@ -112,13 +129,19 @@ func TestScratchClass(t *testing.T) {
 func TestDifference(t *testing.T) {
 	t.Parallel()
 	s := &harvesterv1.VirtualMachineBackupStatus{
-		VolumeBackups:   []harvesterv1.VolumeBackup{{VolumeName: "root"}},
-		ExcludedVolumes: []harvesterv1.ExcludedVolume{{Name: "swap", Reason: harvesterv1.ExcludedByUser}, {Name: "data", Reason: harvesterv1.NotRunningYet}},
+		VolumeBackups: []harvesterv1.VolumeBackup{{VolumeName: "root"}},
+		ExcludedVolumes: []harvesterv1.ExcludedVolume{
+			{Name: "swap", Reason: harvesterv1.ExcludedByUser},
+			{Name: "data", Reason: harvesterv1.NotRunningYet},
+		},
 	}
 	if why := describeDifference(s, []backupv1.IncludedVolume{{Name: "root"}, {Name: "swap"}}); why != "" {
 		t.Error(why)
 	}
-	if why := describeDifference(s, []backupv1.IncludedVolume{{Name: "root"}, {Name: "data"}}); !strings.HasPrefix(why, "volume data was added") {
+	if why := describeDifference(s, []backupv1.IncludedVolume{
+		{Name: "root"},
+		{Name: "data"},
+	}); !strings.HasPrefix(why, "volume data was added") {
 		t.Errorf("%q", why)
 	}
 }
@@ -126,8 +149,14 @@ func TestDifference(t *testing.T) {
 // A DataUpload that was deleted after it had stored its disk takes nothing back.
 func TestObserve_whatIsStoredStaysStored(t *testing.T) {
 	t.Parallel()
-	s := &harvesterv1.VirtualMachineBackupStatus{SourceUID: ptr.To(types.UID("m")), VolumeBackups: []harvesterv1.VolumeBackup{{VolumeName: "root", VolumeSize: 10, ReadyToUse: ptr.To(true), Progress: 100}}}
-	if o := observe(s, time.Now(), nil); !o.stored || o.failed != "" {
+	s := &harvesterv1.VirtualMachineBackupStatus{
+		SourceUID: ptr.To(types.UID("m")),
+		VolumeBackups: []harvesterv1.VolumeBackup{{
+			VolumeName: "root", VolumeSize: 10, ReadyToUse: ptr.To(true),
+			Progress: 100,
+		}},
+	}
+	if o := observeUploads(s, time.Now(), nil); !o.stored || o.failed != "" {
 		t.Errorf("%+v", o)
 	}
 }

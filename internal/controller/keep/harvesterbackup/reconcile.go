@@ -22,6 +22,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/keep/child"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -50,29 +51,29 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	}
 	switch {
 	case b.DeletionTimestamp != nil:
-		return r.dispose(ctx, b)
+		return r.deleteStored(ctx, b)
 	case b.IsReady() || b.HasFailed():
-		return r.tidy(ctx, b)
+		return r.finishEnded(ctx, b)
 	case controllerutil.AddFinalizer(b, Finalizer):
 		base := b.DeepCopy()
 		controllerutil.RemoveFinalizer(base, Finalizer)
 		return ctrl.Result{}, r.cached.Patch(ctx, b, reconcile.MergeFrom(base)) // the write comes back as an event
 	case b.Status.Group == "":
-		return r.begin(ctx, b)
+		return r.writePlan(ctx, b)
 	}
-	return r.proceed(ctx, b)
+	return r.storeDisks(ctx, b)
 }
 
-// begin writes down what is to be stored, before anything is made for it.
-func (r *reconciler) begin(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
-	in, err := r.gather(ctx, b)
+// writePlan writes down what is to be stored, before anything is made for it.
+func (r *reconciler) writePlan(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
+	in, err := r.readInput(ctx, b)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	base := b.DeepCopy()
 	switch p := makePlan(in); {
 	case p.refused != "":
-		return ctrl.Result{}, r.fail(ctx, base, b, p.refused)
+		return ctrl.Result{}, r.endFailed(ctx, base, b, p.refused)
 	case p.waiting != "":
 		setProgressing(&b.Status, in.now, p.waiting)
 		return ctrl.Result{RequeueAfter: reconcile.PollInterval(in.now.Sub(b.CreationTimestamp.Time))}, r.writeStatus(ctx, base, b)
@@ -83,26 +84,33 @@ func (r *reconciler) begin(ctx context.Context, b *harvesterv1.VirtualMachineBac
 		if err := r.writeStatus(ctx, base, b); err != nil {
 			return ctrl.Result{}, err
 		}
-		return r.proceed(ctx, b)
+		return r.storeDisks(ctx, b)
 	}
 }
 
-// gather reads what a plan follows from.
-func (r *reconciler) gather(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (*input, error) {
-	in := &input{now: r.Clock.Now(), backup: b, claims: map[string]*corev1.PersistentVolumeClaim{}, drivers: map[string]string{}}
+// readInput reads what a plan follows from.
+func (r *reconciler) readInput(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (*input, error) {
+	in := &input{
+		now: r.Clock.Now(), backup: b, claims: map[string]*corev1.PersistentVolumeClaim{},
+		drivers: map[string]string{},
+	}
 	key := types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.Source.Name}
 	var err error
 	if in.machine, err = reconcile.Find(ctx, r.live, key, definition.NewMachine()); err != nil || in.machine == nil {
 		return in, err
 	}
-	if in.instance, err = reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{}); err != nil || in.instance == nil {
+	if in.instance, err = reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{}); err != nil ||
+		in.instance == nil {
 		return in, err
 	}
 	for _, v := range in.instance.Spec.Volumes {
 		if v.PersistentVolumeClaim == nil {
 			continue
 		}
-		claim, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: v.PersistentVolumeClaim.ClaimName}, &corev1.PersistentVolumeClaim{})
+		claim, err := reconcile.Find(ctx, r.live, types.NamespacedName{
+			Namespace: b.Namespace,
+			Name:      v.PersistentVolumeClaim.ClaimName,
+		}, &corev1.PersistentVolumeClaim{})
 		if err != nil {
 			return nil, err
 		}
@@ -110,7 +118,8 @@ func (r *reconciler) gather(ctx context.Context, b *harvesterv1.VirtualMachineBa
 			continue
 		}
 		in.claims[claim.Name] = claim
-		class, err := reconcile.Find(ctx, r.cached, types.NamespacedName{Name: ptr.Deref(claim.Spec.StorageClassName, "")}, &storagev1.StorageClass{})
+		key := types.NamespacedName{Name: ptr.Deref(claim.Spec.StorageClassName, "")}
+		class, err := reconcile.Find(ctx, r.cached, key, &storagev1.StorageClass{})
 		if err != nil {
 			return nil, err
 		}
@@ -133,43 +142,45 @@ func (r *reconciler) gather(ctx context.Context, b *harvesterv1.VirtualMachineBa
 // the other: one machine has one backup at a time, and a DataUpload does not wait for hours.
 func (r *reconciler) findEarlier(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
 	var list harvesterv1.VirtualMachineBackupList
-	if err := r.live.List(ctx, &list, client.InNamespace(b.Namespace), client.MatchingLabelsSelector{Selector: layout.UnfinishedBackups()}); err != nil {
+	if err := r.live.List(ctx, &list, client.InNamespace(b.Namespace),
+		client.MatchingLabelsSelector{Selector: layout.UnfinishedBackups()}); err != nil {
 		return "", fmt.Errorf("list the backups of %s: %w", b.Namespace, err)
 	}
 	for i := range list.Items {
 		o := &list.Items[i]
 		before := cmp.Or(o.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(o.Name, b.Name)) < 0
-		if o.UID != b.UID && before && o.Spec.Source.Name == b.Spec.Source.Name && !o.IsReady() && !o.HasFailed() && o.DeletionTimestamp == nil {
+		if o.UID != b.UID && before && o.Spec.Source.Name == b.Spec.Source.Name && !o.IsReady() && !o.HasFailed() &&
+			o.DeletionTimestamp == nil {
 			return o.Name, nil
 		}
 	}
 	return "", nil
 }
 
-// proceed makes what the disks need, and looks how far they are.
-func (r *reconciler) proceed(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
-	uploads, err := r.readUploads(ctx, b)
+// storeDisks makes what the disks need, and looks how far they are.
+func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
+	all, err := r.readUploads(ctx, b)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if b.Annotations[annotationBegun] != string(b.UID) { // from then on, a DataUpload that is not there was deleted
+	if !child.AreMade(b) {
 		base := b.DeepCopy()
-		waiting, refused, err := r.makeChildren(ctx, b, uploads)
+		waiting, refused, err := r.makeChildren(ctx, b, all)
 		switch {
 		case err != nil:
 			return ctrl.Result{}, err
 		case refused != "":
-			if ended, err := r.cancel(ctx, uploads); err != nil || !ended {
+			if ended, err := all.Cancel(ctx, r.cached); err != nil || !ended {
 				return ctrl.Result{RequeueAfter: lookEvery}, err
 			}
-			return ctrl.Result{}, r.fail(ctx, base, b, refused)
+			return ctrl.Result{}, r.endFailed(ctx, base, b, refused)
 		case waiting != "":
 			setProgressing(&b.Status, r.Clock.Now(), waiting)
 			return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
 		}
 	}
 	base, now := b.DeepCopy(), r.Clock.Now()
-	o := observe(&b.Status, now, uploads)
+	o := observeUploads(&b.Status, now, all)
 	if o.failed == "" && !o.stored {
 		if o.failed, err = r.findDifference(ctx, b); err != nil {
 			return ctrl.Result{}, err
@@ -181,15 +192,16 @@ func (r *reconciler) proceed(ctx context.Context, b *harvesterv1.VirtualMachineB
 		if err := r.writeStatus(ctx, base, b); err != nil {
 			return ctrl.Result{}, err
 		}
-		r.events.Eventf(b, nil, corev1.EventTypeNormal, "Ready", "BackUp", "the machine and its disks are stored in BackupStorageLocation %s", b.Status.Location.Name)
+		r.events.Eventf(b, nil, corev1.EventTypeNormal, "Ready", "BackUp",
+			"the machine and its disks are stored in BackupStorageLocation %s", b.Status.Location.Name)
 		return ctrl.Result{}, nil
 	case o.failed != "":
-		ended, err := r.cancel(ctx, uploads)
+		ended, err := all.Cancel(ctx, r.cached)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		if ended {
-			return ctrl.Result{}, r.fail(ctx, base, b, o.failed)
+			return ctrl.Result{}, r.endFailed(ctx, base, b, o.failed)
 		}
 		setProgressing(&b.Status, now, "the other disks to end, because of "+o.failed)
 	default:
@@ -201,11 +213,13 @@ func (r *reconciler) proceed(ctx context.Context, b *harvesterv1.VirtualMachineB
 // findDifference says how the moment that the hypervisor has taken differs from what was planned, or "": a machine that
 // was changed, or made again, while the backup waited.
 func (r *reconciler) findDifference(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
-	job, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: b.Status.Group}, &backupv1.VirtualMachineBackup{})
+	job, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: b.Status.Group},
+		&backupv1.VirtualMachineBackup{})
 	if err != nil || job == nil || len(job.Status.IncludedVolumes) == 0 {
 		return "", err
 	}
-	vm, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.Source.Name}, definition.NewMachine())
+	vm, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.Source.Name},
+		definition.NewMachine())
 	if err != nil {
 		return "", err
 	}
@@ -215,44 +229,20 @@ func (r *reconciler) findDifference(ctx context.Context, b *harvesterv1.VirtualM
 	return describeDifference(&b.Status, job.Status.IncludedVolumes), nil
 }
 
-// readUploads returns the DataUploads of the disks by the names of the volumes; nil for one that is not there.
-func (r *reconciler) readUploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (map[string]*velerov2.DataUpload, error) {
-	uploads := map[string]*velerov2.DataUpload{}
+// readUploads returns the DataUploads of the disks that are there.
+func (r *reconciler) readUploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (uploads, error) {
+	all := uploads{}
 	for _, v := range b.Status.VolumeBackups {
 		key := types.NamespacedName{Namespace: b.Status.Location.Namespace, Name: v.DataUpload}
-		u, err := reconcile.Find(ctx, r.live, key, &velerov2.DataUpload{})
-		if err != nil {
+		if err := all.Read(ctx, r.children, b.UID, v.VolumeName, key, &velerov2.DataUpload{}); err != nil {
 			return nil, err
 		}
-		if u != nil && u.Labels[LabelBackup] == string(b.UID) {
-			uploads[v.VolumeName] = u
-		}
 	}
-	return uploads, nil
+	return all, nil
 }
 
-// cancel cancels the DataUploads that go on, and says whether none does.
-func (r *reconciler) cancel(ctx context.Context, uploads map[string]*velerov2.DataUpload) (ended bool, err error) {
-	ended = true
-	for _, u := range uploads {
-		if u == nil || u.Status.Phase.Ended() {
-			continue
-		}
-		ended = false
-		if u.Spec.Cancel || u.DeletionTimestamp != nil {
-			continue
-		}
-		base := u.DeepCopy()
-		u.Spec.Cancel = true
-		if err := r.cached.Patch(ctx, u, reconcile.MergeFrom(base)); client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("cancel DataUpload %s/%s: %w", u.Namespace, u.Name, err)
-		}
-	}
-	return ended, nil
-}
-
-// fail ends the backup, and says why in an event.
-func (r *reconciler) fail(ctx context.Context, base, b *harvesterv1.VirtualMachineBackup, why string) error {
+// endFailed ends the backup, and says why in an event.
+func (r *reconciler) endFailed(ctx context.Context, base, b *harvesterv1.VirtualMachineBackup, why string) error {
 	setFailed(&b.Status, r.Clock.Now(), why)
 	if err := r.writeStatus(ctx, base, b); err != nil {
 		return err
@@ -271,20 +261,15 @@ func (r *reconciler) writeStatus(ctx context.Context, base, b *harvesterv1.Virtu
 	return nil
 }
 
-// tidy removes what a backup that has ended needs no more, and then lets go of it in memory.
-func (r *reconciler) tidy(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
+// finishEnded removes what a backup that has ended needs no more, and then lets go of it in memory.
+func (r *reconciler) finishEnded(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
 	if b.Labels[layout.LabelEnded] != "" {
 		return ctrl.Result{}, nil
 	}
 	if gone, err := r.removeHelpers(ctx, b); err != nil || !gone {
 		return ctrl.Result{RequeueAfter: lookEvery}, err
 	}
-	base := b.DeepCopy()
-	if b.Labels == nil {
-		b.Labels = map[string]string{}
-	}
-	b.Labels[layout.LabelEnded] = "true"
-	return ctrl.Result{}, r.cached.Patch(ctx, b, reconcile.MergeFrom(base))
+	return ctrl.Result{}, child.MarkEnded(ctx, r.cached, b)
 }
 
 // removeHelpers removes the scratch claim and the definition's Secret. It waits for the backup of the hypervisor, which

@@ -10,12 +10,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/keep/child"
-	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -43,19 +41,18 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	r := &reconciler{Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-machine-backup"))}
+	r := &reconciler{
+		Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(),
+		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-machine-backup")),
+	}
 	r.children = child.Maker{Writer: r.cached, Live: r.live, Label: LabelBackup}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("harvesterbackup"+o.ControllerSuffix).
-		For(&harvesterv1.VirtualMachineBackup{}, builder.OnlyMetadata, builder.WithPredicates(predicate.NewPredicateFuncs(needsWork))).
-		Watches(&velerov2.DataUpload{}, handler.EnqueueRequestsFromMapFunc(requestForUpload), builder.WithPredicates(reconcile.MoreThanVersion())).
+		For(&harvesterv1.VirtualMachineBackup{}, builder.OnlyMetadata, builder.WithPredicates(child.GoesOn())).
+		Watches(&velerov2.DataUpload{}, handler.EnqueueRequestsFromMapFunc(requestForUpload),
+			builder.WithPredicates(reconcile.MoreThanVersion())).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
-}
-
-// needsWork says whether a backup goes on: one that has ended is looked at again when it is deleted.
-func needsWork(o client.Object) bool {
-	return o.GetLabels()[layout.LabelEnded] == "" || o.GetDeletionTimestamp() != nil
 }
 
 // requestForUpload returns the backup that a DataUpload stores a disk of.
@@ -64,5 +61,8 @@ func requestForUpload(_ context.Context, o client.Object) []ctrl.Request {
 	if !ok || upload.Spec.DataMoverConfig[configBackup] == "" {
 		return nil
 	}
-	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: upload.Spec.SourceNamespace, Name: upload.Spec.DataMoverConfig[configBackup]}}}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{
+		Namespace: upload.Spec.SourceNamespace,
+		Name:      upload.Spec.DataMoverConfig[configBackup],
+	}}}
 }

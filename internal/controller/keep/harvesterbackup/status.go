@@ -1,6 +1,7 @@
 package harvesterbackup
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -38,8 +39,10 @@ func setProgressing(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, wa
 func setFailed(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, why string) {
 	s.ReadyToUse = ptr.To(false)
 	s.Error = &harvesterv1.Error{Time: ptr.To(metav1.NewTime(now)), Message: &why}
-	condition.Set(&s.Conditions, now, harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError, why)
-	condition.Set(&s.Conditions, now, harvesterv1.ConditionReady, corev1.ConditionFalse, harvesterv1.ReasonError, messageNotReady)
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionProgressing, corev1.ConditionFalse,
+		harvesterv1.ReasonError, why)
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionReady, corev1.ConditionFalse, harvesterv1.ReasonError,
+		messageNotReady)
 }
 
 // setReady ends the backup.
@@ -62,14 +65,14 @@ type outcome struct {
 	waiting string
 }
 
-// observe writes into the status how far the DataUploads are. uploads has them by the names of the volumes; one that is
+// observeUploads writes into the status how far the DataUploads are. one that is
 // not there is nil.
-func observe(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, uploads map[string]*velerov2.DataUpload) outcome {
+func observeUploads(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, all uploads) outcome {
 	o := outcome{ended: true, stored: true}
-	var done, all float64
+	var done, total float64
 	for i := range s.VolumeBackups {
 		v := &s.VolumeBackups[i]
-		u := uploads[v.VolumeName]
+		u := all[v.VolumeName]
 		observeVolume(v, now, u)
 		if v.Error != nil && o.failed == "" {
 			o.failed = fmt.Sprintf("volume %s: %s", v.VolumeName, *v.Error.Message)
@@ -81,11 +84,11 @@ func observe(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, uploads m
 			}
 		}
 		o.stored = o.stored && *v.ReadyToUse
-		all += float64(v.VolumeSize)
+		total += float64(v.VolumeSize)
 		done += float64(v.VolumeSize) * float64(v.Progress) / 100
 	}
-	if all > 0 {
-		s.Progress = max(s.Progress, min(99, int(done/all*100)))
+	if total > 0 {
+		s.Progress = max(s.Progress, min(99, int(done/total*100)))
 	}
 	return o
 }
@@ -94,12 +97,14 @@ func observe(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, uploads m
 // that it does not have fails by its DataUpload.
 func describeDifference(s *harvesterv1.VirtualMachineBackupStatus, included []backupv1.IncludedVolume) string {
 	for _, v := range included {
-		planned := slices.ContainsFunc(s.VolumeBackups, func(p harvesterv1.VolumeBackup) bool { return p.VolumeName == v.Name })
+		planned := slices.ContainsFunc(s.VolumeBackups,
+			func(p harvesterv1.VolumeBackup) bool { return p.VolumeName == v.Name })
 		left := slices.ContainsFunc(s.ExcludedVolumes, func(e harvesterv1.ExcludedVolume) bool {
 			return e.Name == v.Name && e.Reason == harvesterv1.ExcludedByUser
 		})
 		if !planned && !left {
-			return fmt.Sprintf("volume %s was added to the machine while the backup waited: create another backup", v.Name)
+			return fmt.Sprintf("volume %s was added to the machine while the backup waited: create another backup",
+				v.Name)
 		}
 	}
 	return ""
@@ -123,7 +128,7 @@ func observeVolume(v *harvesterv1.VolumeBackup, now time.Time, u *velerov2.DataU
 		v.FullReason = u.Status.DataMoverResult[datamove.ResultFullReason]
 		v.CreationTime = u.Status.CompletionTimestamp
 	case u.Status.Phase.Ended():
-		fail(orElse(u.Status.Message, fmt.Sprintf("DataUpload %s is %s", u.Name, u.Status.Phase)))
+		fail(cmp.Or(u.Status.Message, fmt.Sprintf("DataUpload %s is %s", u.Name, u.Status.Phase)))
 	default:
 		if p := u.Status.Progress; p.TotalBytes > 0 {
 			v.Progress = max(v.Progress, min(99, int(float64(p.BytesDone)/float64(p.TotalBytes)*100)))

@@ -1,6 +1,7 @@
 package harvesterrestore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -46,18 +47,20 @@ func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualM
 	base, now := o.DeepCopy(), r.Clock.Now()
 	switch {
 	case vm == nil && o.Status.TargetUID != nil:
-		return ctrl.Result{}, r.fail(ctx, base, o, fmt.Sprintf("virtual machine %s was deleted before it was ready", o.Spec.Target.Name))
+		return ctrl.Result{}, r.endFailed(ctx, base, o,
+			fmt.Sprintf("virtual machine %s was deleted before it was ready", o.Spec.Target.Name))
 	case vm == nil:
 		made, refused, err := r.makeMachine(ctx, o)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		if refused != "" {
-			return ctrl.Result{}, r.fail(ctx, base, o, refused)
+			return ctrl.Result{}, r.endFailed(ctx, base, o, refused)
 		}
 		vm = made
 	case !isMade(vm, o):
-		return ctrl.Result{}, r.fail(ctx, base, o, fmt.Sprintf("virtual machine %s was made by somebody else meanwhile, and is left as it is: restore under another name", o.Spec.Target.Name))
+		return ctrl.Result{}, r.endFailed(ctx, base, o,
+			fmt.Sprintf("virtual machine %s was made by somebody else meanwhile, and is left as it is: restore under another name", o.Spec.Target.Name))
 	}
 	if o.Status.TargetUID == nil {
 		o.Status.TargetUID, o.Status.Progress = ptr.To(vm.GetUID()), machineMade
@@ -66,10 +69,10 @@ func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualM
 			return ctrl.Result{}, err
 		}
 	}
-	if err := r.adopt(ctx, o, vm); err != nil {
+	if err := r.giveToMachine(ctx, o, vm); err != nil {
 		return ctrl.Result{}, err
 	}
-	return r.start(ctx, o.DeepCopy(), o, vm)
+	return r.startMachine(ctx, o.DeepCopy(), o, vm)
 }
 
 // makeMachine makes the machine from what the backup has of it.
@@ -80,14 +83,16 @@ func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMach
 	case err != nil:
 		return nil, "", err
 	case b == nil || b.UID != o.Status.BackupUID || b.Status.Source == nil:
-		return nil, fmt.Sprintf("VMBackup %s was deleted meanwhile, and with it the definition of the machine", key), nil
+		refused = fmt.Sprintf("VMBackup %s was deleted meanwhile, and with it the definition of the machine", key)
+		return nil, refused, nil
 	}
 	claims := map[string]string{}
 	for i := range o.Status.VolumeRestores {
 		claims[o.Status.VolumeRestores[i].VolumeName] = o.Status.VolumeRestores[i].PersistentVolumeClaim.ObjectMeta.Name
 	}
 	vm, strategy, err := definition.Restored(b.Status.Source, definition.Target{
-		Namespace: o.Namespace, Name: o.Spec.Target.Name, Claims: claims, Without: names(o.Status.ExcludedVolumes), KeepAddresses: o.Spec.KeepMacAddress,
+		Namespace: o.Namespace, Name: o.Spec.Target.Name, Claims: claims,
+		Without: volumeNames(o.Status.ExcludedVolumes), KeepAddresses: o.Spec.KeepMacAddress,
 		Annotations: map[string]string{annotationRestore: o.Name, annotationRestoreUID: restoreID(o)},
 	})
 	if err != nil {
@@ -110,7 +115,7 @@ func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMach
 	return vm, "", nil
 }
 
-func names(volumes []harvesterv1.ExcludedVolume) []string {
+func volumeNames(volumes []harvesterv1.ExcludedVolume) []string {
 	var all []string
 	for _, v := range volumes {
 		all = append(all, v.Name)
@@ -118,8 +123,8 @@ func names(volumes []harvesterv1.ExcludedVolume) []string {
 	return all
 }
 
-// adopt makes the machine the owner of the restore, as Harvester does: the restore goes with it.
-func (r *reconciler) adopt(ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine) error {
+// giveToMachine makes the machine the owner of the restore, as Harvester does: the restore goes with it.
+func (r *reconciler) giveToMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine) error {
 	for _, owner := range o.OwnerReferences {
 		if owner.UID == vm.GetUID() {
 			return nil
@@ -127,7 +132,8 @@ func (r *reconciler) adopt(ctx context.Context, o *harvesterv1.VirtualMachineRes
 	}
 	base := o.DeepCopy()
 	o.OwnerReferences = append(o.OwnerReferences, metav1.OwnerReference{
-		APIVersion: definition.MachineKind.GroupVersion().String(), Kind: definition.MachineKind.Kind, Name: vm.GetName(), UID: vm.GetUID(),
+		APIVersion: definition.MachineKind.GroupVersion().String(), Kind: definition.MachineKind.Kind,
+		Name: vm.GetName(), UID: vm.GetUID(),
 	})
 	if err := r.cached.Patch(ctx, o, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("give the restore to its machine: %w", err)
@@ -135,9 +141,9 @@ func (r *reconciler) adopt(ctx context.Context, o *harvesterv1.VirtualMachineRes
 	return nil
 }
 
-// start gives the machine its run strategy back, and ends the restore when it is ready. A machine that was halted, or
+// startMachine gives the machine its run strategy back, and ends the restore when it is ready. A machine that was halted, or
 // that is to stay stopped, is not started.
-func (r *reconciler) start(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, vm machine) (ctrl.Result, error) {
+func (r *reconciler) startMachine(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, vm machine) (ctrl.Result, error) {
 	now := r.Clock.Now()
 	if strategy, pending := vm.GetAnnotations()[annotationStrategy]; pending {
 		if err := r.setStrategy(ctx, vm, strategy); err != nil {
@@ -151,9 +157,11 @@ func (r *reconciler) start(ctx context.Context, base, o *harvesterv1.VirtualMach
 		setComplete(&o.Status, now)
 		return ctrl.Result{}, r.writeStatus(ctx, base, o)
 	case now.After(vm.GetCreationTimestamp().Add(startDeadline)):
-		return ctrl.Result{}, r.fail(ctx, base, o, fmt.Sprintf("virtual machine %s is restored, and was not ready within %s of being started: %s", vm.GetName(), startDeadline, describe(vm)))
+		return ctrl.Result{}, r.endFailed(ctx, base, o,
+			fmt.Sprintf("virtual machine %s is restored, and was not ready within %s of being started: %s",
+				vm.GetName(), startDeadline, describeMachine(vm)))
 	}
-	setProgressing(&o.Status, now, messageMachine, describe(vm))
+	setProgressing(&o.Status, now, messageMachine, describeMachine(vm))
 	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
 }
 
@@ -184,24 +192,18 @@ func (r *reconciler) setStrategy(ctx context.Context, vm machine, strategy strin
 	return nil
 }
 
-// describe says what a machine that is not ready says of itself.
-func describe(vm machine) string {
+// describeMachine says what a machine that is not ready says of itself.
+func describeMachine(vm machine) string {
 	status, _, _ := unstructured.NestedString(vm.Object, "status", "printableStatus")
-	texts := []string{"virtual machine " + vm.GetName() + " is " + orElse(status, "not seen by its controller yet")}
+	texts := []string{"virtual machine " + vm.GetName() + " is " + cmp.Or(status, "not seen by its controller yet")}
 	conditions, _, _ := unstructured.NestedSlice(vm.Object, "status", "conditions")
 	for _, c := range conditions {
 		fields, _ := c.(map[string]any)
 		message, _ := fields["message"].(string)
-		if kind := fields["type"]; message != "" && (kind == "Failure" && fields["status"] == "True" || kind == "Ready" && fields["status"] == "False") {
+		if kind := fields["type"]; message != "" && (kind == "Failure" && fields["status"] == "True" ||
+			kind == "Ready" && fields["status"] == "False") {
 			texts = append(texts, message)
 		}
 	}
 	return strings.Join(texts, ": ")
-}
-
-func orElse(text, other string) string {
-	if text == "" {
-		return other
-	}
-	return text
 }

@@ -82,7 +82,8 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 			return fmt.Sprintf("volume %s of VMBackup %s is in the repository of namespace %s, and not in that of its own", v.VolumeName, name, id.Namespace)
 		}
 		restore := newVolumeRestore(in.restore, b, v)
-		if claim := &restore.PersistentVolumeClaim; node != "" && in.waiting[ptr.Deref(claim.Spec.StorageClassName, "")] {
+		if claim := &restore.PersistentVolumeClaim; node != "" &&
+			in.waiting[ptr.Deref(claim.Spec.StorageClassName, "")] {
 			claim.ObjectMeta.Annotations[annotationSelectedNode] = node
 		}
 		all = append(all, restore)
@@ -97,7 +98,8 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 // and so does another one those that machines share or only read.
 func othersVolumes(r *harvesterv1.VirtualMachineRestore, b *harvesterv1.VirtualMachineBackup) []harvesterv1.ExcludedVolume {
 	was := b.Status.Source.ObjectMeta
-	itself, sameNamespace := r.Namespace == was.Namespace && r.Spec.Target.Name == was.Name, r.Namespace == was.Namespace
+	sameNamespace := r.Namespace == was.Namespace
+	itself := sameNamespace && r.Spec.Target.Name == was.Name
 	var others []harvesterv1.ExcludedVolume
 	for _, v := range b.Status.ExcludedVolumes {
 		shared := v.Reason == harvesterv1.Shareable || v.Reason == harvesterv1.ReadOnly
@@ -134,20 +136,26 @@ func chooseNode(b *harvesterv1.VirtualMachineBackup, nodes []corev1.Node) (strin
 
 // takesPods says whether a node is ready, not cordoned, and not for special pods alone.
 func takesPods(n *corev1.Node) bool {
-	kept := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule })
-	return !kept && !n.Spec.Unschedulable && n.DeletionTimestamp == nil && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
+	kept := slices.ContainsFunc(n.Spec.Taints,
+		func(t corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule })
+	return !kept && !n.Spec.Unschedulable && n.DeletionTimestamp == nil &&
+		slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		})
 }
 
 // newVolumeRestore returns what is made for a disk.
 func newVolumeRestore(r *harvesterv1.VirtualMachineRestore, b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) harvesterv1.VolumeRestore {
 	claim := newClaim(r, v)
 	return harvesterv1.VolumeRestore{
-		VolumeName: v.VolumeName, VolumeBackupName: ptr.Deref(v.Name, ""), VolumeSize: v.VolumeSize, SnapshotID: v.SnapshotID,
+		VolumeName: v.VolumeName, VolumeBackupName: ptr.Deref(v.Name, ""), VolumeSize: v.VolumeSize,
+		SnapshotID: v.SnapshotID,
 		PersistentVolumeClaim: harvesterv1.PersistentVolumeClaimSourceSpec{
-			ObjectMeta: harvesterv1.ObjectMetadata{Namespace: r.Namespace, Name: claimName(b.Name, r, v.VolumeName), Labels: claim.Labels, Annotations: claim.Annotations},
-			Spec:       claim.Spec,
+			ObjectMeta: harvesterv1.ObjectMetadata{
+				Namespace: r.Namespace, Name: claimName(b.Name, r, v.VolumeName),
+				Labels: claim.Labels, Annotations: claim.Annotations,
+			},
+			Spec: claim.Spec,
 		},
 		DataDownload: downloadName(r, v.VolumeName),
 	}
@@ -163,7 +171,8 @@ func claimName(backup string, r *harvesterv1.VirtualMachineRestore, volume strin
 func downloadName(r *harvesterv1.VirtualMachineRestore, volume string) string {
 	const readable = 40
 	sum := sha256.Sum256([]byte(r.UID))
-	return strings.TrimRight(r.Name[:min(len(r.Name), readable)], "-.") + "-" + hex.EncodeToString(sum[:5]) + "-" + volume
+	name := strings.TrimRight(r.Name[:min(len(r.Name), readable)], "-.")
+	return name + "-" + hex.EncodeToString(sum[:5]) + "-" + volume
 }
 
 // newClaim returns the claim of a disk, without its name. Only the volume that the DataDownload makes can be bound to
@@ -186,11 +195,13 @@ func newClaim(r *harvesterv1.VirtualMachineRestore, v *harvesterv1.VolumeBackup)
 	return &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Labels: kept, Annotations: annotations},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: from.Spec.AccessModes, StorageClassName: from.Spec.StorageClassName, VolumeMode: from.Spec.VolumeMode,
+			AccessModes: from.Spec.AccessModes, StorageClassName: from.Spec.StorageClassName,
+			VolumeMode:                from.Spec.VolumeMode,
 			VolumeAttributesClassName: from.Spec.VolumeAttributesClassName,
 			Resources:                 corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: request}},
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{
-				datamove.LabelRestoredVolume: datamove.RestoredVolume(r.Namespace, v.PersistentVolumeClaim.ObjectMeta.Name, hex.EncodeToString(sum[:5])),
+				datamove.LabelRestoredVolume: datamove.RestoredVolume(r.Namespace,
+					v.PersistentVolumeClaim.ObjectMeta.Name, hex.EncodeToString(sum[:5])),
 			}},
 		},
 	}
@@ -200,7 +211,8 @@ func newClaim(r *harvesterv1.VirtualMachineRestore, v *harvesterv1.VolumeBackup)
 // not the user's.
 func isClusters(key string) bool {
 	for _, prefix := range []string{
-		"pv.kubernetes.io", "volume.kubernetes.io", "volume.beta.kubernetes.io", "cdi.kubevirt.io", "kubectl.kubernetes.io", layout.Prefix, "velero.io", annotationRestore,
+		"pv.kubernetes.io", "volume.kubernetes.io", "volume.beta.kubernetes.io", "cdi.kubevirt.io",
+		"kubectl.kubernetes.io", layout.Prefix, "velero.io", annotationRestore,
 	} {
 		if strings.HasPrefix(key, prefix) {
 			return true

@@ -28,11 +28,17 @@ func node(name string, ready corev1.ConditionStatus, edit ...func(*corev1.Node))
 func backup(spec string) *harvesterv1.VirtualMachineBackup {
 	b := &harvesterv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: "monday", UID: "b"}}
 	b.Status = harvesterv1.VirtualMachineBackupStatus{
-		NodeName: "node2", ReadyToUse: ptr.To(true), Location: &harvesterv1.LocationReference{Namespace: "varve", Name: "shelf"},
+		NodeName: "node2", ReadyToUse: ptr.To(true), Location: &harvesterv1.LocationReference{
+			Namespace: "varve",
+			Name:      "shelf",
+		},
 		Source: &harvesterv1.VirtualMachineSourceSpec{Spec: runtime.RawExtension{Raw: []byte(spec)}},
 	}
 	for _, name := range []string{"root", "data"} {
-		v := harvesterv1.VolumeBackup{VolumeName: name, SnapshotID: "varve1.disk.0123456789abcdef0123456789abcdef.app", VolumeSize: 1 << 20}
+		v := harvesterv1.VolumeBackup{
+			VolumeName: name,
+			SnapshotID: "varve1.disk.0123456789abcdef0123456789abcdef.app", VolumeSize: 1 << 20,
+		}
 		v.PersistentVolumeClaim.Spec.StorageClassName = ptr.To("local")
 		b.Status.VolumeBackups = append(b.Status.VolumeBackups, v)
 	}
@@ -64,7 +70,10 @@ func TestPlan_localDisksComeBackTogether(t *testing.T) {
 			t.Parallel()
 			for waiting, want := range map[bool]string{true: c.want, false: ""} {
 				var s harvesterv1.VirtualMachineRestoreStatus
-				in := &input{restore: &harvesterv1.VirtualMachineRestore{}, backup: backup(c.spec), nodes: c.nodes, waiting: map[string]bool{"local": waiting}}
+				in := &input{
+					restore: &harvesterv1.VirtualMachineRestore{}, backup: backup(c.spec), nodes: c.nodes,
+					waiting: map[string]bool{"local": waiting},
+				}
 				if refused := makePlan(in, &s); refused != "" {
 					t.Fatal(refused)
 				}
@@ -83,7 +92,8 @@ func TestPlan_refusesTheDataOfAnotherNamespace(t *testing.T) {
 	b := backup(`{}`)
 	b.Status.VolumeBackups[1].SnapshotID = "varve1.disk.0123456789abcdef0123456789abcdef.other"
 	var s harvesterv1.VirtualMachineRestoreStatus
-	if refused := makePlan(&input{restore: &harvesterv1.VirtualMachineRestore{}, backup: b}, &s); !strings.Contains(refused, "in the repository of namespace other") || s.BackupUID != "" {
+	if refused := makePlan(&input{restore: &harvesterv1.VirtualMachineRestore{}, backup: b},
+		&s); !strings.Contains(refused, "in the repository of namespace other") || s.BackupUID != "" {
 		t.Errorf("%q, %+v", refused, s)
 	}
 }
@@ -94,9 +104,14 @@ func TestPlan_takesNoDiskOfAnotherMachine(t *testing.T) {
 	b := backup(`{"template":{"spec":{"volumes":[{"name":"root"},{"name":"data"},{"name":"swap","persistentVolumeClaim":{"claimName":"web-swap"}},{"name":"shared","persistentVolumeClaim":{"claimName":"s"}}],` +
 		`"domain":{"devices":{"disks":[{"name":"root"},{"name":"data"},{"name":"swap"},{"name":"shared"}]}}}}}`)
 	b.Status.Source.ObjectMeta = harvesterv1.ObjectMetadata{Namespace: "app", Name: "web"}
-	b.Status.ExcludedVolumes = []harvesterv1.ExcludedVolume{{Name: "swap", Reason: harvesterv1.ExcludedByUser}, {Name: "shared", Reason: harvesterv1.Shareable}, {Name: "cloud", Reason: harvesterv1.NoClaim}}
+	b.Status.ExcludedVolumes = []harvesterv1.ExcludedVolume{
+		{Name: "swap", Reason: harvesterv1.ExcludedByUser},
+		{Name: "shared", Reason: harvesterv1.Shareable},
+		{Name: "cloud", Reason: harvesterv1.NoClaim},
+	}
 	for target, want := range map[types.NamespacedName]string{
-		{Namespace: "app", Name: "web"}: "", {Namespace: "app", Name: "look"}: "swap", {Namespace: "other", Name: "web"}: "swap shared",
+		{Namespace: "app", Name: "web"}: "", {Namespace: "app", Name: "look"}: "swap",
+		{Namespace: "other", Name: "web"}: "swap shared",
 	} {
 		r := &harvesterv1.VirtualMachineRestore{ObjectMeta: metav1.ObjectMeta{Namespace: target.Namespace}}
 		r.Spec.Target.Name = target.Name
@@ -104,11 +119,12 @@ func TestPlan_takesNoDiskOfAnotherMachine(t *testing.T) {
 		if refused := makePlan(&input{restore: r, backup: b}, &s); refused != "" {
 			t.Fatal(refused)
 		}
-		without := names(s.ExcludedVolumes)
+		without := volumeNames(s.ExcludedVolumes)
 		if got := strings.Join(without, " "); got != want {
 			t.Errorf("%s is restored without %q, want %q", target, got, want)
 		}
-		vm, _, err := definition.Restored(b.Status.Source, definition.Target{Namespace: target.Namespace, Name: target.Name, Without: without})
+		vm, _, err := definition.Restored(b.Status.Source,
+			definition.Target{Namespace: target.Namespace, Name: target.Name, Without: without})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +139,10 @@ func TestPlan_takesNoDiskOfAnotherMachine(t *testing.T) {
 func TestNames_areValidHoweverLong(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("long.name-", 20)[:200]
-	r := &harvesterv1.VirtualMachineRestore{ObjectMeta: metav1.ObjectMeta{Name: long, UID: "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e"}}
+	r := &harvesterv1.VirtualMachineRestore{ObjectMeta: metav1.ObjectMeta{
+		Name: long,
+		UID:  "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e",
+	}}
 	volume := strings.Repeat("v", 63)
 	for _, name := range []string{claimName(long, r, volume), downloadName(r, volume), claimName("monday", r, "root"), downloadName(r, "root")} {
 		if why := validation.IsDNS1123Subdomain(name); len(why) > 0 {

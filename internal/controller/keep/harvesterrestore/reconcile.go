@@ -19,6 +19,7 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/keep/child"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -47,23 +48,23 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	}
 	switch {
 	case o.DeletionTimestamp != nil:
-		return r.dispose(ctx, o)
+		return r.deleteUnneeded(ctx, o)
 	case o.IsComplete() || o.HasFailed():
-		return r.tidy(ctx, o)
+		return r.finishEnded(ctx, o)
 	case controllerutil.AddFinalizer(o, Finalizer):
 		base := o.DeepCopy()
 		controllerutil.RemoveFinalizer(base, Finalizer)
 		return ctrl.Result{}, r.cached.Patch(ctx, o, reconcile.MergeFrom(base)) // the write comes back as an event
 	case o.Status.BackupUID == "":
-		return r.begin(ctx, o)
-	case !r.areRestored(o):
+		return r.writePlan(ctx, o)
+	case !areRestored(o):
 		return r.restoreDisks(ctx, o)
 	}
 	return r.restoreMachine(ctx, o)
 }
 
-// begin writes down what is to be made, before anything is.
-func (r *reconciler) begin(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
+// writePlan writes down what is to be made, before anything is.
+func (r *reconciler) writePlan(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
 	in := &input{restore: o}
 	var err error
 	key := types.NamespacedName{Namespace: o.Spec.VirtualMachineBackupNamespace, Name: o.Spec.VirtualMachineBackupName}
@@ -78,7 +79,7 @@ func (r *reconciler) begin(ctx context.Context, o *harvesterv1.VirtualMachineRes
 	}
 	base := o.DeepCopy()
 	if refused := makePlan(in, &o.Status); refused != "" {
-		return ctrl.Result{}, r.fail(ctx, base, o, refused)
+		return ctrl.Result{}, r.endFailed(ctx, base, o, refused)
 	}
 	setProgressing(&o.Status, r.Clock.Now(), messageInitializing, "")
 	if err := r.writeStatus(ctx, base, o); err != nil {
@@ -103,11 +104,12 @@ func (r *reconciler) gatherPlaces(ctx context.Context, in *input) error {
 }
 
 func (r *reconciler) findMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (vm machine, err error) {
-	return reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: o.Namespace, Name: o.Spec.Target.Name}, definition.NewMachine())
+	return reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: o.Namespace, Name: o.Spec.Target.Name},
+		definition.NewMachine())
 }
 
 // areRestored says whether every disk is restored.
-func (r *reconciler) areRestored(o *harvesterv1.VirtualMachineRestore) bool {
+func areRestored(o *harvesterv1.VirtualMachineRestore) bool {
 	for _, v := range o.Status.VolumeRestores {
 		if v.Progress < 100 {
 			return false
@@ -118,25 +120,25 @@ func (r *reconciler) areRestored(o *harvesterv1.VirtualMachineRestore) bool {
 
 // restoreDisks makes the claims and the DataDownloads, and looks how far they are.
 func (r *reconciler) restoreDisks(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
-	downloads, err := r.readDownloads(ctx, o)
+	all, err := r.readDownloads(ctx, o)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	base := o.DeepCopy()
-	if o.Annotations[annotationBegun] != string(o.UID) { // from then on, a DataDownload that is not there was deleted
-		refused, err := r.makeChildren(ctx, o, downloads)
+	if !child.AreMade(o) {
+		refused, err := r.makeChildren(ctx, o, all)
 		switch {
 		case err != nil:
 			return ctrl.Result{}, err
 		case refused != "":
-			if ended, err := r.cancel(ctx, downloads); err != nil || !ended {
+			if ended, err := all.Cancel(ctx, r.cached); err != nil || !ended {
 				return ctrl.Result{RequeueAfter: lookEvery}, err
 			}
-			return ctrl.Result{}, r.fail(ctx, base, o, refused)
+			return ctrl.Result{}, r.endFailed(ctx, base, o, refused)
 		}
 		base = o.DeepCopy()
 	}
-	out, now := observe(&o.Status, downloads), r.Clock.Now()
+	out, now := observeDownloads(&o.Status, all), r.Clock.Now()
 	switch {
 	case out.restored:
 		setProgressing(&o.Status, now, messageMachine, "")
@@ -145,12 +147,12 @@ func (r *reconciler) restoreDisks(ctx context.Context, o *harvesterv1.VirtualMac
 		}
 		return r.restoreMachine(ctx, o)
 	case out.failed != "":
-		ended, err := r.cancel(ctx, downloads)
+		ended, err := all.Cancel(ctx, r.cached)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		if ended {
-			return ctrl.Result{}, r.fail(ctx, base, o, out.failed)
+			return ctrl.Result{}, r.endFailed(ctx, base, o, out.failed)
 		}
 		setProgressing(&o.Status, now, messageClaims, "the other disks to end, because of "+out.failed)
 	default:
@@ -159,44 +161,21 @@ func (r *reconciler) restoreDisks(ctx context.Context, o *harvesterv1.VirtualMac
 	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
 }
 
-// readDownloads returns the DataDownloads of the disks by the names of the volumes; nil for one that is not there.
-func (r *reconciler) readDownloads(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (map[string]*velerov2.DataDownload, error) {
-	downloads := map[string]*velerov2.DataDownload{}
-	for _, v := range o.Status.VolumeRestores {
+// readDownloads returns the DataDownloads of the disks that are there.
+func (r *reconciler) readDownloads(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (downloads, error) {
+	all := downloads{}
+	for i := range o.Status.VolumeRestores {
+		v := &o.Status.VolumeRestores[i]
 		key := types.NamespacedName{Namespace: o.Status.Location.Namespace, Name: v.DataDownload}
-		d, err := reconcile.Find(ctx, r.live, key, &velerov2.DataDownload{})
-		if err != nil {
+		if err := all.Read(ctx, r.children, o.UID, v.VolumeName, key, &velerov2.DataDownload{}); err != nil {
 			return nil, err
 		}
-		if d != nil && d.Labels[LabelRestore] == string(o.UID) {
-			downloads[v.VolumeName] = d
-		}
 	}
-	return downloads, nil
+	return all, nil
 }
 
-// cancel cancels the DataDownloads that go on, and says whether none does.
-func (r *reconciler) cancel(ctx context.Context, downloads map[string]*velerov2.DataDownload) (ended bool, err error) {
-	ended = true
-	for _, d := range downloads {
-		if d == nil || d.Status.Phase.Ended() {
-			continue
-		}
-		ended = false
-		if d.Spec.Cancel || d.DeletionTimestamp != nil {
-			continue
-		}
-		base := d.DeepCopy()
-		d.Spec.Cancel = true
-		if err := r.cached.Patch(ctx, d, reconcile.MergeFrom(base)); client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("cancel DataDownload %s/%s: %w", d.Namespace, d.Name, err)
-		}
-	}
-	return ended, nil
-}
-
-// fail ends the restore, and says why in an event.
-func (r *reconciler) fail(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, why string) error {
+// endFailed ends the restore, and says why in an event.
+func (r *reconciler) endFailed(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, why string) error {
 	setFailed(&o.Status, r.Clock.Now(), why)
 	if err := r.writeStatus(ctx, base, o); err != nil {
 		return err
@@ -215,8 +194,8 @@ func (r *reconciler) writeStatus(ctx context.Context, base, o *harvesterv1.Virtu
 	return nil
 }
 
-// tidy deletes the DataDownloads of a restore that is complete, and lets go of one that has ended in memory.
-func (r *reconciler) tidy(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
+// finishEnded deletes the DataDownloads of a restore that is complete, and lets go of one that has ended in memory.
+func (r *reconciler) finishEnded(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
 	if o.Labels[layout.LabelEnded] != "" {
 		return ctrl.Result{}, nil
 	}
@@ -225,16 +204,11 @@ func (r *reconciler) tidy(ctx context.Context, o *harvesterv1.VirtualMachineRest
 			return ctrl.Result{}, err
 		}
 	}
-	base := o.DeepCopy()
-	if o.Labels == nil {
-		o.Labels = map[string]string{}
-	}
-	o.Labels[layout.LabelEnded] = "true"
-	return ctrl.Result{}, r.cached.Patch(ctx, o, reconcile.MergeFrom(base))
+	return ctrl.Result{}, child.MarkEnded(ctx, r.cached, o)
 }
 
-// dispose deletes what a restore has made and nobody needs: DataDownloads, and the claims unless the machine is there.
-func (r *reconciler) dispose(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
+// deleteUnneeded deletes what a restore has made and nobody needs: DataDownloads, and the claims unless the machine is there.
+func (r *reconciler) deleteUnneeded(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(o, Finalizer) {
 		return ctrl.Result{}, nil
 	}
@@ -261,20 +235,16 @@ func (r *reconciler) deleteDownloads(ctx context.Context, o *harvesterv1.Virtual
 	if o.Status.Location == nil {
 		return false, nil
 	}
-	downloads, err := r.readDownloads(ctx, o)
+	all, err := r.readDownloads(ctx, o)
 	if err != nil {
 		return false, err
 	}
-	for _, d := range downloads {
-		left = true
-		if d.DeletionTimestamp != nil {
-			continue
-		}
-		if err := r.cached.Delete(ctx, d, client.Preconditions{UID: ptr.To(d.UID)}); client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("delete DataDownload %s/%s: %w", d.Namespace, d.Name, err)
+	for _, d := range all {
+		if err := r.children.Remove(ctx, d); err != nil {
+			return false, err
 		}
 	}
-	return left, nil
+	return len(all) > 0, nil
 }
 
 // deleteClaims deletes the claims of a restore that has made no machine.

@@ -6,11 +6,9 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/controller/keep/child"
-	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -36,16 +34,14 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	r := &reconciler{Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-machine-restore"))}
+	r := &reconciler{
+		Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(),
+		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-machine-restore")),
+	}
 	r.children = child.Maker{Writer: r.cached, Live: r.live, Label: LabelRestore}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("harvesterrestore"+o.ControllerSuffix).
-		For(&harvesterv1.VirtualMachineRestore{}, builder.OnlyMetadata, builder.WithPredicates(predicate.NewPredicateFuncs(needsWork))).
+		For(&harvesterv1.VirtualMachineRestore{}, builder.OnlyMetadata, builder.WithPredicates(child.GoesOn())).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
-}
-
-// needsWork says whether a restore goes on: one that has ended is looked at again when it is deleted.
-func needsWork(o client.Object) bool {
-	return o.GetLabels()[layout.LabelEnded] == "" || o.GetDeletionTimestamp() != nil
 }

@@ -39,7 +39,8 @@ func setProgressing(s *harvesterv1.VirtualMachineRestoreStatus, now time.Time, m
 
 func setFailed(s *harvesterv1.VirtualMachineRestoreStatus, now time.Time, why string) {
 	s.Complete = ptr.To(false)
-	condition.Set(&s.Conditions, now, harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError, why)
+	condition.Set(&s.Conditions, now, harvesterv1.ConditionProgressing, corev1.ConditionFalse,
+		harvesterv1.ReasonError, why)
 	condition.Set(&s.Conditions, now, harvesterv1.ConditionReady, corev1.ConditionFalse, harvesterv1.ReasonError, why)
 }
 
@@ -58,14 +59,14 @@ type outcome struct {
 	waiting string
 }
 
-// observe writes into the status how far the DataDownloads are. downloads has them by the names of the volumes; one
+// observeDownloads writes into the status how far the DataDownloads are. downloads has them by the names of the volumes; one
 // that is not there is nil.
-func observe(s *harvesterv1.VirtualMachineRestoreStatus, downloads map[string]*velerov2.DataDownload) outcome {
+func observeDownloads(s *harvesterv1.VirtualMachineRestoreStatus, moves downloads) outcome {
 	o := outcome{ended: true, restored: true}
-	var done, all float64
+	var done, total float64
 	for i := range s.VolumeRestores {
 		v := &s.VolumeRestores[i]
-		d := downloads[v.VolumeName]
+		d := moves[v.VolumeName]
 		fail := func(format string, args ...any) {
 			o.restored = false
 			if o.failed == "" {
@@ -89,11 +90,11 @@ func observe(s *harvesterv1.VirtualMachineRestoreStatus, downloads map[string]*v
 				o.waiting = fmt.Sprintf("volume %s: %s", v.VolumeName, d.Status.Message)
 			}
 		}
-		all += float64(v.VolumeSize)
+		total += float64(v.VolumeSize)
 		done += float64(v.VolumeSize) * float64(v.Progress) / 100
 	}
-	if all > 0 {
-		s.Progress = max(s.Progress, int(done/all*disksRestored))
+	if total > 0 {
+		s.Progress = max(s.Progress, int(done/total*disksRestored))
 	}
 	return o
 }

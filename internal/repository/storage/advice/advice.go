@@ -71,16 +71,21 @@ type Advice struct {
 func For(err error, v Voice) (Advice, bool) {
 	for _, e := range table {
 		if e.matches(err, v) {
-			return Advice{Cause: e.cause, What: v.fill(e.what), Do: v.fill(e.do), Class: e.class}, true
+			return Advice{
+				Cause: e.cause, What: v.fillPlaceholders(e.what), Do: v.fillPlaceholders(e.do),
+				Class: e.class,
+			}, true
 		}
 	}
 	return Advice{}, false
 }
 
-// fill puts the words of v into a text of the table.
-func (v Voice) fill(text string) string {
+// fillPlaceholders puts the words of v into a text of the table.
+func (v Voice) fillPlaceholders(text string) string {
 	return strings.NewReplacer(
-		"{place}", v.Place, "{there}", v.There, "{machine}", v.Machine, "{keys}", v.Keys, "{keys source}", v.KeysSource, "{give keys}", v.GiveKeys, "{account}", v.Account,
-		"{bucket}", v.Bucket, "{authority}", v.Authority, "{writer}", v.Writer, "{set read-only}", v.SetReadOnly, "{set address}", v.SetAddress, "{retry}", v.Retry,
+		"{place}", v.Place, "{there}", v.There, "{machine}", v.Machine, "{keys}", v.Keys, "{keys source}",
+		v.KeysSource, "{give keys}", v.GiveKeys, "{account}", v.Account,
+		"{bucket}", v.Bucket, "{authority}", v.Authority, "{writer}", v.Writer, "{set read-only}", v.SetReadOnly,
+		"{set address}", v.SetAddress, "{retry}", v.Retry,
 	).Replace(text)
 }

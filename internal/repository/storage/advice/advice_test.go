@@ -21,7 +21,8 @@ func TestFor_everyCause(t *testing.T) {
 	for _, c := range advicetest.Cases() {
 		v.StorageOnly, v.Directory = c.Directory, c.Directory
 		a, ok := advice.For(c.Err, v)
-		if !ok || a.Cause != c.Cause || !strings.Contains(a.What, c.What) || !strings.HasPrefix(a.What, "PLACE") || strings.ContainsAny(a.What+a.Do, "{}") {
+		if !ok || a.Cause != c.Cause || !strings.Contains(a.What, c.What) || !strings.HasPrefix(a.What, "PLACE") ||
+			strings.ContainsAny(a.What+a.Do, "{}") {
 			t.Errorf("%s: %+v, want %s: %s", c.Name, a, c.Cause, c.What)
 		}
 		if c.Cause == advice.Full && (!errors.Is(c.Err, errclass.Exhausted) || !strings.Contains(a.Do, "THERE")) {
@@ -38,8 +39,10 @@ func TestFor_everyCause(t *testing.T) {
 func TestFor_leavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{
-		errors.New("x"), syscall.ENOSPC, syscall.EDQUOT, errclass.Errorf(errclass.ErrTargetFull, "target: %w", syscall.ENOSPC), syscall.EACCES, syscall.EROFS,
-		errclass.Transient, context.DeadlineExceeded, fmt.Errorf("%w: %w", errclass.Invalid, &url.Error{Op: "parse", URL: ":", Err: errors.New("x")}),
+		errors.New("x"), syscall.ENOSPC, syscall.EDQUOT,
+		errclass.Errorf(errclass.ErrTargetFull, "target: %w", syscall.ENOSPC), syscall.EACCES, syscall.EROFS,
+		errclass.Transient, context.DeadlineExceeded, fmt.Errorf("%w: %w", errclass.Invalid,
+			&url.Error{Op: "parse", URL: ":", Err: errors.New("x")}),
 	} {
 		if a, ok := advice.For(err, advice.Voice{}); ok {
 			t.Errorf("%v: %+v", err, a)

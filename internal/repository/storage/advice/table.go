@@ -27,16 +27,34 @@ var table = []struct {
 	class    errclass.Class
 }{
 	{Full, isFull, "{place} takes no more data", "make room {there}, or raise its quota", errclass.Exhausted},
-	{Clock, isClock, "{place}: its clock and that of {machine} are too far apart", "set the clock that is wrong, that of {machine} or that of the storage", errclass.None},
-	{NoBucket, isNoBucket, "{place}: there is no such bucket", "create the bucket first, or correct its name in {bucket}", errclass.NotFound},
+	{
+		Clock, isClock, "{place}: its clock and that of {machine} are too far apart",
+		"set the clock that is wrong, that of {machine} or that of the storage", errclass.None,
+	},
+	{
+		NoBucket, isNoBucket, "{place}: there is no such bucket",
+		"create the bucket first, or correct its name in {bucket}", errclass.NotFound,
+	},
 	{NoKeys, isNoKeys, "{place}: there are neither keys nor a role", "{give keys}", errclass.Denied},
 	{RoleRefused, isRoleRefused, "{place}: the role gives no keys", "let the role trust {account}", errclass.Denied},
-	{RoleSilent, isRoleSilent, "{place} is not asked, for want of keys", "check that the role's security token service answers{retry}", errclass.Transient},
+	{
+		RoleSilent, isRoleSilent, "{place} is not asked, for want of keys",
+		"check that the role's security token service answers{retry}", errclass.Transient,
+	},
 	{Permission, isPermission, "{place}: permission denied", "let {writer} write there", errclass.Denied},
 	{ReadOnly, isReadOnly, "{place} is read-only", "{set read-only}, or make it writable", errclass.None},
-	{Denied, isDenied, "{place} refuses {keys}, or does not allow them enough", "check the keys and their permissions in the bucket{keys source}", errclass.Denied},
-	{Certificate, isCertificate, "{place}: the server's certificate is not trusted", "give the certificate of the server's authority {authority}", errclass.Transient},
-	{Silent, isSilent, "{place} does not answer", "check that the storage answers at its address{set address}{retry}", errclass.Transient},
+	{
+		Denied, isDenied, "{place} refuses {keys}, or does not allow them enough",
+		"check the keys and their permissions in the bucket{keys source}", errclass.Denied,
+	},
+	{
+		Certificate, isCertificate, "{place}: the server's certificate is not trusted",
+		"give the certificate of the server's authority {authority}", errclass.Transient,
+	},
+	{
+		Silent, isSilent, "{place} does not answer", "check that the storage answers at its address{set address}{retry}",
+		errclass.Transient,
+	},
 }
 
 func isFull(err error, _ Voice) bool { return errors.Is(err, storage.ErrFull) }
@@ -74,7 +92,8 @@ func isReadOnly(err error, v Voice) bool {
 // isDenied leaves the answer alone if the error has a class: what was done says more than why.
 func isDenied(err error, v Voice) bool {
 	answer, ok := answerOf(err)
-	refused := ok && (v.StorageOnly || errclass.Of(err) == errclass.None) && (answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized)
+	refused := ok && (v.StorageOnly || errclass.Of(err) == errclass.None) &&
+		(answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized)
 	return refused || errors.Is(err, errclass.Denied) || errors.Is(err, blob.ErrInvalidCredentials)
 }
 
@@ -83,7 +102,8 @@ func isCertificate(err error, _ Voice) bool {
 	var unknown x509.UnknownAuthorityError
 	var hostname x509.HostnameError
 	var invalid x509.CertificateInvalidError
-	return errors.As(err, &verification) || errors.As(err, &unknown) || errors.As(err, &hostname) || errors.As(err, &invalid)
+	return errors.As(err, &verification) || errors.As(err, &unknown) || errors.As(err, &hostname) ||
+		errors.As(err, &invalid)
 }
 
 // isSilent leaves errors of the network alone if they have another class: an address that makes no sense is an url.Error, too.
@@ -94,10 +114,12 @@ func isSilent(err error, v Voice) bool {
 	if errors.Is(err, storage.ErrUnreachable) {
 		return true
 	}
-	if (v.StorageOnly || class == errclass.None || class == errclass.Transient) && (errors.As(err, &request) || errors.As(err, &network)) {
+	if (v.StorageOnly || class == errclass.None || class == errclass.Transient) &&
+		(errors.As(err, &request) || errors.As(err, &network)) {
 		return true
 	}
-	return v.StorageOnly && (errors.Is(err, errclass.Transient) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded))
+	return v.StorageOnly && (errors.Is(err, errclass.Transient) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, os.ErrDeadlineExceeded))
 }
 
 // answerOf returns what an S3 server has answered.
