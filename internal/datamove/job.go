@@ -76,6 +76,9 @@ type Job struct {
 	Labels map[string]string `json:"labels,omitempty"`
 	// SnapshotID is what a download writes to the volume.
 	SnapshotID string `json:"snapshotID,omitempty"`
+	// ReadDefinition says that a download writes the definition of the machine into the Secret of the pod's name, and no
+	// volume.
+	ReadDefinition bool `json:"readDefinition,omitempty"`
 	// Parallel is how many parts of the volume are moved at once; 0: as many as the mover finds good.
 	Parallel int `json:"parallel,omitempty"`
 }
@@ -128,6 +131,8 @@ func (j Job) validate() error {
 		return errors.New("an upload without a source")
 	case j.Kind == Download && j.SnapshotID == "":
 		return errors.New("a download without a snapshotID")
+	case j.ReadDefinition && (j.Kind != Download || j.VolumeMode != ""):
+		return errors.New("a definition that is read beside something else")
 	case j.Kind != Upload && j.Kind != Download:
 		return fmt.Errorf("unknown kind %q", j.Kind)
 	}

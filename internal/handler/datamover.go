@@ -42,7 +42,7 @@ func addDataMover(mgr ctrl.Manager, o Options, recorder events.EventRecorder, me
 			velerov2.SnapshotCSI:           &exposer.CSI{Access: access},
 			velerov2.SnapshotMachineBackup: &exposer.MachineBackups{Tunnel: &exposer.Tunnel{Access: access}, Endpoints: &exposer.Endpoints{Access: access}},
 		},
-		Downloads: &exposer.Restore{Access: access},
+		Downloads: &exposer.Downloads{Volumes: &exposer.Restore{Access: access}},
 		Deleter:   datamover.ControllerDeletes{},
 		Settings:  current, Events: recorder, Measures: measures, Clock: o.Clock, Log: log,
 	})

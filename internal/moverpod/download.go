@@ -28,6 +28,9 @@ func (r *run) download(ctx context.Context, repo *repository.Repository) (datamo
 	if err != nil {
 		return datamove.Report{}, lasting(err, "restore it with the data mover that has backed it up")
 	}
+	if r.Job.ReadDefinition {
+		return r.downloadDefinition(ctx, repo, id)
+	}
 	if id.Form == datamove.Files && r.Job.VolumeMode == corev1.PersistentVolumeBlock {
 		return datamove.Report{}, lasting(errclass.Errorf(errclass.Invalid, "the backup has files, and the target claim has the volumeMode Block"), "restore it to a claim with the volumeMode Filesystem")
 	}

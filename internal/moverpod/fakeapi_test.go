@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,6 +33,37 @@ type fakeAPI struct {
 	changed chan struct{} // closed, and replaced, at each change
 	// refuse returns the HTTP status of a request that fails, or 0. It is called without a lock.
 	refuse func(*http.Request) int
+	// secret is the data of the Secret of the pod's name; nil: there is none.
+	secret map[string][]byte
+}
+
+// makeSecret makes the Secret of the pod's name.
+func (a *fakeAPI) makeSecret() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.secret = map[string][]byte{}
+}
+
+// secretData returns what was written into it.
+func (a *fakeAPI) secretData() map[string][]byte {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return maps.Clone(a.secret)
+}
+
+func (a *fakeAPI) patchSecret(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var patch corev1.Secret
+	switch err := json.NewDecoder(r.Body).Decode(&patch); {
+	case a.secret == nil:
+		fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+	case err != nil || patch.Type != datamove.DefinitionSecretType:
+		fail(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+	default:
+		maps.Copy(a.secret, patch.Data)
+		send(w, []byte(`{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{}}`))
+	}
 }
 
 // newFakeAPI serves the object of a job, in a phase.
@@ -169,6 +201,8 @@ func (a *fakeAPI) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	all := fmt.Sprintf("/apis/velero.io/v2alpha1/namespaces/%s/%s", a.job.Namespace, resource)
 	switch {
+	case r.URL.Path == "/api/v1/namespaces/varve/secrets/"+datamove.ChildName(a.job.Kind, a.job.UID) && r.Method == http.MethodPatch:
+		a.patchSecret(w, r)
 	case r.URL.Path == all && r.URL.Query().Get("watch") != "" && r.URL.Query().Get("fieldSelector") == "metadata.name="+a.job.Name:
 		a.watch(w, r)
 	case r.URL.Path != all+"/"+a.job.Name:

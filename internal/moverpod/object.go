@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,7 +47,7 @@ const (
 )
 
 // objectClient reads, watches and patches one object. It needs the verbs get, watch and patch, and asks for nothing else, not even for
-// the kinds that the API server has.
+// the kinds that the API server has. A run that reads a definition patches a Secret as well.
 type objectClient struct {
 	client client.WithWatch
 	http   *http.Client
@@ -60,10 +61,11 @@ func newObjectClient(config *rest.Config, job datamove.Job) (*objectClient, erro
 	if err := velerov2.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
-	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{velerov2.GroupVersion})
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{velerov2.GroupVersion, corev1.SchemeGroupVersion})
 	for _, kind := range []datamove.Kind{datamove.Upload, datamove.Download} {
 		mapper.Add(velerov2.GroupVersion.WithKind(string(kind)), meta.RESTScopeNamespace)
 	}
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Secret"), meta.RESTScopeNamespace)
 	transport, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the API server: %w", err)

@@ -88,6 +88,8 @@ type limits struct {
 	retry time.Duration
 	// flush is how much work of an upload a death may cost.
 	flush time.Duration
+	// secret is how long a run waits for the Secret that it leaves a definition in.
+	secret time.Duration
 	// launcher is how long the launcher of a tunnel may be silent. Then the process ends, and is started again for as long as the handler
 	// thinks that the backup lives.
 	launcher time.Duration
@@ -105,7 +107,7 @@ func (l limits) withDefaults() limits {
 		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second),
 		interrupted: cmp.Or(l.interrupted, 24*time.Second), report: cmp.Or(l.report, 30*time.Minute),
 		progress: cmp.Or(l.progress, time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
-		flush: cmp.Or(l.flush, time.Minute), launcher: cmp.Or(l.launcher, 2*time.Minute), ended: cmp.Or(l.ended, time.Second),
+		flush: cmp.Or(l.flush, time.Minute), secret: cmp.Or(l.secret, 2*time.Minute), launcher: cmp.Or(l.launcher, 2*time.Minute), ended: cmp.Or(l.ended, time.Second),
 		endpoint: cmp.Or(l.endpoint, 10*time.Minute), endpointStall: cmp.Or(l.endpointStall, time.Minute), metadata: l.metadata,
 	}
 }
@@ -272,7 +274,7 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 
 // move does the work of the object's kind.
 func (r *run) move(ctx context.Context) (datamove.Report, error) {
-	if r.Job.VolumeMode == "" && r.Job.Tunnel == nil && r.Job.Endpoint == nil {
+	if r.Job.VolumeMode == "" && r.Job.Tunnel == nil && r.Job.Endpoint == nil && !r.Job.ReadDefinition {
 		return datamove.Report{}, lasting(errors.New("the job has no volume"), "the handlers and the mover must be of the same version of Varve")
 	}
 	repo, err := r.openRepository(ctx)

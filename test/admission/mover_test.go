@@ -7,7 +7,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -255,5 +257,43 @@ func TestJobs_getTheirPods(t *testing.T) {
 			}
 			refused(t, err, "only Varve sets the labels")
 		}
+	}
+}
+
+// A mover pod that reads a definition fills the Secret of its name. It neither reads nor changes another one.
+func TestMover_writesTheSecretOfItsNameAlone(t *testing.T) {
+	t.Parallel()
+	const (
+		ownSecret  = "a mover pod writes only the Secret for a definition that has its name"
+		definition = "of that Secret, a mover pod writes the definition alone"
+	)
+	if err := cluster.InstallRoles(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	admin := cluster.Client(t, controlplane.Admin)
+	create := func(name string, kind corev1.SecretType) {
+		s := &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: name, Labels: map[string]string{"mine": "1"}},
+			Type:       kind,
+		}
+		admitted(t, admin.Create(t.Context(), s))
+	}
+	patch := func(name, body string) error {
+		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: name}}
+		return cluster.Client(t, moverIn("dd-1").Restrict()).Patch(t.Context(), s, client.RawPatch(types.MergePatchType, []byte(body)))
+	}
+	create("dd-1", datamove.DefinitionSecretType)
+	create("dd-2", datamove.DefinitionSecretType)
+	create("password", corev1.SecretTypeOpaque)
+	const data = `{"type":"varvebackup.io/machine-definition","data":{"definition":"e30="}}`
+	admitted(t, patch("dd-1", data))
+	refused(t, patch("dd-2", data), ownSecret)
+	refused(t, patch("password", `{"data":{"definition":"e30="}}`), ownSecret)
+	refused(t, patch("dd-1", `{"data":{"other":"e30="}}`), definition)
+	refused(t, patch("dd-1", `{"metadata":{"labels":{"mine":"2"}}}`), definition)
+	mover := cluster.Client(t, moverIn("dd-1").Restrict())
+	s := &corev1.Secret{}
+	if err := mover.Get(t.Context(), client.ObjectKey{Namespace: controlplane.SystemNamespace, Name: "dd-1"}, s); !apierrors.IsForbidden(err) {
+		t.Errorf("a mover pod reads a Secret: %v", err)
 	}
 }

@@ -144,6 +144,9 @@ func (m *Mover) placeOf(ctx context.Context, o client.Object, v *Object) (volume
 		// What is in a backup of a machine comes over the network.
 		return volumePlace{nodes: volume.Spec.NodeAffinity.Required, preferred: o.Spec.SnapshotType == velerov2.SnapshotMachineBackup}, 0, nil
 	case *velerov2.DataDownload:
+		if datamove.ReadsDefinition(o.Spec.DataMoverConfig) {
+			return volumePlace{}, 0, nil
+		}
 		claim, err := m.findClaim(ctx, o.Spec.TargetVolume.Namespace, o.Spec.TargetVolume.PVC)
 		if err != nil {
 			return volumePlace{}, 0, err

@@ -149,6 +149,9 @@ func (in *podInput) job() datamove.Job {
 	job := datamove.Job{
 		Kind: v.Kind, Namespace: v.Namespace, Name: v.Name, UID: v.UID, VolumeMode: in.volume.VolumeMode, SnapshotID: v.SnapshotID, Parallel: in.settings.Parallel,
 	}
+	if download, ok := in.object.(*velerov2.DataDownload); ok {
+		job.ReadDefinition = datamove.ReadsDefinition(download.Spec.DataMoverConfig)
+	}
 	if upload, ok := in.object.(*velerov2.DataUpload); ok {
 		job.SourceNamespace, job.SourceClaim, job.SourceUID = upload.Spec.SourceNamespace, upload.Spec.SourcePVC, in.volume.SourceUID
 		job.Endpoint, job.Tunnel, job.Snapshot = in.volume.Endpoint, in.volume.Tunnel, in.volume.Snapshot

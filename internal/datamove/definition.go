@@ -1,0 +1,53 @@
+package datamove
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// Keys of spec.dataMoverConfig of a DataDownload. Other keys are ignored.
+const (
+	// ConfigRead is what is read of the restore point that spec.snapshotID names: ReadDefinition; without it, its volume.
+	ConfigRead = "read"
+	// ReadDefinition reads the definition of the machine that the restore point has. No volume is made, and
+	// spec.targetVolume names none: the mover pod writes what it reads into the Secret of its name, which somebody else
+	// makes, of the type DefinitionSecretType.
+	ReadDefinition = "definition"
+)
+
+// DisksKey is the key of that Secret that has which disks are stored with the definition: see StoredDisks. The definition
+// itself has DefinitionKey.
+const DisksKey = "disks"
+
+// ReadsDefinition says whether a DataDownload with this dataMoverConfig reads a definition.
+func ReadsDefinition(config map[string]string) bool { return config[ConfigRead] == ReadDefinition }
+
+// StoredDisk is a restore point of a disk.
+type StoredDisk struct {
+	// Claim is the name of the claim that was stored.
+	Claim string `json:"claim"`
+	// SnapshotID says where the disk is.
+	SnapshotID string `json:"snapshotID"`
+	// Bytes is the disk's size, and Time when it was stored.
+	Bytes int64     `json:"bytes"`
+	Time  time.Time `json:"time"`
+}
+
+// EncodeDisks returns the disks as DisksKey has them.
+func EncodeDisks(disks []StoredDisk) []byte {
+	text, err := json.Marshal(disks)
+	if err != nil {
+		panic(err) // strings, numbers and times
+	}
+	return text
+}
+
+// DecodeDisks reads what EncodeDisks wrote.
+func DecodeDisks(text []byte) ([]StoredDisk, error) {
+	var disks []StoredDisk
+	if err := json.Unmarshal(text, &disks); err != nil {
+		return nil, fmt.Errorf("decode the disks that are stored with a definition: %w", err)
+	}
+	return disks, nil
+}
