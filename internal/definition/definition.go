@@ -28,6 +28,8 @@ type Definition struct {
 	Machine harvesterv1.VirtualMachineSourceSpec `json:"machine"`
 	// Claims are those of the disks that the backup has, in the order of the machine's volumes.
 	Claims []Claim `json:"claims"`
+	// ExcludedVolumes are the machine's volumes that are not in the backup.
+	ExcludedVolumes []harvesterv1.ExcludedVolume `json:"excludedVolumes,omitempty"`
 	// Secrets and ConfigMaps are those that the machine refers to and that were there. They are in its namespace.
 	Secrets    []Secret    `json:"secrets,omitempty"`
 	ConfigMaps []ConfigMap `json:"configMaps,omitempty"`

@@ -1,6 +1,7 @@
 package definition
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -72,6 +73,9 @@ type Target struct {
 	Without []string
 	// KeepAddresses keeps the hardware addresses.
 	KeepAddresses bool
+	// Secrets and ConfigMaps are other names for what the machine refers to, by its names in the backup. Those that are
+	// not there stay as they are.
+	Secrets, ConfigMaps map[string]string
 	// Annotations are added to the machine's own.
 	Annotations map[string]string
 }
@@ -95,6 +99,8 @@ func Restored(source *harvesterv1.VirtualMachineSourceSpec, to Target) (vm *unst
 			return nil, "", err
 		}
 	}
+	names := map[referenceKind]map[string]string{toSecret: to.Secrets, toConfigMap: to.ConfigMaps}
+	visitReferences(spec, func(kind referenceKind, name string) string { return cmp.Or(names[kind][name], name) })
 	if !to.KeepAddresses {
 		if err := editInterfaces(spec, func(i map[string]any) { delete(i, "macAddress") }); err != nil {
 			return nil, "", err

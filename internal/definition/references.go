@@ -18,48 +18,54 @@ func References(spec runtime.RawExtension) (secrets, configMaps []string, err er
 	if err := json.Unmarshal(spec.Raw, &fields); err != nil {
 		return nil, nil, fmt.Errorf("decode the spec of the machine: %w", err)
 	}
-	r := references{secrets: map[string]bool{}, configMaps: map[string]bool{}}
-	r.collectAll(fields)
-	return slices.Sorted(maps.Keys(r.secrets)), slices.Sorted(maps.Keys(r.configMaps)), nil
+	found := map[referenceKind]map[string]bool{toSecret: {}, toConfigMap: {}}
+	visitReferences(fields, func(kind referenceKind, name string) string {
+		found[kind][name] = true
+		return name
+	})
+	return slices.Sorted(maps.Keys(found[toSecret])), slices.Sorted(maps.Keys(found[toConfigMap])), nil
 }
 
-type references struct{ secrets, configMaps map[string]bool }
+// referenceKind is the kind of what a machine refers to.
+type referenceKind string
 
-func (r references) collectAll(value any) {
+const (
+	toSecret    referenceKind = "Secret"
+	toConfigMap referenceKind = "ConfigMap"
+)
+
+// visitReferences calls visit with each name of a Secret or a ConfigMap in decoded JSON, and puts what it returns in its
+// place.
+func visitReferences(value any, visit func(kind referenceKind, name string) string) {
 	switch v := value.(type) {
 	case []any:
 		for _, item := range v {
-			r.collectAll(item)
+			visitReferences(item, visit)
 		}
 	case map[string]any:
 		for key, field := range v {
-			r.addField(key, field)
-			r.collectAll(field)
+			if kind, of, in := referenceAt(v, key, field); kind != "" {
+				if name, _ := of[in].(string); name != "" {
+					of[in] = visit(kind, name)
+				}
+			}
+			visitReferences(field, visit)
 		}
 	}
 }
 
-// addField adds what one field refers to.
-func (r references) addField(key string, field any) {
-	named := func(key string) string {
-		object, _ := field.(map[string]any)
-		name, _ := object[key].(string)
-		return name
-	}
-	add := func(to map[string]bool, name string) {
-		if name != "" {
-			to[name] = true
-		}
-	}
+// referenceAt returns the object and the key of it that has the name to which a field refers; kind "": it refers to none.
+func referenceAt(object map[string]any, key string, field any) (kind referenceKind, of map[string]any, in string) {
+	fields, _ := field.(map[string]any)
 	switch lower := strings.ToLower(key); {
 	case strings.HasSuffix(lower, "secretref"):
-		add(r.secrets, named("name"))
+		return toSecret, fields, "name"
 	case lower == "secret":
-		add(r.secrets, named("secretName"))
+		return toSecret, fields, "secretName"
 	case lower == "imagepullsecret":
-		name, _ := field.(string)
-		add(r.secrets, name)
+		return toSecret, object, key
 	case lower == "configmap", strings.HasSuffix(lower, "configmapref"):
-		add(r.configMaps, named("name"))
+		return toConfigMap, fields, "name"
 	}
+	return "", nil, ""
 }

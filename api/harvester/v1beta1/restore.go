@@ -98,9 +98,30 @@ type VirtualMachineRestoreStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	ExcludedVolumes []ExcludedVolume `json:"excludedVolumes,omitempty"`
+	// definitionDownload is the name of the DataDownload that reads the machine's Secrets and ConfigMaps back, in the
+	// location's namespace. It is absent if the machine refers to none.
+	// +optional
+	DefinitionDownload string `json:"definitionDownload,omitempty"`
+	// references has the Secrets and ConfigMaps that the machine refers to and that were stored with it.
+	// +optional
+	// +listType=atomic
+	References []RestoredReference `json:"references,omitempty"`
 	// location is the BackupStorageLocation that it is restored from.
 	// +optional
 	Location *LocationReference `json:"location,omitempty"`
+}
+
+// RestoredReference is a Secret or a ConfigMap that the restored machine refers to.
+type RestoredReference struct {
+	// kind is Secret or ConfigMap.
+	Kind string `json:"kind"`
+	// name is its name in the backup.
+	Name string `json:"name"`
+	// restoredAs is its name in the restore's namespace. It is another one if something else has the name.
+	RestoredAs string `json:"restoredAs"`
+	// found is true if it was there, with what was stored.
+	// +optional
+	Found bool `json:"found,omitempty"`
 }
 
 // VolumeRestore is a disk that is restored.

@@ -3,6 +3,7 @@
 package keep
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -51,7 +52,28 @@ func (w *world) downloads(r *harvesterv1.VirtualMachineRestore) map[string]*vele
 		}}
 		all[v.VolumeName] = wait(w, d, exists)
 	}
+	if name := r.Status.DefinitionDownload; name != "" {
+		w.readBack(*r.Status.Location, name, velerov2.PhaseCompleted, "", nil)
+	}
 	return all
+}
+
+// readBack plays the mover pod that reads a definition.
+func (w *world) readBack(at harvesterv1.LocationReference, name string, phase velerov2.Phase, message string, disks []datamove.StoredDisk) {
+	w.Helper()
+	d := wait(w, &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: name}}, exists)
+	pod := datamove.ChildName(datamove.Download, d.UID)
+	secret := wait(w, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: pod}}, exists)
+	if phase == velerov2.PhaseCompleted {
+		user := controlplane.ServiceAccount(controlplane.SystemNamespace, datamove.ServiceAccount)
+		user.Extra = map[string][]string{"authentication.kubernetes.io/pod-name": {pod}}
+		body, err := json.Marshal(map[string]any{"data": map[string][]byte{
+			datamove.DefinitionKey: w.definition, datamove.DisksKey: datamove.EncodeDisks(disks),
+		}})
+		w.must(err)
+		w.must(cluster.Client(w.T, user.Restrict()).Patch(w.Context(), secret, client.RawPatch(types.MergePatchType, body)))
+	}
+	w.downloaded(d, phase, message)
 }
 
 func (w *world) downloaded(d *velerov2.DataDownload, phase velerov2.Phase, message string) {

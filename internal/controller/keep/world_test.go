@@ -77,6 +77,9 @@ func TestControlPlane(t *testing.T) {
 		"a restore whose disk fails":              downloadFails,
 		"a machine that does not start":           doesNotStart,
 		"what is not accepted":                    notAccepted,
+		"a Secret that comes back":                secretComesBack,
+		"a Secret whose name another one has":     secretOfAnother,
+		"a definition that cannot be read":        definitionUnreadable,
 		"a backup of another namespace":           anotherNamespace,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -91,6 +94,8 @@ type world struct {
 	*testing.T
 	ns           string
 	admin, varve client.Client
+	// definition is the one that the latest backup had stored.
+	definition []byte
 }
 
 func (w *world) must(err error) {
@@ -256,7 +261,12 @@ func (w *world) ready(name string) *harvesterv1.VirtualMachineBackup {
 	vm := w.running()
 	b := w.newBackup(name, nil)
 	w.create(b)
-	for _, u := range w.uploads(b) {
+	all := w.uploads(b)
+	secret := wait(w, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Namespace: controlplane.SystemNamespace, Name: datamove.DefinitionSecret(string(b.UID)),
+	}}, exists)
+	w.definition = secret.Data[datamove.DefinitionKey]
+	for _, u := range all {
 		w.ends(u, velerov2.PhaseCompleted, "")
 	}
 	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {

@@ -98,7 +98,7 @@ func (r *reconciler) makeDefinition(ctx context.Context, b *harvesterv1.VirtualM
 func (r *reconciler) readDefinition(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (*definition.Definition, error) {
 	d := &definition.Definition{
 		Backup:  definition.Backup{Namespace: b.Namespace, Name: b.Name, UID: b.UID, Time: b.CreationTimestamp.Time},
-		Machine: *b.Status.Source,
+		Machine: *b.Status.Source, ExcludedVolumes: b.Status.ExcludedVolumes,
 	}
 	for _, v := range b.Status.VolumeBackups {
 		d.Claims = append(d.Claims, definition.Claim{

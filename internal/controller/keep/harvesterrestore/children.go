@@ -23,6 +23,11 @@ var machineResource = schema.GroupResource{Group: "kubevirt.io", Resource: "virt
 // makeChildren makes the claims and the DataDownloads. Each is found again by its name. The DataDownloads that it makes
 // are added to all.
 func (r *reconciler) makeChildren(ctx context.Context, o *harvesterv1.VirtualMachineRestore, all downloads) (refused string, err error) {
+	if o.Status.DefinitionDownload != "" {
+		if refused, err := r.stored.Ask(ctx, definitionRequest(o)); refused != "" || err != nil {
+			return refused, err
+		}
+	}
 	for i := range o.Status.VolumeRestores {
 		v := &o.Status.VolumeRestores[i]
 		claim := &corev1.PersistentVolumeClaim{

@@ -50,14 +50,17 @@ func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualM
 		return ctrl.Result{}, r.endFailed(ctx, base, o,
 			fmt.Sprintf("virtual machine %s was deleted before it was ready", o.Spec.Target.Name))
 	case vm == nil:
-		made, refused, err := r.makeMachine(ctx, o)
-		if err != nil {
+		made, waiting, refused, err := r.makeMachine(ctx, o)
+		switch {
+		case err != nil:
 			return ctrl.Result{}, err
-		}
-		if refused != "" {
+		case refused != "":
 			return ctrl.Result{}, r.endFailed(ctx, base, o, refused)
+		case waiting != "":
+			setProgressing(&o.Status, now, messageMachine, waiting)
+			return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
 		}
-		vm = made
+		vm, base = made, o.DeepCopy()
 	case !isMade(vm, o):
 		return ctrl.Result{}, r.endFailed(ctx, base, o,
 			fmt.Sprintf("virtual machine %s was made by somebody else meanwhile, and is left as it is: restore under another name", o.Spec.Target.Name))
@@ -72,19 +75,41 @@ func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualM
 	if err := r.giveToMachine(ctx, o, vm); err != nil {
 		return ctrl.Result{}, err
 	}
-	return r.startMachine(ctx, o.DeepCopy(), o, vm)
+	base = o.DeepCopy()
+	if _, pending := vm.GetAnnotations()[annotationStrategy]; pending || o.Spec.HaltAfterRestore {
+		waiting, refused, err := r.completeReferences(ctx, o, vm)
+		switch {
+		case err != nil:
+			return ctrl.Result{}, err
+		case refused != "":
+			return ctrl.Result{}, r.endFailed(ctx, base, o, refused)
+		case waiting != "":
+			setProgressing(&o.Status, now, messageMachine, waiting)
+			return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
+		}
+	}
+	return r.startMachine(ctx, base, o, vm)
+}
+
+// findBackup returns the backup that is restored, or why it is not there any more.
+func (r *reconciler) findBackup(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (b *harvesterv1.VirtualMachineBackup, refused string, err error) {
+	key := types.NamespacedName{Namespace: o.Spec.VirtualMachineBackupNamespace, Name: o.Spec.VirtualMachineBackupName}
+	b, err = reconcile.Find(ctx, r.live, key, &harvesterv1.VirtualMachineBackup{})
+	if err == nil && (b == nil || b.UID != o.Status.BackupUID || b.Status.Source == nil) {
+		refused = fmt.Sprintf("VMBackup %s was deleted meanwhile, and with it the definition of the machine", key)
+	}
+	return b, refused, err
 }
 
 // makeMachine makes the machine from what the backup has of it.
-func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (vm machine, refused string, err error) {
-	key := types.NamespacedName{Namespace: o.Spec.VirtualMachineBackupNamespace, Name: o.Spec.VirtualMachineBackupName}
-	b, err := reconcile.Find(ctx, r.live, key, &harvesterv1.VirtualMachineBackup{})
-	switch {
-	case err != nil:
-		return nil, "", err
-	case b == nil || b.UID != o.Status.BackupUID || b.Status.Source == nil:
-		refused = fmt.Sprintf("VMBackup %s was deleted meanwhile, and with it the definition of the machine", key)
-		return nil, refused, nil
+func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (vm machine, waiting, refused string, err error) {
+	b, refused, err := r.findBackup(ctx, o)
+	if refused != "" || err != nil {
+		return nil, "", refused, err
+	}
+	waiting, refused, err = r.decideReferences(ctx, o, b)
+	if waiting != "" || refused != "" || err != nil {
+		return nil, waiting, refused, err
 	}
 	claims := map[string]string{}
 	for i := range o.Status.VolumeRestores {
@@ -93,10 +118,11 @@ func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMach
 	vm, strategy, err := definition.Restored(b.Status.Source, definition.Target{
 		Namespace: o.Namespace, Name: o.Spec.Target.Name, Claims: claims,
 		Without: volumeNames(o.Status.ExcludedVolumes), KeepAddresses: o.Spec.KeepMacAddress,
+		Secrets: otherNames(o, kindSecret), ConfigMaps: otherNames(o, kindConfigMap),
 		Annotations: map[string]string{annotationRestore: o.Name, annotationRestoreUID: restoreID(o)},
 	})
 	if err != nil {
-		return nil, err.Error(), nil //nolint:nilerr // the refusal says it
+		return nil, "", err.Error(), nil //nolint:nilerr // the refusal says it
 	}
 	if !o.Spec.HaltAfterRestore {
 		annotations := vm.GetAnnotations()
@@ -106,13 +132,13 @@ func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMach
 	err = r.cached.Create(ctx, vm)
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return nil, "", apierrors.NewConflict(machineResource, vm.GetName(), err) // look whose it is
+		return nil, "", "", apierrors.NewConflict(machineResource, vm.GetName(), err) // look whose it is
 	case child.IsFinal(err):
-		return nil, fmt.Sprintf("create virtual machine %s: %v", vm.GetName(), err), nil
+		return nil, "", fmt.Sprintf("create virtual machine %s: %v", vm.GetName(), err), nil
 	case err != nil:
-		return nil, "", fmt.Errorf("create virtual machine %s: %w", vm.GetName(), err)
+		return nil, "", "", fmt.Errorf("create virtual machine %s: %w", vm.GetName(), err)
 	}
-	return vm, "", nil
+	return vm, "", "", nil
 }
 
 func volumeNames(volumes []harvesterv1.ExcludedVolume) []string {
@@ -123,6 +149,13 @@ func volumeNames(volumes []harvesterv1.ExcludedVolume) []string {
 	return all
 }
 
+func ownerReference(vm machine) metav1.OwnerReference {
+	return metav1.OwnerReference{
+		APIVersion: definition.MachineKind.GroupVersion().String(), Kind: definition.MachineKind.Kind,
+		Name: vm.GetName(), UID: vm.GetUID(),
+	}
+}
+
 // giveToMachine makes the machine the owner of the restore, as Harvester does: the restore goes with it.
 func (r *reconciler) giveToMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine) error {
 	for _, owner := range o.OwnerReferences {
@@ -131,10 +164,7 @@ func (r *reconciler) giveToMachine(ctx context.Context, o *harvesterv1.VirtualMa
 		}
 	}
 	base := o.DeepCopy()
-	o.OwnerReferences = append(o.OwnerReferences, metav1.OwnerReference{
-		APIVersion: definition.MachineKind.GroupVersion().String(), Kind: definition.MachineKind.Kind,
-		Name: vm.GetName(), UID: vm.GetUID(),
-	})
+	o.OwnerReferences = append(o.OwnerReferences, ownerReference(vm))
 	if err := r.cached.Patch(ctx, o, reconcile.MergeFrom(base)); err != nil {
 		return fmt.Errorf("give the restore to its machine: %w", err)
 	}

@@ -90,6 +90,13 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 	}
 	s.VolumeRestores, s.BackupUID, s.Location = all, b.UID, b.Status.Location.DeepCopy()
 	s.ExcludedVolumes = othersVolumes(in.restore, b)
+	secrets, configMaps, err := definition.References(b.Status.Source.Spec)
+	if err != nil {
+		return fmt.Sprintf("the machine in VMBackup %s: %v", name, err)
+	}
+	if len(secrets)+len(configMaps) > 0 {
+		s.DefinitionDownload = definitionName(in.restore)
+	}
 	return ""
 }
 

@@ -220,7 +220,7 @@ func (r *reconciler) deleteUnneeded(ctx context.Context, o *harvesterv1.VirtualM
 		return ctrl.Result{}, err
 	}
 	if !isMade(vm, o) && o.Status.TargetUID == nil {
-		if err := r.deleteClaims(ctx, o); err != nil {
+		if err := errors.Join(r.deleteClaims(ctx, o), r.deleteReferences(ctx, o)); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -244,7 +244,12 @@ func (r *reconciler) deleteDownloads(ctx context.Context, o *harvesterv1.Virtual
 			return false, err
 		}
 	}
-	return len(all) > 0, nil
+	if o.Status.DefinitionDownload != "" {
+		if left, err = r.stored.Delete(ctx, definitionRequest(o)); err != nil {
+			return false, err
+		}
+	}
+	return left || len(all) > 0, nil
 }
 
 // deleteClaims deletes the claims of a restore that has made no machine.

@@ -9,6 +9,7 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/controller/keep/child"
+	"github.com/varvebackup/varve/internal/controller/keep/stored"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -27,6 +28,7 @@ type reconciler struct {
 	live     client.Reader
 	events   events.EventRecorder
 	children child.Maker
+	stored   stored.Reader
 }
 
 // Setup adds the controller to mgr.
@@ -39,6 +41,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-machine-restore")),
 	}
 	r.children = child.Maker{Writer: r.cached, Live: r.live, Label: LabelRestore}
+	r.stored = stored.Reader{Maker: r.children}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("harvesterrestore"+o.ControllerSuffix).
 		For(&harvesterv1.VirtualMachineRestore{}, builder.OnlyMetadata, builder.WithPredicates(child.GoesOn())).
