@@ -30,6 +30,9 @@ const (
 	// ConfigDefinition is the UID of the machine definition that is stored with each disk: it names the Secret with the
 	// definition, as DefinitionSecret does. Without it, none is stored. The same for all of a group.
 	ConfigDefinition = "definition"
+	// ConfigMachineBackup is the name of the VirtualMachineBackup of harvesterhci.io that the DataUpload is made for, in
+	// spec.sourceNamespace. The restore point says it.
+	ConfigMachineBackup = "machineBackup"
 	// ConfigDisks is how many DataUploads the group has.
 	ConfigDisks = "disks"
 )

@@ -56,6 +56,13 @@ const (
 	LabelUploadNamespace = layout.Prefix + "data-upload-namespace"
 )
 
+// Labels of a restore point that the backup of a whole machine made: the name of the machine and that of the
+// VirtualMachineBackup, both in the namespace whose repository it is.
+const (
+	LabelMachine       = layout.Prefix + "virtual-machine"
+	LabelMachineBackup = layout.Prefix + "machine-backup"
+)
+
 // Labels and annotations of Velero's.
 const (
 	// LabelBackupName is on a DataUpload: the Velero backup's name.

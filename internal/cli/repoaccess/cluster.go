@@ -66,11 +66,30 @@ func (l *clusterLocation) open(ctx context.Context, s *Session, gone context.Can
 	if err != nil {
 		return nil, nil, err
 	}
+	return l.openWith(ctx, s.Session, c, gone)
+}
+
+// WithLocation opens the repository of a client's namespace in a location of its cluster, [NAMESPACE/]NAME, calls f, and closes it, as
+// WithRepository does.
+func WithLocation(ctx context.Context, s *session.Session, c *cluster.Client, name string, f func(context.Context, *repository.Repository) error) error {
+	l := clusterLocation{name: name}
+	within, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	r, done, err := l.openWith(ctx, s, c, end)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return explainEnd(ctx, within, use(within, s, r, f))
+}
+
+// openWith is open with a client whose namespace selects the repository.
+func (l *clusterLocation) openWith(ctx context.Context, s *session.Session, c *cluster.Client, gone context.CancelCauseFunc) (r *repository.Repository, done func(), err error) {
 	found, err := FindLocation(ctx, c, l.name)
 	if err != nil {
 		return nil, nil, err
 	}
-	o, err := readAccess(ctx, s.Session, c, found, c.Namespace)
+	o, err := readAccess(ctx, s, c, found, c.Namespace)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -79,7 +98,7 @@ func (l *clusterLocation) open(ctx context.Context, s *Session, gone context.Can
 		if l.noPod {
 			return nil, nil, errNeedsPod
 		}
-		served, err := servePlace(ctx, s.Session, c, found, o.place, o.access.Directory, gone)
+		served, err := servePlace(ctx, s, c, found, o.place, o.access.Directory, gone)
 		if err != nil {
 			return nil, nil, explainEnd(ctx, ctx, err)
 		}

@@ -199,11 +199,16 @@ func newBackupsCommand(s *resource.Session) *cobra.Command {
 		Long: `List the backups of whole virtual machines, by machine, the oldest first. 'varve vm restore' brings
 a machine back from one that is Ready.
 
--o wide adds the location, and what a backup waits for or why it failed.`,
+-o wide adds the location, and what a backup waits for or why it failed. --from-location reads the
+repository instead: it lists the backups of other clusters, and of this one before it was made
+again, which 'varve vm restore --from-location' restores.`,
 		Example: `  varve vm backups
 
   # With the location and the reason of failures
-  varve vm backups -A -o wide`,
+  varve vm backups -A -o wide
+
+  # What a location has of the namespace app, and no object tells of
+  varve vm backups --from-location default -n app`,
 		Noun:    "machine backups",
 		NewList: newMachineBackups,
 		Sort: func(list client.ObjectList) {
@@ -221,6 +226,28 @@ a machine back from one that is Ready.
 		},
 	})
 	c.Use, c.Aliases = "backups", nil
+	location, list := "", c.RunE
+	c.Flags().StringVar(&location, "from-location", "",
+		"list what a location, [NAMESPACE/]NAME, has of the namespace of -n, whichever cluster has stored it")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if location == "" {
+			return list(cmd, args)
+		}
+		for _, name := range []string{"all-namespaces", "selector", "watch", "output"} {
+			if cmd.Flags().Changed(name) {
+				return failure.Usage("--%s is for objects: with --from-location, leave it out", name)
+			}
+		}
+		client, err := s.Connect()
+		if err != nil {
+			return err
+		}
+		all, err := readStored(cmd.Context(), s, client, location)
+		if err != nil {
+			return err
+		}
+		return printStored(&output.Printer{Out: cmd.OutOrStdout()}, cmd.ErrOrStderr(), all, s.Now())
+	}
 	return c
 }
 

@@ -19,7 +19,7 @@ import (
 
 // restoreRequest is what the flags of `vm restore` say.
 type restoreRequest struct {
-	machine, from string
+	machine, from, location string
 	keepMAC, halt bool
 }
 
@@ -38,6 +38,10 @@ new ones.`,
   varve vm backups
   varve vm restore web-20261129-020000 --keep-mac --wait
 
+  # In another cluster, which has nothing but the location and the password
+  varve vm backups --from-location default -n app
+  varve vm restore web-20261129-020000 --from-location default -n app --keep-mac --wait
+
   # Beside the machine, and stopped
   varve vm restore web-20261129-020000 --name web-look --halt --wait`,
 		Args:              cmdline.ExactArgs(1, "the name of a machine backup"),
@@ -46,6 +50,14 @@ new ones.`,
 			c, err := s.Connect()
 			if err != nil {
 				return err
+			}
+			if r.location != "" {
+				if r.from != "" {
+					return errTwoSources
+				}
+				if err := r.findStored(cmd.Context(), s, c, &w, args[0]); err != nil {
+					return err
+				}
 			}
 			o, err := r.newObject(cmd.Context(), c, args[0])
 			if err != nil {
@@ -72,6 +84,8 @@ new ones.`,
 	}
 	c.Flags().StringVar(&r.machine, "name", "", "the restored machine's name (default: the one that it had)")
 	c.Flags().StringVar(&r.from, "from-namespace", "", "the backup's namespace (default: that of the restored machine)")
+	c.Flags().StringVar(&r.location, "from-location", "",
+		"find the backup in this location of Varve's namespace, where this cluster or another one has stored it")
 	c.Flags().BoolVar(&r.keepMAC, "keep-mac", false,
 		"keep the hardware addresses; not beside the machine that has them")
 	c.Flags().BoolVar(&r.halt, "halt", false, "leave the restored machine stopped")

@@ -80,6 +80,8 @@ func TestControlPlane(t *testing.T) {
 		"a Secret that comes back":                secretComesBack,
 		"a Secret whose name another one has":     secretOfAnother,
 		"a definition that cannot be read":        definitionUnreadable,
+		"a backup that is found":                  found,
+		"a backup that is not found":              notFound,
 		"a backup of another namespace":           anotherNamespace,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -160,6 +160,12 @@ func (in *podInput) job() datamove.Job {
 				job.Labels = merged(job.Labels, map[string]string{key: value})
 			}
 		}
+		config := upload.Spec.DataMoverConfig
+		if backup := config[datamove.ConfigMachineBackup]; backup != "" {
+			job.Labels = merged(job.Labels, map[string]string{
+				datamove.LabelMachineBackup: backup, datamove.LabelMachine: config[datamove.ConfigMachine],
+			})
+		}
 		if job.Tunnel != nil {
 			job.Labels = merged(job.Labels, map[string]string{datamove.LabelGroup: upload.Spec.DataMoverConfig[datamove.ConfigGroup]})
 			job.Definition = in.storesDefinition()

@@ -188,7 +188,7 @@ func newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup)
 		Disks: len(b.Status.VolumeBackups), Definition: string(b.UID),
 	}
 	config := disk.Config()
-	config[configBackup] = b.Name
+	config[datamove.ConfigMachineBackup] = b.Name
 	return &velerov2.DataUpload{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: b.Status.Location.Namespace, Name: v.DataUpload,

@@ -41,6 +41,9 @@ func (r *reconciler) deleteStored(ctx context.Context, b *harvesterv1.VirtualMac
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	if left, err := r.deleteRequest(ctx, b); err != nil || left {
+		return ctrl.Result{RequeueAfter: lookEvery}, err
+	}
 	left, err := r.deleteUploads(ctx, b, ending)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -81,8 +84,8 @@ func (r *reconciler) isEnding(ctx context.Context, name string) (bool, error) {
 // deleteUploads deletes the DataUploads of the backup, or only those that have stored nothing, and says which of these
 // are left.
 func (r *reconciler) deleteUploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup, keepStored bool) (left string, err error) {
-	if b.Status.Location == nil {
-		return "", nil
+	if b.Status.Group == "" {
+		return "", nil // it was not planned, or found: nothing of the location goes with it
 	}
 	all, err := r.readUploads(ctx, b)
 	if err != nil {

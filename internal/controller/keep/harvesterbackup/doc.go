@@ -10,6 +10,9 @@
 // after a restart with the same disks under the same names. It is ready when every disk is stored, each with the
 // definition, and has failed when one is not. A backup that has ended has a label, and costs nothing but its metadata
 // in memory. Its deletion deletes the DataUploads, and with them the restore points; that of its namespace does not.
+//
+// A backup may also be found: it names a disk that a location has already, of another cluster or of this one before it was
+// made again, and gets everything else from there (package stored). Its deletion deletes nothing that is stored.
 package harvesterbackup
 
 // +kubebuilder:rbac:groups=harvesterhci.io,resources=virtualmachinebackups,verbs=get;list;watch;patch;update
@@ -20,6 +23,7 @@ package harvesterbackup
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackuptrackers,verbs=get;create
 // +kubebuilder:rbac:groups=velero.io,resources=datauploads,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=velero.io,resources=datadownloads,verbs=get;create;delete
 // +kubebuilder:rbac:groups=velero.io,resources=backupstoragelocations,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;create;delete
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get

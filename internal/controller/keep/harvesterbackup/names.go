@@ -17,10 +17,6 @@ const Finalizer = layout.Prefix + "machine-backup"
 // LabelBackup is on everything that is made for a backup; its value is the backup's UID.
 const LabelBackup = layout.Prefix + "machine-backup-uid"
 
-// configBackup is the key of a DataUpload's spec.dataMoverConfig that has the name of the backup, which is in
-// spec.sourceNamespace.
-const configBackup = "machineBackup"
-
 // groupName returns the name of a backup's group of DataUploads: a DNS label that no other backup has.
 func groupName(name string, uid types.UID) string {
 	const readable = 40

@@ -146,7 +146,7 @@ func (in *input) chooseLocation() (*velerov1.BackupStorageLocation, *plan) {
 		p = waitFor("BackupStorageLocation %.80q, which the annotation %s names", name, harvesterv1.AnnotationLocation)
 	case i < 0:
 		p = refusePlan("no BackupStorageLocation is the default: create one with `varve location create NAME URL -n varve --default`, or name one in the annotation %s", harvesterv1.AnnotationLocation)
-	case in.locations[i].Spec.AccessMode == velerov1.AccessReadOnly:
+	case in.locations[i].Spec.AccessMode == velerov1.AccessReadOnly && !isFound(in.backup):
 		p = refusePlan("BackupStorageLocation %s is read-only: name another one in the annotation %s",
 			in.locations[i].Name, harvesterv1.AnnotationLocation)
 	case in.locations[i].Status.Phase != velerov1.LocationAvailable:

@@ -58,6 +58,8 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 		base := b.DeepCopy()
 		controllerutil.RemoveFinalizer(base, Finalizer)
 		return ctrl.Result{}, r.cached.Patch(ctx, b, reconcile.MergeFrom(base)) // the write comes back as an event
+	case b.Status.Group == "" && isFound(b):
+		return r.findStored(ctx, b)
 	case b.Status.Group == "":
 		return r.writePlan(ctx, b)
 	}
@@ -130,12 +132,16 @@ func (r *reconciler) readInput(ctx context.Context, b *harvesterv1.VirtualMachin
 	if in.earlier, err = r.findEarlier(ctx, b); err != nil {
 		return nil, err
 	}
+	in.locations, err = r.listLocations(ctx)
+	return in, err
+}
+
+func (r *reconciler) listLocations(ctx context.Context) ([]velerov1.BackupStorageLocation, error) {
 	var locations velerov1.BackupStorageLocationList
 	if err := r.cached.List(ctx, &locations, client.InNamespace(r.Namespace)); err != nil {
 		return nil, fmt.Errorf("list the BackupStorageLocations of %s: %w", r.Namespace, err)
 	}
-	in.locations = locations.Items
-	return in, nil
+	return locations.Items, nil
 }
 
 // findEarlier returns the name of a backup of the same machine that comes before this one, or "". They run one after
@@ -265,6 +271,9 @@ func (r *reconciler) writeStatus(ctx context.Context, base, b *harvesterv1.Virtu
 func (r *reconciler) finishEnded(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
 	if b.Labels[layout.LabelEnded] != "" {
 		return ctrl.Result{}, nil
+	}
+	if left, err := r.deleteRequest(ctx, b); err != nil || left {
+		return ctrl.Result{RequeueAfter: lookEvery}, err
 	}
 	if gone, err := r.removeHelpers(ctx, b); err != nil || !gone {
 		return ctrl.Result{RequeueAfter: lookEvery}, err

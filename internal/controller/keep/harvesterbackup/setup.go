@@ -14,6 +14,8 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/keep/child"
+	"github.com/varvebackup/varve/internal/controller/keep/stored"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -34,6 +36,7 @@ type reconciler struct {
 	live     client.Reader
 	events   events.EventRecorder
 	children child.Maker
+	stored   stored.Reader
 }
 
 // Setup adds the controller to mgr.
@@ -46,6 +49,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-machine-backup")),
 	}
 	r.children = child.Maker{Writer: r.cached, Live: r.live, Label: LabelBackup}
+	r.stored = stored.Reader{Maker: r.children}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("harvesterbackup"+o.ControllerSuffix).
 		For(&harvesterv1.VirtualMachineBackup{}, builder.OnlyMetadata, builder.WithPredicates(child.GoesOn())).
@@ -58,11 +62,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 // requestForUpload returns the backup that a DataUpload stores a disk of.
 func requestForUpload(_ context.Context, o client.Object) []ctrl.Request {
 	upload, ok := o.(*velerov2.DataUpload)
-	if !ok || upload.Spec.DataMoverConfig[configBackup] == "" {
+	if !ok || upload.Spec.DataMoverConfig[datamove.ConfigMachineBackup] == "" {
 		return nil
 	}
 	return []ctrl.Request{{NamespacedName: types.NamespacedName{
 		Namespace: upload.Spec.SourceNamespace,
-		Name:      upload.Spec.DataMoverConfig[configBackup],
+		Name:      upload.Spec.DataMoverConfig[datamove.ConfigMachineBackup],
 	}}}
 }
