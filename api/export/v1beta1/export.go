@@ -141,7 +141,8 @@ type VirtualMachineExportLink struct {
 	// +listType=map
 	// +listMapKey=name
 	Volumes []VirtualMachineExportVolume `json:"volumes,omitempty"`
-	// backups are the volumes of a VirtualMachineBackup.
+	// backups are the maps and the data of the volumes of a VirtualMachineBackup, or of the disks of a claim or of a virtual
+	// machine. A map of these says what is allocated.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -206,7 +207,7 @@ type VirtualMachineExportVolumeFormat struct {
 
 // VirtualMachineExportBackup is one volume of a backup.
 type VirtualMachineExportBackup struct {
-	// name is the volume's name in the virtual machine.
+	// name is the name of the volume in the virtual machine, or, of a disk of a claim or of a virtual machine, of its claim.
 	Name string `json:"name"`
 	// endpoints are what is served of the volume.
 	// +optional

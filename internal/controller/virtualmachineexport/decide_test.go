@@ -308,19 +308,24 @@ func TestLinks(t *testing.T) {
 			{Format: "raw", URL: base + "/volumes/disk/disk.img"}, {Format: "gzip", URL: base + "/volumes/disk/disk.img.gz"},
 		}}}
 	}
-	want := &exportv1.VirtualMachineExportLinks{
-		Internal: &exportv1.VirtualMachineExportLink{Cert: "authorities", Volumes: formats("https://virt-export-web.ns.svc")},
-		External: &exportv1.VirtualMachineExportLink{Cert: "proxy's", Volumes: formats(outside + "web")},
-	}
-	if diff := cmp.Diff(want, decide(in).Status.Links); diff != "" {
-		t.Error(diff)
-	}
-	in = backupInput()
 	endpoints := func(base, volume string) exportv1.VirtualMachineExportBackup {
 		return exportv1.VirtualMachineExportBackup{Name: volume, Endpoints: []exportv1.VirtualMachineExportBackupEndpoint{
 			{Endpoint: "map", URL: base + "/exports/" + volume + "/map"}, {Endpoint: "data", URL: base + "/exports/" + volume + "/data"},
 		}}
 	}
+	link := func(cert, base string) *exportv1.VirtualMachineExportLink {
+		return &exportv1.VirtualMachineExportLink{
+			Cert: cert, Volumes: formats(base),
+			Backups: []exportv1.VirtualMachineExportBackup{endpoints(base, "disk")},
+		}
+	}
+	want := &exportv1.VirtualMachineExportLinks{
+		Internal: link("authorities", "https://virt-export-web.ns.svc"), External: link("proxy's", outside+"web"),
+	}
+	if diff := cmp.Diff(want, decide(in).Status.Links); diff != "" {
+		t.Error(diff)
+	}
+	in = backupInput()
 	want = &exportv1.VirtualMachineExportLinks{Internal: &exportv1.VirtualMachineExportLink{
 		Cert:    "authorities",
 		Backups: []exportv1.VirtualMachineExportBackup{endpoints("https://virt-export-b.ns.svc", "root"), endpoints("https://virt-export-b.ns.svc", "data")},

@@ -41,3 +41,14 @@ func internalBase(export *exportv1.VirtualMachineExport) string {
 func externalBase(in *input) string {
 	return "https://" + in.Proxy.Host + podspec.ProxyPath(in.Export.Namespace, in.Export.Name)
 }
+
+// endpointsOf returns where the map and the data of a volume are served below base.
+func endpointsOf(volume, base string) exportv1.VirtualMachineExportBackup {
+	return exportv1.VirtualMachineExportBackup{
+		Name: volume,
+		Endpoints: []exportv1.VirtualMachineExportBackupEndpoint{
+			{Endpoint: exportv1.EndpointMap, URL: base + podspec.MapPath(volume)},
+			{Endpoint: exportv1.EndpointData, URL: base + podspec.DataPath(volume)},
+		},
+	}
+}

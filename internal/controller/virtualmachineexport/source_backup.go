@@ -97,12 +97,6 @@ func (s *backupSource) equip(pod *corev1.PodSpec) {
 
 func (s *backupSource) addLinks(link *exportv1.VirtualMachineExportLink, base string) {
 	for _, volume := range s.offer.Volumes {
-		link.Backups = append(link.Backups, exportv1.VirtualMachineExportBackup{
-			Name: volume,
-			Endpoints: []exportv1.VirtualMachineExportBackupEndpoint{
-				{Endpoint: exportv1.EndpointMap, URL: base + podspec.MapPath(volume)},
-				{Endpoint: exportv1.EndpointData, URL: base + podspec.DataPath(volume)},
-			},
-		})
+		link.Backups = append(link.Backups, endpointsOf(volume, base))
 	}
 }

@@ -171,5 +171,6 @@ func (s *volumeSource) addLinks(link *exportv1.VirtualMachineExportLink, base st
 				{Format: exportv1.FormatGzip, URL: base + podspec.GzipPath(c.name)},
 			},
 		})
+		link.Backups = append(link.Backups, endpointsOf(c.name, base))
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/klauspost/compress/gzip"
 	"golang.org/x/sys/unix"
 
@@ -24,10 +23,9 @@ const (
 	gzipEndpoint = "gzip"
 )
 
-// serveDisks adds the disks of a configuration to a server. It calls sent as server.Hooks.Sent is called.
-func serveDisks(s *server.Server, config podspec.Config, sent func(volume, endpoint string, bytes int64)) {
-	// The pod ends before a machine may write to its disks. Another pod of the same export may serve other bytes.
-	run := uuid.NewString()
+// serveDisks adds the disks of a configuration to a server. run is in their tags. It calls sent as server.Hooks.Sent is
+// called.
+func serveDisks(s *server.Server, config podspec.Config, run string, sent func(volume, endpoint string, bytes int64)) {
 	for _, volume := range config.Volumes {
 		d := &diskHandler{volume: volume, tag: fmt.Sprintf("%q", run+"/"+volume.Name), sent: sent}
 		s.HandleVolume(podspec.RawPath(volume.Name), volume.Name, rawEndpoint, exactly(podspec.RawPath(volume.Name), d.serveRaw))

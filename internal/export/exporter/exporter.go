@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 
+	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/utils/clock"
 
@@ -66,6 +67,8 @@ func Run(ctx context.Context, o Options) error {
 	}
 	measures := metric.New(o.Config.Namespace, o.Config.Name)
 	config := server.Config{Token: server.ReadTokenFile(o.Files.Token), GetCertificate: certificate.Get, Hooks: measures.Hooks(), Log: o.Log}
+	// The pod ends before a machine may write to its disks. Another process may serve other bytes.
+	run := uuid.NewString()
 	group, ctx := errgroup.WithContext(ctx)
 	if backup := o.Config.Backup; backup != nil {
 		far := &tunnel.Server{
@@ -87,12 +90,14 @@ func Run(ctx context.Context, o Options) error {
 		}
 	} else {
 		config.Ready = func(context.Context) error { return checkDisks(o.Config.Volumes) }
+		disks := &diskVolumes{volumes: o.Config.Volumes, run: run}
+		config.Volumes, config.Names = disks, disks.names()
 	}
 	https, err := server.New(config)
 	if err != nil {
 		return err
 	}
-	serveDisks(https, o.Config, measures.Hooks().Sent)
+	serveDisks(https, o.Config, run, measures.Hooks().Sent)
 	if o.Config.Manifests {
 		serveManifests(https, o.Config, o.Files, config.Token)
 	}
