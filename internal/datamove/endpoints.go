@@ -16,7 +16,7 @@ import (
 // Keys of spec.dataMoverConfig of a DataUpload with the snapshotType VirtualMachineBackup that reads a pull backup of somebody else's over
 // its HTTPS endpoints, beside ConfigVolume. Other keys are ignored.
 const (
-	// ConfigSource says how the disk is read: SourceEndpoints; without it, over a tunnel from the launcher.
+	// ConfigSource says how the disk is read: SourceEndpoints or SourceExport; without it, over a tunnel from the launcher.
 	ConfigSource = "source"
 	// ConfigBackup is the name of the VirtualMachineBackup, in spec.sourceNamespace.
 	ConfigBackup = "virtualMachineBackup"
@@ -29,7 +29,8 @@ const SourceEndpoints = "endpoints"
 
 // EndpointDirectory is where the mover pod of an upload from endpoints has the Secret for them, with these keys: the token that the server
 // wants, the certificates of those who may have signed the server's, in PEM, and why the backup cannot be read any more, which is empty as
-// long as it can. The Secret has the pod's name, and the pod owns it.
+// long as it can. If the definition of the machine is stored, it has that as well, with the key DefinitionKey. The Secret has the pod's
+// name, and the pod owns it.
 const (
 	EndpointDirectory      = "/run/varve/endpoint"
 	EndpointTokenKey       = "token"
@@ -70,13 +71,16 @@ func ParseBackupDisk(config map[string]string) (BackupDisk, error) {
 	return d, nil
 }
 
-// EndpointSource is a disk in a pull backup, at its HTTPS endpoints.
+// EndpointSource is a disk in a pull backup, or in the export of a stopped machine, at its HTTPS endpoints.
 type EndpointSource struct {
 	// Map and Data are URLs.
 	Map  string `json:"map"`
 	Data string `json:"data"`
 	// KubeVirt: the endpoints speak the dialect of KubeVirt 1.8.
 	KubeVirt bool `json:"kubeVirt,omitempty"`
+	// Export: the disk is in the export of a stopped machine. Volume is then its claim, BackupUID the UID of the export, and nothing is
+	// known of changes.
+	Export bool `json:"export,omitempty"`
 	// Volume is the disk's name in the backup, and BackupUID the backup's.
 	Volume    string    `json:"volume"`
 	BackupUID types.UID `json:"backupUID"`
@@ -100,6 +104,8 @@ func (e *EndpointSource) validate() error {
 		return errors.New("endpoints without a volume or a backup")
 	case e.Bytes < 0:
 		return fmt.Errorf("endpoints of a disk of %d bytes", e.Bytes)
+	case e.Export && (e.KubeVirt || e.Checkpoint != "" || e.BaseCheckpoint != ""):
+		return errors.New("an export with checkpoints, or in the dialect of KubeVirt 1.8")
 	case (e.Checkpoint == "") != (e.CheckpointUID == "") || (e.BaseCheckpoint == "") != (e.BaseUID == ""):
 		return errors.New("endpoints with a checkpoint that is not unique")
 	}
@@ -109,10 +115,10 @@ func (e *EndpointSource) validate() error {
 // ReadBackupVersion is the version of ReadBackup that this package writes and reads.
 const ReadBackupVersion = 1
 
-// ReadBackup is what is remembered on a DataUpload (AnnotationExposed) that reads the endpoints of a pull backup.
+// ReadBackup is what is remembered on a DataUpload (AnnotationExposed) that reads the endpoints of a pull backup or of an export.
 type ReadBackup struct {
 	Version int `json:"version"`
-	// Backup is the UID of the VirtualMachineBackup. One that was made again under its name is another one.
+	// Backup is the UID of the VirtualMachineBackup, or of the VirtualMachineExport. One that was made again under its name is another one.
 	Backup types.UID `json:"backup"`
 	// Moved: what was read is published and synced.
 	Moved bool `json:"moved,omitempty"`

@@ -65,10 +65,11 @@ type Job struct {
 	SourceUID       types.UID `json:"sourceUID,omitempty"`
 	// Tunnel is where the disk comes from if it is that of a running machine; nil for a volume.
 	Tunnel *TunnelSource `json:"tunnel,omitempty"`
-	// Definition says that the pod has the definition of the machine, as TunnelDirectory's DefinitionKey, and stores it with the
-	// disk. Only with Tunnel.
+	// Definition says that the pod has the definition of the machine, as DefinitionKey of TunnelDirectory or of EndpointDirectory, and
+	// stores it with the disk. Only with Tunnel, or with an Endpoint of an export.
 	Definition bool `json:"definition,omitempty"`
-	// Endpoint is where the disk comes from if it is in a pull backup of somebody else's; nil for all others.
+	// Endpoint is where the disk comes from if it is in a pull backup of somebody else's, or in the export of a stopped machine; nil for
+	// all others.
 	Endpoint *EndpointSource `json:"endpoint,omitempty"`
 	// Snapshot is the CSI snapshot that a Block volume is of; nil for all others.
 	Snapshot *SnapshotSource `json:"snapshot,omitempty"`
@@ -143,7 +144,7 @@ func (j Job) validateTunnel() error {
 	if j.Tunnel != nil && (j.Kind != Upload || j.VolumeMode != "" || j.Tunnel.BackupUID == "" || j.Tunnel.Volume == "") {
 		return errors.New("a tunnel without a backup or a volume, or beside another source")
 	}
-	if j.Definition && j.Tunnel == nil {
+	if j.Definition && j.Tunnel == nil && (j.Endpoint == nil || !j.Endpoint.Export) {
 		return errors.New("the definition of a machine without a disk of it")
 	}
 	return nil

@@ -25,6 +25,9 @@ func (e *endpointError) Unwrap() error { return e.err }
 // uploadEndpoint makes a restore point of a disk in a pull backup, as it was when that backup began.
 func (r *run) uploadEndpoint(ctx context.Context, repo *repository.Repository, id string) (datamove.Report, error) {
 	from := r.Job.Endpoint
+	if from.Export {
+		return r.uploadExport(ctx, repo, id)
+	}
 	base := qualifyDiskCheckpoint(string(from.BaseUID), from.BaseCheckpoint, from.Volume)
 	parent, err := mover.PointWithCheckpoint(ctx, repo, r.history(repo), datamove.DiskName, base)
 	if err != nil {

@@ -51,7 +51,7 @@ type Files struct {
 	Termination string
 	// TunnelToken, TunnelCertificate, TunnelKey and TunnelEnded are those of datamove.TunnelDirectory.
 	TunnelToken, TunnelCertificate, TunnelKey, TunnelEnded string
-	// Definition is that of datamove.TunnelDirectory. Its content is never logged.
+	// Definition is that of datamove.TunnelDirectory or of datamove.EndpointDirectory. Its content is never logged.
 	Definition string
 	// EndpointToken, EndpointAuthorities and EndpointEnded are those of datamove.EndpointDirectory.
 	EndpointToken, EndpointAuthorities, EndpointEnded string
@@ -61,12 +61,16 @@ type Files struct {
 
 // PodFiles returns the paths in the pod of a job.
 func PodFiles(job datamove.Job) Files {
+	definition := datamove.TunnelDirectory
+	if job.Endpoint != nil {
+		definition = datamove.EndpointDirectory
+	}
 	return Files{
 		Access: filepath.Join(datamove.AccessDirectory, datamove.AccessKey), Cache: datamove.CacheDirectory, Volume: job.VolumePath(),
 		Termination: "/dev/termination-log",
 		TunnelToken: filepath.Join(datamove.TunnelDirectory, datamove.TunnelTokenKey), TunnelCertificate: filepath.Join(datamove.TunnelDirectory, datamove.TunnelCertificateKey),
 		TunnelKey: filepath.Join(datamove.TunnelDirectory, datamove.TunnelPrivateKey), TunnelEnded: filepath.Join(datamove.TunnelDirectory, datamove.EndpointEndedKey),
-		Definition:    filepath.Join(datamove.TunnelDirectory, datamove.DefinitionKey),
+		Definition:    filepath.Join(definition, datamove.DefinitionKey),
 		EndpointToken: filepath.Join(datamove.EndpointDirectory, datamove.EndpointTokenKey), EndpointAuthorities: filepath.Join(datamove.EndpointDirectory, datamove.EndpointAuthoritiesKey),
 		EndpointEnded: filepath.Join(datamove.EndpointDirectory, datamove.EndpointEndedKey),
 		SnapshotToken: filepath.Join(datamove.SnapshotTokenDirectory, datamove.SnapshotTokenKey),

@@ -136,6 +136,9 @@ type VirtualMachineBackupStatus struct {
 	// nodeName is the node that the machine ran on. A restore puts volumes there that are made for a node.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
+	// stopped is set if the machine did not run. It has what tells that somebody may have written to its disks since.
+	// +optional
+	Stopped *StoppedMachine `json:"stopped,omitempty"`
 	// group is what the DataUploads and the restore points of the backup have in common, and the name of the
 	// VirtualMachineBackup of backup.kubevirt.io that is made for them.
 	// +optional
@@ -181,6 +184,33 @@ type VirtualMachineSourceSpec struct {
 	// +kubebuilder:pruning:PreserveUnknownFields
 	// +optional
 	Spec runtime.RawExtension `json:"spec,omitempty"`
+}
+
+// StoppedMachine is what a machine was like that did not run when its backup began. If something of it is different when
+// all disks are stored, the backup fails.
+type StoppedMachine struct {
+	// generation is that of the machine's spec.
+	// +optional
+	Generation int64 `json:"generation,omitempty"`
+	// claims are those of the disks.
+	// +optional
+	// +listType=atomic
+	Claims []StoppedClaim `json:"claims,omitempty"`
+	// endedPods are the UIDs of the pods that could write to these claims, and had ended.
+	// +optional
+	// +listType=atomic
+	EndedPods []types.UID `json:"endedPods,omitempty"`
+}
+
+// StoppedClaim is the claim of a disk of a machine that did not run.
+type StoppedClaim struct {
+	// name is the claim's name.
+	Name string `json:"name"`
+	// uid is the claim's UID.
+	UID types.UID `json:"uid"`
+	// run is the last run of a pod that could write to the claim.
+	// +optional
+	Run string `json:"run,omitempty"`
 }
 
 // VolumeBackup is a disk in a backup.

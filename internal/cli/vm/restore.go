@@ -20,7 +20,7 @@ import (
 // restoreRequest is what the flags of `vm restore` say.
 type restoreRequest struct {
 	machine, from, location string
-	keepMAC, halt bool
+	keepMAC, halt           bool
 }
 
 func newRestoreCommand(s *resource.Session) *cobra.Command {

@@ -4,6 +4,9 @@
 // Handlers drive the DataUploads. They may neither read Secrets nor delete backups, so this is a controller's work. It follows the note that
 // the exposer leaves on a DataUpload (datamove.ReadBackup), which says which backup is read, and whether its disk is stored.
 //
+// It does the same for the exports of stopped machines, which VirtualMachineBackups of harvesterhci.io make: their mover pods get the
+// definition of the machine as well, if they are to store it. Whoever made the export deletes it.
+//
 // The token comes from the Secret that the backup itself names, and goes into a Secret in Varve's namespace that has the name of the mover
 // pod, and that the pod owns. So it is there no longer than the pod. Both are looked at again while the pod lives, because tokens and
 // certificates are rotated. Only DataUploads that Varve serves by its settings are followed.
@@ -14,6 +17,7 @@ package endpointaccess
 
 // +kubebuilder:rbac:groups=velero.io,resources=datauploads,verbs=get;list;watch
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get;list;watch;delete
+// +kubebuilder:rbac:groups=export.kubevirt.io,resources=virtualmachineexports,verbs=get
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update
 // +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=varve,namespace=varve,verbs=get

@@ -43,16 +43,17 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	if err != nil || known == nil {
 		return ctrl.Result{}, err
 	}
-	if _, _, ok := backupOf(known); !ok {
+	_, _, ofBackup := backupOf(known)
+	_, _, ofExport := exportOf(known)
+	if !ofBackup && !ofExport {
 		return ctrl.Result{}, nil
 	}
 	upload, err := reconcile.Find(ctx, r.live, key, &velerov2.DataUpload{})
 	if err != nil || upload == nil {
 		return ctrl.Result{}, err
 	}
-	backup, _, ok := backupOf(upload)
 	note, noted := noteOf(upload)
-	if !ok || !noted {
+	if !noted {
 		return ctrl.Result{}, nil // its exposer has not seen the backup, or is of another version
 	}
 	current, err := r.secrets.Settings(ctx)
@@ -64,6 +65,13 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	case !moversecret.Serves(current, upload):
 		return ctrl.Result{}, nil
 	}
+	if name, asked, ok := exportOf(upload); ok {
+		return r.keepExport(ctx, upload, name, asked, note)
+	}
+	backup, _, ok := backupOf(upload)
+	if !ok {
+		return ctrl.Result{}, nil
+	}
 	b, err := reconcile.Find(ctx, r.live, backup, &backupv1.VirtualMachineBackup{})
 	if err != nil {
 		return ctrl.Result{}, err
@@ -73,7 +81,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	case moversecret.IsMoving(upload) && ended != "":
 		return ctrl.Result{}, r.secrets.TellEnd(ctx, upload, ended)
 	case moversecret.IsMoving(upload):
-		return r.keepSecret(ctx, upload, b)
+		return r.keepSecret(ctx, upload, func() (map[string][]byte, string, error) { return r.readAccess(ctx, b) })
 	case ended != "" || !upload.Status.Phase.Ended():
 		return ctrl.Result{}, nil
 	}
@@ -109,13 +117,13 @@ func whyEnded(name types.NamespacedName, b *backupv1.VirtualMachineBackup, note 
 	return ""
 }
 
-// keepSecret makes the Secret of a mover pod, or brings it up to date.
-func (r *reconciler) keepSecret(ctx context.Context, upload *velerov2.DataUpload, b *backupv1.VirtualMachineBackup) (ctrl.Result, error) {
+// keepSecret makes the Secret of a mover pod, or brings it up to date. read returns what it has, or what is missing.
+func (r *reconciler) keepSecret(ctx context.Context, upload *velerov2.DataUpload, read func() (data map[string][]byte, missing string, err error)) (ctrl.Result, error) {
 	pod, err := r.secrets.FindPod(ctx, upload)
 	if err != nil || pod == nil {
 		return ctrl.Result{RequeueAfter: soon}, err
 	}
-	data, missing, err := r.readAccess(ctx, b)
+	data, missing, err := read()
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
@@ -139,15 +147,20 @@ func (r *reconciler) readAccess(ctx context.Context, b *backupv1.VirtualMachineB
 	if authorities == "" {
 		return nil, fmt.Sprintf("VirtualMachineBackup %s/%s has no certificate of its endpoints", b.Namespace, b.Name), nil
 	}
-	name := ptr.Deref(b.Spec.TokenSecretRef, "")
-	secret, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: name}, &corev1.Secret{})
+	secret := types.NamespacedName{Namespace: b.Namespace, Name: ptr.Deref(b.Spec.TokenSecretRef, "")}
+	return r.readToken(ctx, secret, "VirtualMachineBackup "+b.Name, authorities)
+}
+
+// readToken returns the token of the Secret that owner names, with the authorities, or what is missing.
+func (r *reconciler) readToken(ctx context.Context, key types.NamespacedName, owner, authorities string) (data map[string][]byte, missing string, err error) {
+	secret, err := reconcile.Find(ctx, r.live, key, &corev1.Secret{})
 	switch {
 	case err != nil:
 		return nil, "", err
 	case secret == nil:
-		return nil, fmt.Sprintf("Secret %s/%s does not exist, which VirtualMachineBackup %s names in tokenSecretRef", b.Namespace, name, b.Name), nil
+		return nil, fmt.Sprintf("Secret %s does not exist, which %s names in tokenSecretRef", key, owner), nil
 	case len(secret.Data[podspec.TokenKey]) == 0:
-		return nil, fmt.Sprintf("Secret %s/%s has no %s", b.Namespace, name, podspec.TokenKey), nil
+		return nil, fmt.Sprintf("Secret %s has no %s", key, podspec.TokenKey), nil
 	}
 	return map[string][]byte{
 		datamove.EndpointTokenKey: secret.Data[podspec.TokenKey], datamove.EndpointAuthoritiesKey: []byte(authorities), datamove.EndpointEndedKey: {},

@@ -194,9 +194,6 @@ func refused(w *world) {
 	}
 	track(kubevirtv1.ChangedBlockTrackingPendingRestart)
 	check("not-tracked", nil, "are not tracked (PendingRestart): restart it")
-	controlplane.Update(w.T, w.varve, vmi, true,
-		func(i *kubevirtv1.VirtualMachineInstance) { i.Status.Phase = kubevirtv1.PhaseSucceeded })
-	check("stopped", nil, "does not run, and stopped machines are not backed up yet: start it")
 	w.must(w.admin.Delete(w.Context(), vm))
 	w.gone(vm)
 	check("no-machine", nil, "virtual machine "+w.ns+"/web does not exist")

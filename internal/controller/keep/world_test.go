@@ -71,6 +71,11 @@ func TestControlPlane(t *testing.T) {
 		"backups that are refused":                refused,
 		"a backup that is deleted while it runs":  deletedEarly,
 		"a backup whose namespace is deleted":     namespaceDeleted,
+		"a stopped machine, to the end":           stoppedBackedUp,
+		"a machine that is started while read":    startedWhileRead,
+		"a stopped machine whose disk is written": writtenWhileRead,
+		"a stopped machine that waits":            stoppedWaits,
+		"a stopped machine, and a deletion":       stoppedDeleted,
 		"a restore, to the end":                   restored,
 		"a restore that leaves the machine alone": halted,
 		"a restore whose name is taken":           nameTaken,
@@ -160,6 +165,28 @@ func (w *world) deleted(name string) {
 // yet.
 func (w *world) running() *kubevirtv1.VirtualMachine {
 	w.Helper()
+	vm, guest := w.machine(kubevirtv1.RunStrategyAlways)
+	w.start(guest)
+	return vm
+}
+
+// start makes the instance of a machine, which runs.
+func (w *world) start(guest kubevirtv1.VirtualMachineInstanceSpec) *kubevirtv1.VirtualMachineInstance {
+	w.Helper()
+	vmi := gen.VirtualMachineInstance(w.meta("web"), guest)
+	w.must(w.varve.Create(w.Context(), vmi))
+	controlplane.Update(w.T, w.varve, vmi, true, func(i *kubevirtv1.VirtualMachineInstance) {
+		i.Status.Phase = kubevirtv1.PhaseRunning
+		i.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled}
+		i.Status.Interfaces = []kubevirtv1.InterfaceStatus{{Name: "default", MAC: "02:00:00:00:00:07"}}
+	})
+	return vmi
+}
+
+// machine makes a machine with the disks root and data, a shared disk, and one that it got later, and returns the guest
+// without that one.
+func (w *world) machine(strategy kubevirtv1.RunStrategy) (*kubevirtv1.VirtualMachine, kubevirtv1.VirtualMachineInstanceSpec) {
+	w.Helper()
 	disks := []func(*kubevirtv1.VirtualMachineInstanceSpec){
 		gen.Disk("root", "web-root"),
 		gen.Disk("data", "web-data"), gen.Disk("shared", "web-shared",
@@ -178,18 +205,11 @@ func (w *world) running() *kubevirtv1.VirtualMachine {
 	}
 	guest := gen.Guest(append(disks, addNetwork)...)
 	vm := gen.VirtualMachine(w.meta("web"), gen.Guest(append(disks, addNetwork, gen.Disk("later", "web-later"))...),
-		gen.SetRunStrategy(kubevirtv1.RunStrategyAlways))
+		gen.SetRunStrategy(strategy))
 	vm.Labels = map[string]string{"tier": "front"}
 	w.create(vm)
 	w.create(&corev1.Secret{ObjectMeta: w.meta("pull"), Data: map[string][]byte{"key": []byte("hidden words")}})
-	vmi := gen.VirtualMachineInstance(w.meta("web"), guest)
-	w.must(w.varve.Create(w.Context(), vmi))
-	controlplane.Update(w.T, w.varve, vmi, true, func(i *kubevirtv1.VirtualMachineInstance) {
-		i.Status.Phase = kubevirtv1.PhaseRunning
-		i.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled}
-		i.Status.Interfaces = []kubevirtv1.InterfaceStatus{{Name: "default", MAC: "02:00:00:00:00:07"}}
-	})
-	return vm
+	return vm, guest
 }
 
 func (w *world) newBackup(name string, annotations map[string]string) *harvesterv1.VirtualMachineBackup {

@@ -27,9 +27,9 @@ type mappedRegion struct {
 func TestDiskVolumes_mapWhatIsAllocated(t *testing.T) {
 	t.Parallel()
 	const (
-		size  = int64(1) << 40
-		first = int64(1) << 20
-		last  = int64(512) << 30
+		size   = int64(1) << 40
+		first  = int64(1) << 20
+		last   = int64(512) << 30
 		length = 256 << 10
 	)
 	content := make([]byte, length)

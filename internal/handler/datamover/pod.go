@@ -166,7 +166,7 @@ func (in *podInput) job() datamove.Job {
 				datamove.LabelMachineBackup: backup, datamove.LabelMachine: config[datamove.ConfigMachine],
 			})
 		}
-		if job.Tunnel != nil {
+		if in.volume.OfMachine() {
 			job.Labels = merged(job.Labels, map[string]string{datamove.LabelGroup: upload.Spec.DataMoverConfig[datamove.ConfigGroup]})
 			job.Definition = in.storesDefinition()
 		}
@@ -177,7 +177,7 @@ func (in *podInput) job() datamove.Job {
 // storesDefinition says whether the definition of the machine is stored with its disk.
 func (in *podInput) storesDefinition() bool {
 	upload, ok := in.object.(*velerov2.DataUpload)
-	return ok && in.volume.Tunnel != nil && upload.Spec.DataMoverConfig[datamove.ConfigDefinition] != ""
+	return ok && in.volume.OfMachine() && upload.Spec.DataMoverConfig[datamove.ConfigDefinition] != ""
 }
 
 func (in *podInput) addVolumes(spec *corev1.PodSpec) {
@@ -196,7 +196,11 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 	mount(corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(scratchSize.DeepCopy())}}},
 		corev1.VolumeMount{MountPath: datamove.CacheDirectory, SubPath: "cache"}, corev1.VolumeMount{MountPath: "/tmp", SubPath: "tmp"})
 	if in.volume.Endpoint != nil {
-		mount(ownSecret(datamove.ChildName(in.view.Kind, in.view.UID), datamove.EndpointTokenKey, datamove.EndpointAuthoritiesKey, datamove.EndpointEndedKey),
+		keys := []string{datamove.EndpointTokenKey, datamove.EndpointAuthoritiesKey, datamove.EndpointEndedKey}
+		if in.storesDefinition() {
+			keys = append(keys, datamove.DefinitionKey)
+		}
+		mount(ownSecret(datamove.ChildName(in.view.Kind, in.view.UID), keys...),
 			corev1.VolumeMount{MountPath: datamove.EndpointDirectory, ReadOnly: true})
 	}
 	if in.volume.Tunnel != nil {

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -43,7 +44,7 @@ const (
 
 // AddToScheme registers the kinds that the package reads and writes.
 func AddToScheme(s *runtime.Scheme) error {
-	for _, add := range []func(*runtime.Scheme) error{velerov1.AddToScheme, velerov2.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{velerov1.AddToScheme, velerov2.AddToScheme, exportv1.AddToScheme} {
 		if err := add(s); err != nil {
 			return err
 		}

@@ -38,5 +38,6 @@ package exposer
 // +kubebuilder:rbac:groups="",resources=events,namespace=varve,verbs=list
 // +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses,verbs=get
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups;virtualmachinebackuptrackers,verbs=get
+// +kubebuilder:rbac:groups=export.kubevirt.io,resources=virtualmachineexports,verbs=get
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get
 // +kubebuilder:rbac:groups=velero.io,resources=datauploads;datadownloads,verbs=patch

@@ -44,11 +44,14 @@ type Volume struct {
 	SourceUID types.UID
 	// Snapshot is the snapshot that a Block volume was made from; nil for all others.
 	Snapshot *datamove.SnapshotSource
-	// Endpoint is where the disk is read if it is in a pull backup; nil for all others.
+	// Endpoint is where the disk is read if it is in a pull backup, or in an export; nil for all others.
 	Endpoint *datamove.EndpointSource
 	// Tunnel is which disk of a running machine it is; nil for all others.
 	Tunnel *datamove.TunnelSource
 }
+
+// OfMachine says that the disk is stored with the others of its machine: a running one's, or a stopped one's.
+func (v *Volume) OfMachine() bool { return v.Tunnel != nil || v.Endpoint != nil && v.Endpoint.Export }
 
 // Progress is how far Finish or Dispose is.
 type Progress struct {

@@ -21,6 +21,8 @@ type MachineBackups struct {
 	Tunnel uploadExposer
 	// Endpoints reads those of a pull backup that somebody else makes.
 	Endpoints uploadExposer
+	// Exports reads those of a stopped machine from an export.
+	Exports uploadExposer
 }
 
 func (m *MachineBackups) chosen(upload *velerov2.DataUpload) (uploadExposer, error) {
@@ -28,8 +30,11 @@ func (m *MachineBackups) chosen(upload *velerov2.DataUpload) (uploadExposer, err
 	switch source := config[datamove.ConfigSource]; {
 	case datamove.ReadsEndpoints(config):
 		return m.Endpoints, nil
+	case datamove.ReadsExport(config):
+		return m.Exports, nil
 	case source != "":
-		return nil, refuse("spec.dataMoverConfig: %s %.80q: must be %s, or absent", datamove.ConfigSource, source, datamove.SourceEndpoints)
+		return nil, refuse("spec.dataMoverConfig: %s %.80q: must be %s or %s, or absent", datamove.ConfigSource, source,
+			datamove.SourceEndpoints, datamove.SourceExport)
 	case config[datamove.ConfigMachine] == "" && config[datamove.ConfigGroup] == "":
 		return nil, refuse("spec.dataMoverConfig says nothing: set %s to %s to read a pull backup that exists, or %s, %s and the other keys for a disk of a running machine",
 			datamove.ConfigSource, datamove.SourceEndpoints, datamove.ConfigMachine, datamove.ConfigGroup)

@@ -28,13 +28,19 @@ type uploads = child.Movements[*velerov2.DataUpload]
 // is found again by its name. waiting says what is in the way for now, refused what is in the way for ever. The
 // DataUploads that it makes are added to all.
 func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMachineBackup, all uploads) (waiting, refused string, err error) {
-	if waiting, refused, err := r.makeTracker(ctx, b); waiting != "" || refused != "" || err != nil {
-		return waiting, refused, err
+	if b.Status.Stopped == nil {
+		if waiting, refused, err := r.makeTracker(ctx, b); waiting != "" || refused != "" || err != nil {
+			return waiting, refused, err
+		}
 	}
 	if refused, err := r.makeDefinition(ctx, b); refused != "" || err != nil {
 		return "", refused, err
 	}
-	if refused, err := r.children.Make(ctx, b.UID, scratchClaim(b)); refused != "" || err != nil {
+	var source client.Object = scratchClaim(b)
+	if b.Status.Stopped != nil {
+		source = machineExport(b)
+	}
+	if refused, err := r.children.Make(ctx, b.UID, source); refused != "" || err != nil {
 		return "", refused, err
 	}
 	for i := range b.Status.VolumeBackups {
@@ -181,14 +187,8 @@ func scratchClaim(b *harvesterv1.VirtualMachineBackup) *corev1.PersistentVolumeC
 
 // newUpload returns the DataUpload of a disk.
 func newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) *velerov2.DataUpload {
-	disk := datamove.MachineDisk{
-		Machine: b.Spec.Source.Name, Volume: v.VolumeName,
-		Tracker: trackerName(*b.Status.SourceUID, *b.Status.Location), ScratchClaim: scratchName(b.Status.Group),
-		SkipQuiesce: b.Annotations[harvesterv1.AnnotationFreeze] == "false", Group: b.Status.Group,
-		Disks: len(b.Status.VolumeBackups), Definition: string(b.UID),
-	}
-	config := disk.Config()
-	config[datamove.ConfigMachineBackup] = b.Name
+	config := diskConfig(b, v)
+	config[datamove.ConfigMachine], config[datamove.ConfigMachineBackup] = b.Spec.Source.Name, b.Name
 	return &velerov2.DataUpload{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: b.Status.Location.Namespace, Name: v.DataUpload,
@@ -201,4 +201,22 @@ func newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup)
 			OperationTimeout:      velerov1.Duration{Duration: uploadTimeout}, DataMoverConfig: config,
 		},
 	}
+}
+
+// diskConfig says which disk a DataUpload stores, and how it is read.
+func diskConfig(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) map[string]string {
+	if b.Status.Stopped != nil {
+		disk := datamove.ExportDisk{
+			Export: exportName(b.Status.Group), Group: b.Status.Group,
+			Definition: string(b.UID),
+		}
+		return disk.Config()
+	}
+	disk := datamove.MachineDisk{
+		Machine: b.Spec.Source.Name, Volume: v.VolumeName,
+		Tracker: trackerName(*b.Status.SourceUID, *b.Status.Location), ScratchClaim: scratchName(b.Status.Group),
+		SkipQuiesce: b.Annotations[harvesterv1.AnnotationFreeze] == "false", Group: b.Status.Group,
+		Disks: len(b.Status.VolumeBackups), Definition: string(b.UID),
+	}
+	return disk.Config()
 }

@@ -6,6 +6,10 @@
 // the backup's end; and the Secret with the definition in Varve's namespace, which goes then, too. The group of
 // DataUploads does the rest (package machinegroup).
 //
+// The disks of a machine that is stopped are read from an export of it, which is made for the backup and goes with its end.
+// The status has what tells that somebody could write to them since. A backup is ready only if nobody could: that is
+// looked at after the last disk is stored. Otherwise it fails, and what it has stored goes.
+//
 // A backup first writes into its status what it is going to store, and then acts on that alone, so that it goes on
 // after a restart with the same disks under the same names. It is ready when every disk is stored, each with the
 // definition, and has failed when one is not. A backup that has ended has a label, and costs nothing but its metadata
@@ -22,6 +26,8 @@ package harvesterbackup
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachines;virtualmachineinstances,verbs=get
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackuptrackers,verbs=get;create
+// +kubebuilder:rbac:groups=export.kubevirt.io,resources=virtualmachineexports,verbs=get;create;delete
+// +kubebuilder:rbac:groups="",resources=pods,verbs=list
 // +kubebuilder:rbac:groups=velero.io,resources=datauploads,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=velero.io,resources=datadownloads,verbs=get;create;delete
 // +kubebuilder:rbac:groups=velero.io,resources=backupstoragelocations,verbs=get;list;watch

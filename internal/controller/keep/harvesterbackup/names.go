@@ -38,4 +38,7 @@ func trackerName(machine types.UID, location harvesterv1.LocationReference) stri
 
 func scratchName(group string) string { return group + "-scratch" }
 
+// exportName returns the name of the export of a stopped machine.
+func exportName(group string) string { return group + "-disks" }
+
 func uploadName(group, volume string) string { return group + "-" + volume }

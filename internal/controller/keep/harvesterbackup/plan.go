@@ -34,7 +34,10 @@ type input struct {
 	// machine and instance are nil if they do not exist.
 	machine  *unstructured.Unstructured
 	instance *kubevirtv1.VirtualMachineInstance
-	// claims are those of the instance's volumes that exist, and drivers their StorageClasses' provisioners, by the names
+	// stopped is the machine if no guest of it runs, or else nil. pods are then those of its namespace.
+	stopped *kubevirtv1.VirtualMachine
+	pods    []corev1.Pod
+	// claims are those of the guest's volumes that exist, and drivers their StorageClasses' provisioners, by the names
 	// of the claims.
 	claims  map[string]*corev1.PersistentVolumeClaim
 	drivers map[string]string
@@ -80,17 +83,29 @@ func (in *input) planBackup() plan {
 	if p != nil {
 		return *p
 	}
-	source, err := definition.Source(in.machine, addressesOf(in.instance))
+	var addresses map[string]string // a stopped machine has those of its definition
+	if in.stopped == nil {
+		addresses = addressesOf(in.instance)
+	}
+	source, err := definition.Source(in.machine, addresses)
 	if err != nil {
 		return refusePlan("%v", err)
 	}
 	status := &harvesterv1.VirtualMachineBackupStatus{
 		SourceUID: ptr.To(in.machine.GetUID()), Source: source, Group: groupName(in.backup.Name, in.backup.UID),
 		Location:     &harvesterv1.LocationReference{Namespace: location.Namespace, Name: location.Name},
-		BackupTarget: targetOf(location), NodeName: in.instance.Status.NodeName, ScratchBytes: in.scratchBytes(),
+		BackupTarget: targetOf(location),
+	}
+	if in.stopped == nil {
+		status.NodeName, status.ScratchBytes = in.instance.Status.NodeName, in.scratchBytes()
 	}
 	if p := in.addVolumes(status); p != nil {
 		return *p
+	}
+	if in.stopped != nil {
+		if p := in.recordStopped(status); p != nil {
+			return *p
+		}
 	}
 	secrets, _, err := definition.References(source.Spec)
 	if err != nil {
@@ -111,8 +126,12 @@ func (in *input) checkMachine() *plan {
 		p = refusePlan("virtual machine %s does not exist: name one that does in spec.source.name", name)
 	case in.machine.GetDeletionTimestamp() != nil:
 		p = refusePlan("virtual machine %s is being deleted", name)
-	case i == nil || i.DeletionTimestamp != nil || i.Status.Phase.Final():
-		p = refusePlan("virtual machine %s does not run, and stopped machines are not backed up yet: start it, and create another backup", name)
+	case in.stopped != nil:
+		return in.checkStopped(name)
+	case i == nil || i.Status.Phase.Final():
+		p = refusePlan("the definition of virtual machine %s cannot be read: it has no template", name)
+	case i.DeletionTimestamp != nil:
+		p = waitFor("virtual machine %s to have stopped", name)
 	case i.Status.Phase != kubevirtv1.PhaseRunning:
 		p = waitFor("virtual machine %s to run: its instance is %s", name, i.Status.Phase)
 	case i.Status.ChangedBlockTracking == nil:
@@ -176,9 +195,9 @@ func (in *input) addVolumes(status *harvesterv1.VirtualMachineBackupStatus) *pla
 			status.ExcludedVolumes = append(status.ExcludedVolumes, *why)
 			continue
 		}
-		claim := in.claims[claimOf(in.instance, name)]
+		claim := in.claims[claimOf(in.guest(), name)]
 		if claim == nil {
-			p := waitFor("PersistentVolumeClaim %s of volume %s", claimOf(in.instance, name), name)
+			p := waitFor("PersistentVolumeClaim %s of volume %s", claimOf(in.guest(), name), name)
 			return &p
 		}
 		status.VolumeBackups = append(status.VolumeBackups, harvesterv1.VolumeBackup{
@@ -225,7 +244,7 @@ func (in *input) excludedByUser(names []string) (excluded []string, unknown stri
 
 // reasonToExclude says why a volume is not in the backup, or nil.
 func (in *input) reasonToExclude(volume string, byUser []string) *harvesterv1.ExcludedVolume {
-	spec := &in.instance.Spec
+	spec := in.guest()
 	why := func(reason harvesterv1.ExclusionReason, message string) *harvesterv1.ExcludedVolume {
 		return &harvesterv1.ExcludedVolume{Name: volume, Reason: reason, Message: message}
 	}
@@ -235,7 +254,7 @@ func (in *input) reasonToExclude(volume string, byUser []string) *harvesterv1.Ex
 	case !slices.ContainsFunc(spec.Volumes, func(v kubevirtv1.Volume) bool { return v.Name == volume }):
 		return why(harvesterv1.NotRunningYet,
 			"the guest gets it with its next start: restart the machine before its next backup")
-	case claimOf(in.instance, volume) == "":
+	case claimOf(spec, volume) == "":
 		return why(harvesterv1.NoClaim,
 			"it is on no PersistentVolumeClaim: what makes it is in the definition of the machine")
 	case slices.Contains(tracking.EligibleVolumes(spec), volume):
@@ -276,9 +295,9 @@ func volumeNames(vm *unstructured.Unstructured) ([]string, error) {
 	return names, nil
 }
 
-// claimOf returns the claim that a volume of the running guest is on, or "".
-func claimOf(instance *kubevirtv1.VirtualMachineInstance, volume string) string {
-	for _, v := range instance.Spec.Volumes {
+// claimOf returns the claim that a volume of a guest is on, or "".
+func claimOf(guest *kubevirtv1.VirtualMachineInstanceSpec, volume string) string {
+	for _, v := range guest.Volumes {
 		if v.Name == volume && v.PersistentVolumeClaim != nil {
 			return v.PersistentVolumeClaim.ClaimName
 		}
@@ -316,8 +335,8 @@ func (in *input) scratchBytes() int64 {
 		small = 10 << 30
 	)
 	var sum, disks int64
-	for _, volume := range tracking.EligibleVolumes(&in.instance.Spec) {
-		if claim := in.claims[claimOf(in.instance, volume)]; claim != nil {
+	for _, volume := range tracking.EligibleVolumes(in.guest()) {
+		if claim := in.claims[claimOf(in.guest(), volume)]; claim != nil {
 			sum += tracking.ClaimBytes(claim)
 			disks++
 		}

@@ -101,32 +101,21 @@ func (r *reconciler) readInput(ctx context.Context, b *harvesterv1.VirtualMachin
 	if in.machine, err = reconcile.Find(ctx, r.live, key, definition.NewMachine()); err != nil || in.machine == nil {
 		return in, err
 	}
-	if in.instance, err = reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{}); err != nil ||
-		in.instance == nil {
+	if in.instance, err = reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
 		return in, err
 	}
-	for _, v := range in.instance.Spec.Volumes {
-		if v.PersistentVolumeClaim == nil {
-			continue
-		}
-		claim, err := reconcile.Find(ctx, r.live, types.NamespacedName{
-			Namespace: b.Namespace,
-			Name:      v.PersistentVolumeClaim.ClaimName,
-		}, &corev1.PersistentVolumeClaim{})
-		if err != nil {
+	if isStopped(in.instance) {
+		in.stopped = machineOf(in.machine)
+	}
+	if in.guest() == nil {
+		return in, nil
+	}
+	if err := r.readClaims(ctx, in); err != nil {
+		return nil, err
+	}
+	if in.stopped != nil {
+		if err := r.confirmStopped(ctx, in); err != nil {
 			return nil, err
-		}
-		if claim == nil {
-			continue
-		}
-		in.claims[claim.Name] = claim
-		key := types.NamespacedName{Name: ptr.Deref(claim.Spec.StorageClassName, "")}
-		class, err := reconcile.Find(ctx, r.cached, key, &storagev1.StorageClass{})
-		if err != nil {
-			return nil, err
-		}
-		if class != nil {
-			in.drivers[claim.Name] = class.Provisioner
 		}
 	}
 	if in.earlier, err = r.findEarlier(ctx, b); err != nil {
@@ -142,6 +131,35 @@ func (r *reconciler) listLocations(ctx context.Context) ([]velerov1.BackupStorag
 		return nil, fmt.Errorf("list the BackupStorageLocations of %s: %w", r.Namespace, err)
 	}
 	return locations.Items, nil
+}
+
+// readClaims reads the claims of the guest's volumes, and who makes their volumes.
+func (r *reconciler) readClaims(ctx context.Context, in *input) error {
+	for _, v := range in.guest().Volumes {
+		if v.PersistentVolumeClaim == nil {
+			continue
+		}
+		claim, err := reconcile.Find(ctx, r.live, types.NamespacedName{
+			Namespace: in.backup.Namespace,
+			Name:      v.PersistentVolumeClaim.ClaimName,
+		}, &corev1.PersistentVolumeClaim{})
+		if err != nil {
+			return err
+		}
+		if claim == nil {
+			continue
+		}
+		in.claims[claim.Name] = claim
+		key := types.NamespacedName{Name: ptr.Deref(claim.Spec.StorageClassName, "")}
+		class, err := reconcile.Find(ctx, r.cached, key, &storagev1.StorageClass{})
+		if err != nil {
+			return err
+		}
+		if class != nil {
+			in.drivers[claim.Name] = class.Provisioner
+		}
+	}
+	return nil
 }
 
 // findEarlier returns the name of a backup of the same machine that comes before this one, or "". They run one after
@@ -169,6 +187,9 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	if failed, err := r.failWritten(ctx, b, duringReads); failed || err != nil {
+		return ctrl.Result{}, err
+	}
 	if !child.AreMade(b) {
 		base := b.DeepCopy()
 		waiting, refused, err := r.makeChildren(ctx, b, all)
@@ -189,6 +210,12 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 	o := observeUploads(&b.Status, now, all)
 	if o.failed == "" && !o.stored {
 		if o.failed, err = r.findDifference(ctx, b); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	if o.stored {
+		// The disks are stored: what starts from now on changes nothing.
+		if failed, err := r.failWritten(ctx, b, afterReads); failed || err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -275,13 +302,19 @@ func (r *reconciler) finishEnded(ctx context.Context, b *harvesterv1.VirtualMach
 	if left, err := r.deleteRequest(ctx, b); err != nil || left {
 		return ctrl.Result{RequeueAfter: lookEvery}, err
 	}
+	if b.Status.Stopped != nil && b.HasFailed() {
+		// What was read of the disks may be of no moment: no restore point of it stays.
+		if _, err := r.deleteUploads(ctx, b, false); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
 	if gone, err := r.removeHelpers(ctx, b); err != nil || !gone {
 		return ctrl.Result{RequeueAfter: lookEvery}, err
 	}
 	return ctrl.Result{}, child.MarkEnded(ctx, r.cached, b)
 }
 
-// removeHelpers removes the scratch claim and the definition's Secret. It waits for the backup of the hypervisor, which
+// removeHelpers removes the scratch claim or the export, and the definition's Secret. It waits for the backup of the hypervisor, which
 // uses the claim.
 func (r *reconciler) removeHelpers(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (gone bool, err error) {
 	if b.Status.Group == "" {
@@ -292,7 +325,7 @@ func (r *reconciler) removeHelpers(ctx context.Context, b *harvesterv1.VirtualMa
 	if err != nil || running != nil {
 		return false, err
 	}
-	for _, o := range []client.Object{definitionSecret(r.Namespace, b), scratchClaim(b)} {
+	for _, o := range []client.Object{definitionSecret(r.Namespace, b), scratchClaim(b), machineExport(b)} {
 		if err := r.children.Delete(ctx, b.UID, o); err != nil {
 			return false, err
 		}

@@ -1,0 +1,60 @@
+package moverpod
+
+import (
+	"context"
+	"errors"
+
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/disk"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/export/endpoint"
+	"github.com/varvebackup/varve/internal/mover"
+	"github.com/varvebackup/varve/internal/repository"
+)
+
+// uploadExport makes a restore point of a disk of a stopped machine, which an export serves. It has no checkpoint, so that
+// the next backup of the running machine is counted from the one before. What is read is what is allocated.
+func (r *run) uploadExport(ctx context.Context, repo *repository.Repository, id string) (datamove.Report, error) {
+	from := r.Job.Endpoint
+	client := endpoint.New(r.endpointOptions())
+	defer client.Close()
+	source := mover.Source{
+		Name: datamove.DiskName, Identity: string(r.Job.SourceUID),
+		Open: func(ctx context.Context) (disk.Source, error) {
+			d, err := r.openEndpoint(ctx, client, false)
+			if err != nil {
+				return nil, &endpointError{err}
+			}
+			return d, nil
+		},
+	}
+	r.Log.Info("storing the disk of a stopped machine", "claim", from.Volume, "export", from.BackupUID, "restorePoint", id)
+	report, err := r.storeDisk(ctx, repo, id, source, "", judgeExport)
+	if err == nil {
+		report.FullReason = datamove.FullMachineStopped
+	}
+	return report, err
+}
+
+// judgeExport is judge for an upload from an export.
+func judgeExport(err error) error {
+	var opening *endpointError
+	var reading *endpoint.Error
+	if !errors.As(err, &opening) && !errors.As(err, &reading) {
+		return judge(err)
+	}
+	const another = "create another backup when the machine has stopped"
+	if errors.Is(err, endpoint.ErrOtherPoint) {
+		return lasting(err, "the pod of the export was started again, and somebody may have written to the disk in between: "+another)
+	}
+	switch errclass.Of(err) {
+	case errclass.Denied, errclass.NotFound, errclass.Expired:
+		return lasting(err, "the export of the stopped machine is over, or another one: "+another)
+	case errclass.Corrupt:
+		return lasting(err, "the export contradicts itself: look at the log of its pod")
+	case errclass.Invalid, errclass.Conflict:
+		return lasting(err, "")
+	default:
+		return err
+	}
+}
