@@ -31,6 +31,15 @@ func endpointJob() Job {
 	return j
 }
 
+func exportJob() Job {
+	j := uploadJob()
+	j.VolumeMode, j.Definition = "", true
+	j.Endpoint = &EndpointSource{
+		Map: "https://x.app.svc/exports/data/map", Data: "https://x.app.svc/exports/data/data", Export: true, Volume: "data", BackupUID: "e1",
+	}
+	return j
+}
+
 func downloadJob() Job {
 	return Job{
 		Version: JobVersion, Kind: Download, Namespace: "velero", Name: "r1-x", UID: "8debd2ab-3755-4700-9509-044e0dca1dc7", VolumeMode: corev1.PersistentVolumeFilesystem,
@@ -52,7 +61,7 @@ func TestJob_survivesItsEncoding(t *testing.T) {
 	t.Parallel()
 	defined := tunnelJob()
 	defined.Definition = true
-	for _, j := range []Job{uploadJob(), downloadJob(), tunnelJob(), defined, endpointJob(), snapshotJob()} {
+	for _, j := range []Job{uploadJob(), downloadJob(), tunnelJob(), defined, endpointJob(), exportJob(), snapshotJob()} {
 		got, err := DecodeJob(j.Encode())
 		if err != nil || !cmp.Equal(got, j) {
 			t.Errorf("%v: %s", err, cmp.Diff(got, j))
@@ -82,6 +91,14 @@ func TestDecodeJob_refuses(t *testing.T) {
 		"a definition of a volume": {
 			edited(uploadJob(), func(j *Job) { j.Definition = true }),
 			"without a disk of it",
+		},
+		"a definition of a pull backup": {
+			edited(endpointJob(), func(j *Job) { j.Definition = true }),
+			"without a disk of it",
+		},
+		"an export with a checkpoint": {
+			edited(exportJob(), func(j *Job) { j.Endpoint.Checkpoint, j.Endpoint.CheckpointUID = "daily-1", "b1" }),
+			"an export with checkpoints",
 		},
 		"endpoints beside a tunnel":  {edited(endpointJob(), func(j *Job) { j.Tunnel = tunnelJob().Tunnel }), "beside another source"},
 		"endpoints beside a volume":  {edited(endpointJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeBlock }), "beside another source"},

@@ -46,6 +46,7 @@ func TestControlPlane(t *testing.T) {
 		"the backup ends":                   tellsEnd,
 		"nobody else gets one":              givesNothingElse,
 		"a backup that was read is deleted": deletesBackup,
+		"a pod that reads an export":        givesExportSecret,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

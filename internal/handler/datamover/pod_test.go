@@ -254,6 +254,39 @@ func TestMoverPod_hasTheDefinitionOfItsMachine(t *testing.T) {
 	}
 }
 
+// So is that of a stopped machine, whose disk comes from an export.
+func TestMoverPod_hasTheDefinitionOfAStoppedMachine(t *testing.T) {
+	t.Parallel()
+	asked := datamove.ExportDisk{Export: "web-disks", Group: "monday", Definition: "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e"}
+	from := &datamove.EndpointSource{
+		Map: "https://x.app.svc/exports/data/map", Data: "https://x.app.svc/exports/data/data", Export: true, Volume: "data", BackupUID: "e1",
+	}
+	pod := podFor(t, func(in *podInput) {
+		o := upload()
+		o.Spec.DataMoverConfig = asked.Config()
+		in.object, in.volume = o, Volume{SourceUID: "pvc-1", Endpoint: from}
+	})
+	job, err := datamove.DecodeJob(pod.Spec.Containers[0].Env[0].Value)
+	if err != nil || !job.Definition || job.Labels[datamove.LabelGroup] != "monday" || !cmp.Equal(job.Endpoint, from) {
+		t.Errorf("%+v, %v", job, err)
+	}
+	var mounted string
+	for _, v := range pod.Spec.Volumes {
+		if v.Secret == nil || v.Secret.SecretName != pod.Name ||
+			!slices.Contains(v.Secret.Items, corev1.KeyToPath{Key: "definition", Path: "definition"}) {
+			continue
+		}
+		for _, m := range pod.Spec.Containers[0].VolumeMounts {
+			if m.Name == v.Name {
+				mounted = m.MountPath
+			}
+		}
+	}
+	if mounted != datamove.EndpointDirectory {
+		t.Errorf("the definition is in %q: %+v", mounted, pod.Spec)
+	}
+}
+
 // The launcher of a running machine need not send its disk to another node.
 func TestPlaceOf_diskOfARunningMachineIsTheMachinesNode(t *testing.T) {
 	t.Parallel()

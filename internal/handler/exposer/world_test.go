@@ -38,7 +38,7 @@ func TestControlPlane(t *testing.T) {
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for name, tests := range map[string]map[string]func(*world){"CSI": csiTests, "Restore": restoreTests, "crash": crashTests, "metadata": metadataTests, "keep": keepTests, "Endpoints": endpointTests, "Tunnel": tunnelTests} {
+	for name, tests := range map[string]map[string]func(*world){"CSI": csiTests, "Restore": restoreTests, "crash": crashTests, "metadata": metadataTests, "keep": keepTests, "Endpoints": endpointTests, "Exports": exportTests, "Tunnel": tunnelTests} {
 		for test, run := range tests {
 			t.Run(name+"/"+test, func(t *testing.T) {
 				t.Parallel()
