@@ -39,11 +39,12 @@ func newBackupCommand(s *resource.Session) *cobra.Command {
 	var w resource.Waiting
 	c := &cobra.Command{
 		Use: "backup NAME", Short: "Back up a whole virtual machine: its disks and its definition",
-		Long: `Back up a whole virtual machine that runs: its disks, all of one moment, and its definition,
-with the Secrets that it refers to. Both go into the repository of its namespace, encrypted.
+		Long: `Back up a whole virtual machine: its disks, all of one moment, and its definition, with the
+Secrets that it refers to. Both go into the repository of its namespace, encrypted.
 
-What was stored before is not read again: only what has changed. Everything that the backup
-needs is made and removed for it. The backup is an object, a VirtualMachineBackup of
+What was stored before is not read again: only what has changed. Of a machine that is stopped,
+all that is allocated is read; leave it stopped until the backup is ready. Everything that the
+backup needs is made and removed for it. The backup is an object, a VirtualMachineBackup of
 harvesterhci.io; 'varve backup' has those of backup.kubevirt.io, jobs on the hypervisor, from
 which no machine comes back by itself.`,
 		Example: `  varve vm backup web --wait

@@ -133,15 +133,19 @@ func exportWaits(w *world) {
 }
 
 func exportRefused(w *world) {
-	link := func(e *exportv1.VirtualMachineExport) *exportv1.VirtualMachineExportLink { return e.Status.Links.Internal }
+	link := func(e *exportv1.VirtualMachineExport) *exportv1.VirtualMachineExportLink {
+		return e.Status.Links.Internal
+	}
 	for name, c := range map[string]struct {
 		edit func(*exportv1.VirtualMachineExport)
 		says string
 	}{
-		"KubeVirt's":       {func(e *exportv1.VirtualMachineExport) { link(e).Backups = nil }, "has no map of PersistentVolumeClaim"},
-		"no endpoint":      {func(e *exportv1.VirtualMachineExport) { link(e).Backups[0].Endpoints = nil }, "is no https URL"},
-		"another tenant's": {func(e *exportv1.VirtualMachineExport) { link(e).Backups[0].Endpoints[0].URL = "https://x.other.svc/exports/data/map" }, "neither that of a Service"},
-		"nothing":          {func(e *exportv1.VirtualMachineExport) { e.Status.Phase = exportv1.ExportSkipped }, "serves nothing"},
+		"KubeVirt's":  {func(e *exportv1.VirtualMachineExport) { link(e).Backups = nil }, "has no map of PersistentVolumeClaim"},
+		"no endpoint": {func(e *exportv1.VirtualMachineExport) { link(e).Backups[0].Endpoints = nil }, "is no https URL"},
+		"another tenant's": {func(e *exportv1.VirtualMachineExport) {
+			link(e).Backups[0].Endpoints[0].URL = "https://x.other.svc/exports/data/map"
+		}, "neither that of a Service"},
+		"nothing": {func(e *exportv1.VirtualMachineExport) { e.Status.Phase = exportv1.ExportSkipped }, "serves nothing"},
 	} {
 		sub := newWorld(w.T)
 		e := sub.exported()
