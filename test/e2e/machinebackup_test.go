@@ -53,6 +53,8 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 		s.lose(beside)
 	}
 
+	s.backedUpStopped(location, overwrite)
+
 	s.lose(s.vm)
 	s.shell(strings.NewReplacer("-n app", "-n "+s.Namespace, "namespace: app", "namespace: "+s.Namespace,
 		"Namespace: app", "Namespace: "+s.Namespace,

@@ -57,6 +57,24 @@ func (l *Lab) BackUpMachine(ctx context.Context, name, vm, script string, timeou
 		func() (bool, error) { return b.IsReady(), nil })
 }
 
+// BackUpStoppedMachine backs a machine up that does not run, and waits until the backup is ready. sums are those of its disks.
+func (l *Lab) BackUpStoppedMachine(ctx context.Context, name, vm string, sums map[string]string, timeout time.Duration, at *Location) (*MachineBackup, error) {
+	b := &harvesterv1.VirtualMachineBackup{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: l.Namespace, Name: name,
+			Annotations: map[string]string{harvesterv1.AnnotationLocation: at.Name},
+		},
+		Spec: harvesterv1.VirtualMachineBackupSpec{Source: corev1.TypedLocalObjectReference{
+			APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: vm,
+		}},
+	}
+	if err := l.Create(ctx, b); err != nil {
+		return nil, fmt.Errorf("create machine backup %s: %w", name, err)
+	}
+	return &MachineBackup{b, sums}, l.waitMachineBackup(ctx, b, timeout, "its end",
+		func() (bool, error) { return b.IsReady(), nil })
+}
+
 // waitMachineBackup waits until done. A backup that fails is an error.
 func (l *Lab) waitMachineBackup(ctx context.Context, b *harvesterv1.VirtualMachineBackup, timeout time.Duration, what string, done func() (bool, error)) error {
 	return wait.For(ctx, timeout, "machine backup "+b.Name+": "+what, func(ctx context.Context) (bool, string, error) {

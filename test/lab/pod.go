@@ -47,6 +47,16 @@ type Toolbox struct {
 // Toolbox starts a toolbox pod. The caller must close it, because it holds its claims. Volumes of one node are made where the lab's first
 // toolbox was: those of one machine must be on one node.
 func (l *Lab) Toolbox(ctx context.Context, name string, claims ...string) (*Toolbox, error) {
+	return l.newToolbox(ctx, name, false, claims)
+}
+
+// ReadOnlyToolbox is Toolbox for claims that nobody may write to: the next backup of a machine that has them stays what it
+// would have been.
+func (l *Lab) ReadOnlyToolbox(ctx context.Context, name string, claims ...string) (*Toolbox, error) {
+	return l.newToolbox(ctx, name, true, claims)
+}
+
+func (l *Lab) newToolbox(ctx context.Context, name string, readOnly bool, claims []string) (*Toolbox, error) {
 	image, err := l.Image("varve-launcher")
 	if err != nil {
 		return nil, err
@@ -76,12 +86,12 @@ func (l *Lab) Toolbox(ctx context.Context, name string, claims ...string) (*Tool
 			return nil, fmt.Errorf("toolbox %s: claim %s: %w", name, claim, err)
 		}
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim, ReadOnly: readOnly},
 		}})
 		if ptr.Deref(pvc.Spec.VolumeMode, corev1.PersistentVolumeFilesystem) == corev1.PersistentVolumeBlock {
 			c.VolumeDevices = append(c.VolumeDevices, corev1.VolumeDevice{Name: claim, DevicePath: "/dev/" + claim})
 		} else {
-			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: claim, MountPath: "/mnt/" + claim})
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: claim, MountPath: "/mnt/" + claim, ReadOnly: readOnly})
 		}
 	}
 	pod.Spec.Containers = []corev1.Container{c}
