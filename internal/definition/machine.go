@@ -132,6 +132,21 @@ func NodeSelector(source *harvesterv1.VirtualMachineSourceSpec) (map[string]stri
 	return selector, err
 }
 
+// RunStrategy returns the run strategy of a machine, whichever of its two fields says it.
+func RunStrategy(vm *unstructured.Unstructured) (string, error) {
+	spec, _, err := unstructured.NestedMap(vm.Object, "spec")
+	if err != nil {
+		return "", fmt.Errorf("spec of virtual machine %s/%s: %w", vm.GetNamespace(), vm.GetName(), err)
+	}
+	return strategyOf(spec)
+}
+
+// SetRunStrategy gives a machine a run strategy.
+func SetRunStrategy(vm *unstructured.Unstructured, strategy string) error {
+	unstructured.RemoveNestedField(vm.Object, "spec", "running")
+	return unstructured.SetNestedField(vm.Object, strategy, "spec", "runStrategy")
+}
+
 // strategyOf returns the run strategy of a machine's spec.
 func strategyOf(spec map[string]any) (string, error) {
 	strategy, has, err := unstructured.NestedString(spec, "runStrategy")

@@ -325,8 +325,14 @@ var rules = []rule{
 		machineRestoreWith(func(r *harvesterv1.VirtualMachineRestore) { r.Spec.Target.Name = "We b" }), nil,
 	},
 	{
-		"replacing a machine", "newVM must be true: delete the machine first",
-		machineRestoreWith(func(r *harvesterv1.VirtualMachineRestore) { r.Spec.NewVM = false }), nil,
+		"deleting the claims of a new machine", "deletionPolicy delete is for a machine that is replaced",
+		machineRestoreWith(func(r *harvesterv1.VirtualMachineRestore) {
+			r.Spec.DeletionPolicy = harvesterv1.DeletionPolicyDelete
+		}), nil,
+	},
+	{
+		"policy for the claims of a replaced machine", `Unsupported value: "keep": supported values: "delete", "retain"`,
+		machineRestoreWith(func(r *harvesterv1.VirtualMachineRestore) { r.Spec.NewVM, r.Spec.DeletionPolicy = false, "keep" }), nil,
 	},
 	{
 		"machine type", "spec.domain.machine.type",

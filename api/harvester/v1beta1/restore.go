@@ -6,6 +6,30 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// Annotations of a VirtualMachineRestore.
+const (
+	// AnnotationReplaceUID confirms which machine is replaced: its value is the UID of that machine. It is needed if the
+	// backup is of another machine.
+	AnnotationReplaceUID = "varvebackup.io/replace-uid"
+	// AnnotationStopTarget is "true" if the restore stops the machine that it replaces, once the disks are restored.
+	AnnotationStopTarget = "varvebackup.io/stop-target"
+)
+
+// AnnotationRestoredFrom is on a machine that a restore made or replaced: the UIDs of the machines whose backups it comes
+// from, separated by commas, the latest first.
+const AnnotationRestoredFrom = "varvebackup.io/restored-from"
+
+// DeletionPolicy says what becomes of the claims of a machine that is replaced.
+//
+// +kubebuilder:validation:Enum=delete;retain
+type DeletionPolicy string
+
+// Policies for the claims of a machine that is replaced.
+const (
+	DeletionPolicyDelete DeletionPolicy = "delete"
+	DeletionPolicyRetain DeletionPolicy = "retain"
+)
+
 // VirtualMachineRestore brings a virtual machine back from a VirtualMachineBackup.
 //
 // +kubebuilder:object:root=true
@@ -41,8 +65,9 @@ type VirtualMachineRestoreList struct {
 // VirtualMachineRestoreSpec says what is restored, and as what.
 //
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="VirtualMachineRestore spec is immutable"
+// +kubebuilder:validation:XValidation:rule="!self.newVM || !has(self.deletionPolicy) || self.deletionPolicy == 'retain'",message="deletionPolicy delete is for a machine that is replaced: set newVM to false, or leave deletionPolicy out",fieldPath=".deletionPolicy"
 type VirtualMachineRestoreSpec struct {
-	// target is the virtual machine that is made, in the restore's namespace.
+	// target is the virtual machine that is made or replaced, in the restore's namespace.
 	// +kubebuilder:validation:XValidation:rule="!has(self.apiGroup) || self.apiGroup == 'kubevirt.io'",message="apiGroup must be kubevirt.io",fieldPath=".apiGroup"
 	// +kubebuilder:validation:XValidation:rule="self.kind == 'VirtualMachine'",message="kind must be VirtualMachine",fieldPath=".kind"
 	// +kubebuilder:validation:XValidation:rule="self.name.size() <= 63 && self.name.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",message="Target VM name is invalid: it has at most 63 characters, lower case, digits, '-' and '.'",fieldPath=".name"
@@ -53,11 +78,14 @@ type VirtualMachineRestoreSpec struct {
 	// virtualMachineBackupNamespace is its namespace.
 	// +kubebuilder:validation:MinLength=1
 	VirtualMachineBackupNamespace string `json:"virtualMachineBackupNamespace"`
-	// newVM makes a new machine, whose name must be free. Machines that exist are not replaced yet.
-	// +kubebuilder:validation:XValidation:rule="self",message="newVM must be true: delete the machine first, or restore it under another name"
+	// newVM makes a new machine, whose name must be free. false replaces the machine that exists, which keeps its UID.
 	NewVM bool `json:"newVM"`
+	// deletionPolicy says what becomes of the claims of a machine that is replaced, once it is back: retain, the default,
+	// or delete.
+	// +optional
+	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
 	// keepMacAddress keeps the hardware addresses that the machine had. Two machines with one address must not be in one
-	// network.
+	// network. A machine that is replaced always gets those of the backup.
 	// +optional
 	KeepMacAddress bool `json:"keepMacAddress,omitempty"`
 	// haltAfterRestore leaves the restored machine stopped.
@@ -83,7 +111,11 @@ type VirtualMachineRestoreStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []Condition `json:"conditions,omitempty"`
-	// targetUID is the UID of the machine that was made.
+	// deletedVolumes are the claims of the replaced machine that are deleted, by their names.
+	// +optional
+	// +listType=atomic
+	DeletedVolumes []string `json:"deletedVolumes,omitempty"`
+	// targetUID is the UID of the machine that was made or replaced, once it was.
 	// +optional
 	TargetUID *types.UID `json:"targetUID,omitempty"`
 	// progress is how much of all disks is restored, in percent; 100 when the restore is complete.
@@ -109,6 +141,35 @@ type VirtualMachineRestoreStatus struct {
 	// location is the BackupStorageLocation that it is restored from.
 	// +optional
 	Location *LocationReference `json:"location,omitempty"`
+	// replaced is the machine that is replaced, as it was when the restore began.
+	// +optional
+	Replaced *ReplacedMachine `json:"replaced,omitempty"`
+}
+
+// ReplacedMachine is a machine that a restore replaces.
+type ReplacedMachine struct {
+	// uid is its UID. A machine that has the name and another UID is left as it is.
+	UID types.UID `json:"uid"`
+	// claims are those of its volumes.
+	// +optional
+	// +listType=atomic
+	Claims []ReplacedClaim `json:"claims,omitempty"`
+	// waitingSince is when the disks were restored, and the restore began to wait for the machine to be stopped.
+	// +optional
+	// +nullable
+	WaitingSince *metav1.Time `json:"waitingSince,omitempty"`
+	// replacedTime is when the machine got the spec of the backup.
+	// +optional
+	// +nullable
+	ReplacedTime *metav1.Time `json:"replacedTime,omitempty"`
+}
+
+// ReplacedClaim is the claim of a volume of a machine that is replaced.
+type ReplacedClaim struct {
+	// name is its name.
+	Name string `json:"name"`
+	// uid is its UID. A claim that has the name and another UID is left as it is.
+	UID types.UID `json:"uid"`
 }
 
 // RestoredReference is a Secret or a ConfigMap that the restored machine refers to.

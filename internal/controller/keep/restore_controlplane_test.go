@@ -132,7 +132,7 @@ func restored(w *world) {
 	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
 		"Waiting for target vm to be ready: waits for virtual machine web is "))
 	for key := range vm.Annotations {
-		if strings.HasPrefix(key, layout.Prefix) {
+		if strings.HasPrefix(key, layout.Prefix) && key != harvesterv1.AnnotationRestoredFrom {
 			w.Errorf("annotation %s is left", key)
 		}
 	}
@@ -273,9 +273,9 @@ func notAccepted(w *world) {
 		edit  func(*harvesterv1.VirtualMachineRestoreSpec)
 		words string
 	}{
-		"replacing": {
-			func(s *harvesterv1.VirtualMachineRestoreSpec) { s.NewVM = false },
-			"newVM must be true: delete the machine first",
+		"deleting the claims of no machine": {
+			func(s *harvesterv1.VirtualMachineRestoreSpec) { s.DeletionPolicy = harvesterv1.DeletionPolicyDelete },
+			"spec.deletionPolicy: Invalid value: deletionPolicy delete is for a machine that is replaced",
 		},
 		"a bad name": {
 			func(s *harvesterv1.VirtualMachineRestoreSpec) { s.Target.Name = "We b" },

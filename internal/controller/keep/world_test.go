@@ -81,6 +81,11 @@ func TestControlPlane(t *testing.T) {
 		"a restore whose name is taken":           nameTaken,
 		"a restore whose disk fails":              downloadFails,
 		"a machine that does not start":           doesNotStart,
+		"a replaced machine":                      replaced,
+		"a replaced machine's old claims":         replacedClaims,
+		"a replaced machine that was stopped":     replacedRunning,
+		"what is not replaced":                    notReplaced,
+		"a machine that is started meanwhile":     startedMeanwhile,
 		"what is not accepted":                    notAccepted,
 		"a Secret that comes back":                secretComesBack,
 		"a Secret whose name another one has":     secretOfAnother,
@@ -280,6 +285,15 @@ func (w *world) restoreSays(r *harvesterv1.VirtualMachineRestore, check func([]h
 // ready makes a backup that is ready, of a machine that is gone.
 func (w *world) ready(name string) *harvesterv1.VirtualMachineBackup {
 	w.Helper()
+	b, vm := w.readyOfMachine(name)
+	w.must(w.admin.Delete(w.Context(), vm))
+	w.gone(vm)
+	return b
+}
+
+// readyOfMachine makes a backup that is ready, of a machine that runs.
+func (w *world) readyOfMachine(name string) (*harvesterv1.VirtualMachineBackup, *kubevirtv1.VirtualMachine) {
+	w.Helper()
 	vm := w.running()
 	b := w.newBackup(name, nil)
 	w.create(b)
@@ -297,7 +311,5 @@ func (w *world) ready(name string) *harvesterv1.VirtualMachineBackup {
 		}
 		return nil
 	})
-	w.must(w.admin.Delete(w.Context(), vm))
-	w.gone(vm)
-	return b
+	return b, vm
 }

@@ -33,9 +33,10 @@ const startDeadline = 30 * time.Minute
 
 func restoreID(o *harvesterv1.VirtualMachineRestore) string { return o.Name + "-" + string(o.UID) }
 
-// isMade says whether a machine was made by the restore.
+// isMade says whether a machine was made, or replaced, by the restore.
 func isMade(vm machine, o *harvesterv1.VirtualMachineRestore) bool {
-	return vm != nil && vm.GetAnnotations()[annotationRestoreUID] == restoreID(o)
+	return vm != nil && vm.GetAnnotations()[annotationRestoreUID] == restoreID(o) &&
+		(o.Status.Replaced == nil || o.Status.Replaced.UID == vm.GetUID())
 }
 
 // restoreMachine makes the machine, starts it, and ends the restore when it is ready.
@@ -49,6 +50,12 @@ func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualM
 	case vm == nil && o.Status.TargetUID != nil:
 		return ctrl.Result{}, r.endFailed(ctx, base, o,
 			fmt.Sprintf("virtual machine %s was deleted before it was ready", o.Spec.Target.Name))
+	case o.Status.Replaced != nil && !isMade(vm, o):
+		replaced, result, err := r.replaceMachine(ctx, o, vm)
+		if replaced == nil || err != nil {
+			return result, err
+		}
+		vm, base = replaced, o.DeepCopy()
 	case vm == nil:
 		made, waiting, refused, err := r.makeMachine(ctx, o)
 		switch {
@@ -67,6 +74,9 @@ func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualM
 	}
 	if o.Status.TargetUID == nil {
 		o.Status.TargetUID, o.Status.Progress = ptr.To(vm.GetUID()), machineMade
+		if o.Status.Replaced != nil {
+			o.Status.Replaced.ReplacedTime = ptr.To(metav1.NewTime(now))
+		}
 		setProgressing(&o.Status, now, messageMachine, "")
 		if err := r.writeStatus(ctx, base, o); err != nil {
 			return ctrl.Result{}, err
@@ -101,33 +111,50 @@ func (r *reconciler) findBackup(ctx context.Context, o *harvesterv1.VirtualMachi
 	return b, refused, err
 }
 
-// makeMachine makes the machine from what the backup has of it.
-func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (vm machine, waiting, refused string, err error) {
-	b, refused, err := r.findBackup(ctx, o)
-	if refused != "" || err != nil {
+// prepareDefinition returns the backup, when what the machine refers to is known.
+func (r *reconciler) prepareDefinition(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (b *harvesterv1.VirtualMachineBackup, waiting, refused string, err error) {
+	if b, refused, err = r.findBackup(ctx, o); refused != "" || err != nil {
 		return nil, "", refused, err
 	}
 	waiting, refused, err = r.decideReferences(ctx, o, b)
-	if waiting != "" || refused != "" || err != nil {
-		return nil, waiting, refused, err
-	}
+	return b, waiting, refused, err
+}
+
+// defineMachine returns the machine that is to be made, or put in the place of the one that exists, from what the backup
+// has of it.
+func defineMachine(o *harvesterv1.VirtualMachineRestore, b *harvesterv1.VirtualMachineBackup) (vm machine, refused string) {
 	claims := map[string]string{}
 	for i := range o.Status.VolumeRestores {
 		claims[o.Status.VolumeRestores[i].VolumeName] = o.Status.VolumeRestores[i].PersistentVolumeClaim.ObjectMeta.Name
 	}
 	vm, strategy, err := definition.Restored(b.Status.Source, definition.Target{
 		Namespace: o.Namespace, Name: o.Spec.Target.Name, Claims: claims,
-		Without: volumeNames(o.Status.ExcludedVolumes), KeepAddresses: o.Spec.KeepMacAddress,
+		Without: volumeNames(o.Status.ExcludedVolumes), KeepAddresses: o.Spec.KeepMacAddress || !o.Spec.NewVM,
 		Secrets: otherNames(o, kindSecret), ConfigMaps: otherNames(o, kindConfigMap),
-		Annotations: map[string]string{annotationRestore: o.Name, annotationRestoreUID: restoreID(o)},
+		Annotations: map[string]string{
+			annotationRestore: o.Name, annotationRestoreUID: restoreID(o),
+			harvesterv1.AnnotationRestoredFrom: joinOrigins(originsOf(b)),
+		},
 	})
 	if err != nil {
-		return nil, "", err.Error(), nil //nolint:nilerr // the refusal says it
+		return nil, err.Error()
 	}
 	if !o.Spec.HaltAfterRestore {
 		annotations := vm.GetAnnotations()
 		annotations[annotationStrategy] = strategy
 		vm.SetAnnotations(annotations)
+	}
+	return vm, ""
+}
+
+// makeMachine makes the machine.
+func (r *reconciler) makeMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (vm machine, waiting, refused string, err error) {
+	b, waiting, refused, err := r.prepareDefinition(ctx, o)
+	if waiting != "" || refused != "" || err != nil {
+		return nil, waiting, refused, err
+	}
+	if vm, refused = defineMachine(o, b); refused != "" {
+		return nil, "", refused, nil
 	}
 	err = r.cached.Create(ctx, vm)
 	switch {
@@ -183,16 +210,44 @@ func (r *reconciler) startMachine(ctx context.Context, base, o *harvesterv1.Virt
 	strategy, _, _ := unstructured.NestedString(vm.Object, "spec", "runStrategy")
 	ready, _, _ := unstructured.NestedBool(vm.Object, "status", "ready")
 	switch {
-	case ready || strategy == "Halted" || o.Spec.HaltAfterRestore:
-		setComplete(&o.Status, now)
-		return ctrl.Result{}, r.writeStatus(ctx, base, o)
-	case now.After(vm.GetCreationTimestamp().Add(startDeadline)):
+	case ready || strategy == runStrategyHalted || o.Spec.HaltAfterRestore:
+		return ctrl.Result{}, r.finishMachine(ctx, base, o, vm)
+	case now.After(madeTime(o, vm).Add(startDeadline)):
 		return ctrl.Result{}, r.endFailed(ctx, base, o,
 			fmt.Sprintf("virtual machine %s is restored, and was not ready within %s of being started: %s",
 				vm.GetName(), startDeadline, describeMachine(vm)))
 	}
 	setProgressing(&o.Status, now, messageMachine, describeMachine(vm))
 	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
+}
+
+// madeTime is when the machine was made or replaced.
+func madeTime(o *harvesterv1.VirtualMachineRestore, vm machine) time.Time {
+	if t := o.Status.Replaced; t != nil && t.ReplacedTime != nil {
+		return t.ReplacedTime.Time
+	}
+	return vm.GetCreationTimestamp().Time
+}
+
+// finishMachine ends the restore of a machine that is there. The claims that it had before it was replaced are needed no
+// more.
+func (r *reconciler) finishMachine(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, vm machine) error {
+	if o.Status.Replaced != nil {
+		instance, err := r.findInstance(ctx, o)
+		if err != nil {
+			return err
+		}
+		if runsOnReplacedClaims(o, vm, instance) {
+			return r.endFailed(ctx, base, o, fmt.Sprintf(
+				"virtual machine %s is replaced, and its instance still has the old disks: restart it", vm.GetName()))
+		}
+		if err := r.deleteReplacedClaims(ctx, base, o); err != nil {
+			return err
+		}
+		base = o.DeepCopy()
+	}
+	setComplete(&o.Status, r.Clock.Now())
+	return r.writeStatus(ctx, base, o)
 }
 
 // setStrategy gives the machine the run strategy that it had. One that starts on request gets the request.

@@ -47,6 +47,11 @@ type input struct {
 	// backup is nil if there is none. machine is the one that has the target's name, nil if that is free.
 	backup  *harvesterv1.VirtualMachineBackup
 	machine *unstructured.Unstructured
+	// instance is that of the machine, nil if there is none, claims those of its volumes, and others the restores in the
+	// namespace that go on. They are read for a machine that is replaced.
+	instance *unstructured.Unstructured
+	claims   []harvesterv1.ReplacedClaim
+	others   []harvesterv1.VirtualMachineRestore
 	// nodes are the cluster's, and waiting the names of the StorageClasses whose volumes are made for the node of the
 	// first pod.
 	nodes   []corev1.Node
@@ -64,8 +69,14 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 		return fmt.Sprintf("VMBackup %s is being deleted", name)
 	case !b.IsReady() || b.Status.Source == nil || b.Status.Location == nil:
 		return fmt.Sprintf("VMBackup %s is not ready", name)
-	case in.machine != nil:
-		return fmt.Sprintf("VM %s is already exists: choose another name in spec.target.name, or delete the machine first", spec.Target.Name)
+	case spec.NewVM && in.machine != nil:
+		return fmt.Sprintf("VM %s is already exists: choose another name in spec.target.name, or set spec.newVM to false to replace the machine", spec.Target.Name)
+	}
+	if !spec.NewVM {
+		if refused := in.checkTarget(); refused != "" {
+			return refused
+		}
+		s.Replaced = &harvesterv1.ReplacedMachine{UID: in.machine.GetUID(), Claims: in.claims}
 	}
 	node, err := chooseNode(b, in.nodes)
 	if err != nil {

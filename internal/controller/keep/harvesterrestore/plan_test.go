@@ -25,6 +25,12 @@ func node(name string, ready corev1.ConditionStatus, edit ...func(*corev1.Node))
 	return n
 }
 
+func newRestore() *harvesterv1.VirtualMachineRestore {
+	r := &harvesterv1.VirtualMachineRestore{}
+	r.Spec.NewVM = true
+	return r
+}
+
 func backup(spec string) *harvesterv1.VirtualMachineBackup {
 	b := &harvesterv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: "monday", UID: "b"}}
 	b.Status = harvesterv1.VirtualMachineBackupStatus{
@@ -71,7 +77,7 @@ func TestPlan_localDisksComeBackTogether(t *testing.T) {
 			for waiting, want := range map[bool]string{true: c.want, false: ""} {
 				var s harvesterv1.VirtualMachineRestoreStatus
 				in := &input{
-					restore: &harvesterv1.VirtualMachineRestore{}, backup: backup(c.spec), nodes: c.nodes,
+					restore: newRestore(), backup: backup(c.spec), nodes: c.nodes,
 					waiting: map[string]bool{"local": waiting},
 				}
 				if refused := makePlan(in, &s); refused != "" {
@@ -92,7 +98,7 @@ func TestPlan_refusesTheDataOfAnotherNamespace(t *testing.T) {
 	b := backup(`{}`)
 	b.Status.VolumeBackups[1].SnapshotID = "varve1.disk.0123456789abcdef0123456789abcdef.other"
 	var s harvesterv1.VirtualMachineRestoreStatus
-	if refused := makePlan(&input{restore: &harvesterv1.VirtualMachineRestore{}, backup: b},
+	if refused := makePlan(&input{restore: newRestore(), backup: b},
 		&s); !strings.Contains(refused, "in the repository of namespace other") || s.BackupUID != "" {
 		t.Errorf("%q, %+v", refused, s)
 	}
@@ -113,7 +119,8 @@ func TestPlan_takesNoDiskOfAnotherMachine(t *testing.T) {
 		{Namespace: "app", Name: "web"}: "", {Namespace: "app", Name: "look"}: "swap",
 		{Namespace: "other", Name: "web"}: "swap shared",
 	} {
-		r := &harvesterv1.VirtualMachineRestore{ObjectMeta: metav1.ObjectMeta{Namespace: target.Namespace}}
+		r := newRestore()
+		r.Namespace = target.Namespace
 		r.Spec.Target.Name = target.Name
 		var s harvesterv1.VirtualMachineRestoreStatus
 		if refused := makePlan(&input{restore: r, backup: b}, &s); refused != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -74,7 +75,7 @@ func (r *reconciler) writePlan(ctx context.Context, o *harvesterv1.VirtualMachin
 	if in.machine, err = r.findMachine(ctx, o); err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := r.gatherPlaces(ctx, in); err != nil {
+	if err := errors.Join(r.gatherPlaces(ctx, in), r.gatherTarget(ctx, in)); err != nil {
 		return ctrl.Result{}, err
 	}
 	base := o.DeepCopy()
@@ -220,7 +221,7 @@ func (r *reconciler) deleteUnneeded(ctx context.Context, o *harvesterv1.VirtualM
 		return ctrl.Result{}, err
 	}
 	if !isMade(vm, o) && o.Status.TargetUID == nil {
-		if err := errors.Join(r.deleteClaims(ctx, o), r.deleteReferences(ctx, o)); err != nil {
+		if err := errors.Join(r.releaseMachine(ctx, o, vm), r.deleteClaims(ctx, o, vm), r.deleteReferences(ctx, o)); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -252,12 +253,16 @@ func (r *reconciler) deleteDownloads(ctx context.Context, o *harvesterv1.Virtual
 	return left || len(all) > 0, nil
 }
 
-// deleteClaims deletes the claims of a restore that has made no machine.
-func (r *reconciler) deleteClaims(ctx context.Context, o *harvesterv1.VirtualMachineRestore) error {
+// deleteClaims deletes the claims of a restore that has made no machine. Those that a machine has all the same stay.
+func (r *reconciler) deleteClaims(ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine) error {
+	used := claimsOf(vm)
 	for i := range o.Status.VolumeRestores {
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
 			Namespace: o.Namespace, Name: o.Status.VolumeRestores[i].PersistentVolumeClaim.ObjectMeta.Name,
 		}}
+		if slices.Contains(used, claim.Name) {
+			continue
+		}
 		if err := r.children.Delete(ctx, o.UID, claim); err != nil {
 			return err
 		}
