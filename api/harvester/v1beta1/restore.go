@@ -13,6 +13,9 @@ const (
 	AnnotationReplaceUID = "varvebackup.io/replace-uid"
 	// AnnotationStopTarget is "true" if the restore stops the machine that it replaces, once the disks are restored.
 	AnnotationStopTarget = "varvebackup.io/stop-target"
+	// AnnotationStorageClassMap says which StorageClasses the new claims have: `old=new,old2=new2`. `*`, or nothing, as old
+	// stands for any other one.
+	AnnotationStorageClassMap = "varvebackup.io/storage-class-map"
 )
 
 // AnnotationRestoredFrom is on a machine that a restore made or replaced: the UIDs of the machines whose backups it comes

@@ -52,8 +52,8 @@ type input struct {
 	instance *unstructured.Unstructured
 	claims   []harvesterv1.ReplacedClaim
 	others   []harvesterv1.VirtualMachineRestore
-	// nodes are the cluster's, and waiting the names of the StorageClasses whose volumes are made for the node of the
-	// first pod.
+	// nodes are the cluster's, and waiting its StorageClasses by their names: true for one whose volumes are made for the
+	// node of the first pod.
 	nodes   []corev1.Node
 	waiting map[string]bool
 }
@@ -82,6 +82,13 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 	if err != nil {
 		return fmt.Sprintf("the machine in VMBackup %s: %v", name, err)
 	}
+	choices, err := parseChoices(in.restore)
+	if err != nil {
+		return err.Error()
+	}
+	if err := choices.check(b, in.waiting); err != nil {
+		return fmt.Sprintf("VMBackup %s: %v", name, err)
+	}
 	var all []harvesterv1.VolumeRestore
 	for i := range b.Status.VolumeBackups {
 		v := &b.Status.VolumeBackups[i]
@@ -93,6 +100,9 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 			return fmt.Sprintf("volume %s of VMBackup %s is in the repository of namespace %s, and not in that of its own", v.VolumeName, name, id.Namespace)
 		}
 		restore := newVolumeRestore(in.restore, b, v)
+		if err := choices.apply(&restore, in.waiting); err != nil {
+			return fmt.Sprintf("volume %s of VMBackup %s: %v", v.VolumeName, name, err)
+		}
 		if claim := &restore.PersistentVolumeClaim; node != "" &&
 			in.waiting[ptr.Deref(claim.Spec.StorageClassName, "")] {
 			claim.ObjectMeta.Annotations[annotationSelectedNode] = node

@@ -25,6 +25,9 @@ func node(name string, ready corev1.ConditionStatus, edit ...func(*corev1.Node))
 	return n
 }
 
+// local is a cluster with the StorageClass of the backup's disks.
+var local = map[string]bool{"local": false}
+
 func newRestore() *harvesterv1.VirtualMachineRestore {
 	r := &harvesterv1.VirtualMachineRestore{}
 	r.Spec.NewVM = true
@@ -98,7 +101,7 @@ func TestPlan_refusesTheDataOfAnotherNamespace(t *testing.T) {
 	b := backup(`{}`)
 	b.Status.VolumeBackups[1].SnapshotID = "varve1.disk.0123456789abcdef0123456789abcdef.other"
 	var s harvesterv1.VirtualMachineRestoreStatus
-	if refused := makePlan(&input{restore: newRestore(), backup: b},
+	if refused := makePlan(&input{restore: newRestore(), backup: b, waiting: local},
 		&s); !strings.Contains(refused, "in the repository of namespace other") || s.BackupUID != "" {
 		t.Errorf("%q, %+v", refused, s)
 	}
@@ -123,7 +126,7 @@ func TestPlan_takesNoDiskOfAnotherMachine(t *testing.T) {
 		r.Namespace = target.Namespace
 		r.Spec.Target.Name = target.Name
 		var s harvesterv1.VirtualMachineRestoreStatus
-		if refused := makePlan(&input{restore: r, backup: b}, &s); refused != "" {
+		if refused := makePlan(&input{restore: r, backup: b, waiting: local}, &s); refused != "" {
 			t.Fatal(refused)
 		}
 		without := volumeNames(s.ExcludedVolumes)
@@ -155,5 +158,51 @@ func TestNames_areValidHoweverLong(t *testing.T) {
 		if why := validation.IsDNS1123Subdomain(name); len(why) > 0 {
 			t.Errorf("%s: %v", name, why)
 		}
+	}
+}
+
+// A class that the cluster does not have is told by its name, and not waited for.
+func TestPlan_storageClasses(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ mapping, known, want string }{
+		"as they were":              {"", "local,slow", "root local, data slow"},
+		"one has another one":       {"local=fast", "fast,slow", "root fast, data slow"},
+		"both have":                 {"local=fast, slow=fast", "fast", "root fast, data fast"},
+		"every other one":           {"slow=local,*=fast", "fast,local", "root fast, data local"},
+		"every one, in short":       {"=fast", "fast", "root fast, data fast"},
+		"one that does not exist":   {"", "local", "volume data of VMBackup /: StorageClass slow does not exist in this cluster: say in the annotation varvebackup.io/storage-class-map, as slow=NEW"},
+		"to one that does not":      {"slow=fats", "local", `names StorageClass "fats", which does not exist`},
+		"any to one that does not":  {"*=fats", "local", `names StorageClass "fats", which does not exist`},
+		"from one that no disk has": {"sloe=fast", "local,slow,fast", `names StorageClass "sloe", and no disk has it`},
+		"without a new one":         {"slow", "local,slow", `is not of the form old=new,old2=new2: see "slow"`},
+		"twice":                     {"slow=a,slow=b", "a,b,local", `see "slow=b"`},
+		"every other one twice":     {"*=a,=b", "a,b,local", "for every other one twice"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, r, known := backup(`{}`), newRestore(), map[string]bool{}
+			b.Status.VolumeBackups[1].PersistentVolumeClaim.Spec.StorageClassName = ptr.To("slow")
+			for i := range b.Status.VolumeBackups {
+				b.Status.VolumeBackups[i].PersistentVolumeClaim.Spec.VolumeAttributesClassName = ptr.To("gold")
+			}
+			r.Annotations = map[string]string{harvesterv1.AnnotationStorageClassMap: c.mapping}
+			for class := range strings.SplitSeq(c.known, ",") {
+				known[class] = false
+			}
+			var s harvesterv1.VirtualMachineRestoreStatus
+			got := makePlan(&input{restore: r, backup: b, waiting: known}, &s)
+			var texts []string
+			for i := range s.VolumeRestores {
+				spec := s.VolumeRestores[i].PersistentVolumeClaim.Spec
+				texts = append(texts, s.VolumeRestores[i].VolumeName+" "+*spec.StorageClassName)
+				same := *spec.StorageClassName == *b.Status.VolumeBackups[i].PersistentVolumeClaim.Spec.StorageClassName
+				if same != (spec.VolumeAttributesClassName != nil) {
+					t.Errorf("a class of attributes of another driver: %+v", spec)
+				}
+			}
+			if got += strings.Join(texts, ", "); !strings.Contains(got, c.want) {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
 	}
 }
