@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Annotations of a VirtualMachineRestore.
+// Annotations of a VirtualMachineRestore. AnnotationExcludeVolumes names volumes that the restored machine does not have.
 const (
 	// AnnotationReplaceUID confirms which machine is replaced: its value is the UID of that machine. It is needed if the
 	// backup is of another machine.
@@ -16,6 +16,8 @@ const (
 	// AnnotationStorageClassMap says which StorageClasses the new claims have: `old=new,old2=new2`. `*`, or nothing, as old
 	// stands for any other one.
 	AnnotationStorageClassMap = "varvebackup.io/storage-class-map"
+	// AnnotationDiskSizes makes claims larger than they were: `volume=20Gi,volume2=1Ti`.
+	AnnotationDiskSizes = "varvebackup.io/disk-sizes"
 )
 
 // AnnotationRestoredFrom is on a machine that a restore made or replaced: the UIDs of the machines whose backups it comes
@@ -127,8 +129,8 @@ type VirtualMachineRestoreStatus struct {
 	// backupUID is the UID of the backup that is restored.
 	// +optional
 	BackupUID types.UID `json:"backupUID,omitempty"`
-	// excludedVolumes has the volumes that the machine had and the restored one does not have: they are not in the backup,
-	// and their claims are another machine's.
+	// excludedVolumes has the volumes that the machine had and the restored one does not have: the user leaves them out, or
+	// they are not in the backup, and their claims are another machine's.
 	// +optional
 	// +listType=map
 	// +listMapKey=name

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -224,6 +225,39 @@ func replacedClaims(w *world) {
 	w.allDownloaded(bare)
 	w.complete(bare)
 	w.kept("web-root", "web-data")
+}
+
+// replacedOtherwise: a disk that is left out is not in the machine, and its claim is not deleted; another one has another
+// class, and is larger.
+func replacedOtherwise(w *world) {
+	b, _ := w.readyOfMachine("monday")
+	vm := w.stop("web")
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "class-" + w.ns}, Provisioner: "example.org/p"}
+	w.create(class)
+	r := w.replacing("back", "web", b, harvesterv1.DeletionPolicyDelete, harvesterv1.AnnotationExcludeVolumes, "data",
+		harvesterv1.AnnotationDiskSizes, "root=2Gi", harvesterv1.AnnotationStorageClassMap, "*="+class.Name)
+	w.create(r)
+	w.allDownloaded(r)
+	have := w.onRestoredClaims(vm, r)
+	claim := wait(w, &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(volumesOf(have)["root"])}, exists)
+	if *claim.Spec.StorageClassName != class.Name || claim.Spec.Resources.Requests.Storage().Value() != 2<<30 {
+		w.Errorf("claim %+v", claim.Spec)
+	}
+	disks := have.Spec.Template.Spec.Domain.Devices.Disks
+	if _, has := volumesOf(have)["data"]; has ||
+		slices.ContainsFunc(disks, func(d kubevirtv1.Disk) bool { return d.Name == "data" }) {
+		w.Errorf("volumes %v, disks %+v", volumesOf(have), disks)
+	}
+	w.setReady(have)
+	w.complete(r)
+	w.deleted("web-root")
+	w.kept("web-data", "web-shared")
+	want := []harvesterv1.ExcludedVolume{{
+		Name: "data", Reason: harvesterv1.ExcludedByUser, Message: "the annotation varvebackup.io/exclude-volumes names it",
+	}}
+	if diff := cmp.Diff(want, r.Status.ExcludedVolumes); diff != "" {
+		w.Error(diff)
+	}
 }
 
 // replacedRunning: a machine that runs is stopped when its disks are restored, and not before.

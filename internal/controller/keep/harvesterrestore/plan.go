@@ -92,6 +92,9 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 	var all []harvesterv1.VolumeRestore
 	for i := range b.Status.VolumeBackups {
 		v := &b.Status.VolumeBackups[i]
+		if slices.Contains(choices.without, v.VolumeName) {
+			continue
+		}
 		id, err := datamove.ParseSnapshotID(v.SnapshotID)
 		switch {
 		case err != nil:
@@ -110,7 +113,7 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 		all = append(all, restore)
 	}
 	s.VolumeRestores, s.BackupUID, s.Location = all, b.UID, b.Status.Location.DeepCopy()
-	s.ExcludedVolumes = othersVolumes(in.restore, b)
+	s.ExcludedVolumes = choices.exclude(othersVolumes(in.restore, b))
 	secrets, configMaps, err := definition.References(b.Status.Source.Spec)
 	if err != nil {
 		return fmt.Sprintf("the machine in VMBackup %s: %v", name, err)

@@ -1,6 +1,7 @@
 package harvesterrestore
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -201,6 +202,46 @@ func TestPlan_storageClasses(t *testing.T) {
 				}
 			}
 			if got += strings.Join(texts, ", "); !strings.Contains(got, c.want) {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// What the user wants other than it was is refused by name if it cannot be had.
+func TestPlan_disks(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ without, sizes, want string }{
+		"as they were":             {"", "", "root 1048576, data 1048576"},
+		"a larger one":             {"", "root=20Gi", "root 21474836480, data 1048576"},
+		"without one":              {"data", "root=1Mi", "root 1048576; without data"},
+		"without one on no claim":  {"swap", "", "root 1048576, data 1048576; without swap"},
+		"without one that is not":  {"dta", "", `varvebackup.io/exclude-volumes names "dta", and the machine has no such volume`},
+		"without any":              {"root, data", "", "varvebackup.io/exclude-volumes leaves out every disk: keep one"},
+		"a smaller one":            {"", "root=1023Ki", "volume root of VMBackup /: the annotation varvebackup.io/disk-sizes has 1023Ki as its size, and its claim needs 1Mi"},
+		"a larger one that is not": {"", "dta=1Gi", `varvebackup.io/disk-sizes names "dta", and no such disk is restored`},
+		"a larger one that is out": {"data", "data=1Gi", `varvebackup.io/disk-sizes names "data", and no such disk is restored`},
+		"a size that is no number": {"", "root=large", `varvebackup.io/disk-sizes has "large" as the size of "root"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, r := backup(`{}`), newRestore()
+			b.Status.ExcludedVolumes = []harvesterv1.ExcludedVolume{{Name: "swap", Reason: harvesterv1.NoClaim}}
+			r.Annotations = map[string]string{
+				harvesterv1.AnnotationExcludeVolumes: c.without, harvesterv1.AnnotationDiskSizes: c.sizes,
+			}
+			var s harvesterv1.VirtualMachineRestoreStatus
+			got := makePlan(&input{restore: r, backup: b, waiting: local}, &s)
+			var texts []string
+			for i := range s.VolumeRestores {
+				v := &s.VolumeRestores[i]
+				texts = append(texts, fmt.Sprintf("%s %d", v.VolumeName, v.PersistentVolumeClaim.Spec.Resources.Requests.Storage().Value()))
+			}
+			got += strings.Join(texts, ", ")
+			if out := volumeNames(s.ExcludedVolumes); len(out) > 0 {
+				got += "; without " + strings.Join(out, " ")
+			}
+			if !strings.Contains(got, c.want) {
 				t.Errorf("%q, want %q", got, c.want)
 			}
 		})

@@ -43,7 +43,7 @@ func (r *reconciler) gatherTarget(ctx context.Context, in *input) error {
 		return fmt.Errorf("list VirtualMachineRestores: %w", err)
 	}
 	in.others = others.Items
-	for _, name := range claimsOf(in.machine) {
+	for _, name := range claimsOf(in.machine, excludedByUser(o)...) { // what is left out is not to be deleted either
 		key := types.NamespacedName{Namespace: o.Namespace, Name: name}
 		claim, err := reconcile.Find(ctx, r.live, key, &corev1.PersistentVolumeClaim{})
 		if err != nil {
@@ -164,8 +164,9 @@ func describeRunning(vm machine, instance *unstructured.Unstructured) string {
 	return ""
 }
 
-// claimsOf returns the names of the claims that the volumes of a machine or an instance name, each once.
-func claimsOf(o *unstructured.Unstructured) []string {
+// claimsOf returns the names of the claims that the volumes of a machine or an instance name, each once, without those of
+// some volumes.
+func claimsOf(o *unstructured.Unstructured, without ...string) []string {
 	if o == nil {
 		return nil
 	}
@@ -174,6 +175,9 @@ func claimsOf(o *unstructured.Unstructured) []string {
 		volumes, _, _ := unstructured.NestedSlice(o.Object, path...)
 		for _, v := range volumes {
 			volume, _ := v.(map[string]any)
+			if name, _ := volume["name"].(string); slices.Contains(without, name) {
+				continue
+			}
 			for _, field := range [][]string{
 				{"persistentVolumeClaim", "claimName"},
 				{"dataVolume", "name"},
