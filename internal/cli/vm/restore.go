@@ -3,6 +3,7 @@ package vm
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +22,10 @@ import (
 type restoreRequest struct {
 	machine, from, location string
 	keepMAC, halt           bool
+	// replace puts the machine that exists back. stop and deleteOldDisks need it.
+	replace, stop, deleteOldDisks bool
+	// storageClasses are of the form OLD=NEW.
+	storageClasses, exclude []string
 }
 
 func newRestoreCommand(s *resource.Session) *cobra.Command {
@@ -31,9 +36,13 @@ func newRestoreCommand(s *resource.Session) *cobra.Command {
 		Long: `Bring a whole virtual machine back from a backup: new claims with its disks, and the machine on
 them, with the labels, the annotations and the run strategy that it had.
 
-The name must be free: a machine that exists is never changed. Without --name it is the name
-that the machine had. The next backup of the restored machine is full, because its disks are
-new ones.`,
+The name must be free, unless --replace puts the machine back that has it: this one must be
+stopped, or --stop stops it when the disks are restored. Its old claims stay, unless
+--delete-old-disks deletes them once it runs again. A machine other than the one that was
+backed up is not replaced.
+
+Without --name it is the name that the machine had. The next backup of the restored machine is
+full, because its disks are new ones.`,
 		Example: `  # The machine is gone
   varve vm backups
   varve vm restore web-20261129-020000 --keep-mac --wait
@@ -43,10 +52,19 @@ new ones.`,
   varve vm restore web-20261129-020000 --from-location default -n app --keep-mac --wait
 
   # Beside the machine, and stopped
-  varve vm restore web-20261129-020000 --name web-look --halt --wait`,
+  varve vm restore web-20261129-020000 --name web-look --halt --wait
+
+  # Back to an earlier state
+  varve vm restore web-20261129-020000 --replace --stop --delete-old-disks --wait
+
+  # On a cluster with other StorageClasses
+  varve vm restore web-20261129-020000 --storage-class fast=premium --wait`,
 		Args:              cmdline.ExactArgs(1, "the name of a machine backup"),
 		ValidArgsFunction: s.CompleteArgs(newMachineBackups, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if !r.replace && (r.stop || r.deleteOldDisks) {
+				return failure.Usage("--stop and --delete-old-disks are about the machine that is replaced: they need --replace")
+			}
 			c, err := s.Connect()
 			if err != nil {
 				return err
@@ -89,6 +107,13 @@ new ones.`,
 	c.Flags().BoolVar(&r.keepMAC, "keep-mac", false,
 		"keep the hardware addresses; not beside the machine that has them")
 	c.Flags().BoolVar(&r.halt, "halt", false, "leave the restored machine stopped")
+	c.Flags().BoolVar(&r.replace, "replace", false, "put the machine that exists back; it keeps the hardware addresses of the backup")
+	c.Flags().BoolVar(&r.stop, "stop", false, "with --replace: stop the machine when its disks are restored")
+	c.Flags().BoolVar(&r.deleteOldDisks, "delete-old-disks", false,
+		"with --replace: delete the machine's old claims once it runs again")
+	c.Flags().StringSliceVar(&r.storageClasses, "storage-class", nil,
+		"the StorageClass of new claims, as OLD=NEW; *=NEW is for every other one")
+	c.Flags().StringSliceVar(&r.exclude, "exclude-volume", nil, "volumes that the restored machine does not have")
 	w.AddFlags(c, "the restored machine runs, or with --halt, is there", 0)
 	return c
 }
@@ -112,14 +137,35 @@ func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backu
 	if machine == "" {
 		machine = b.Spec.Source.Name
 	}
-	return &harvesterv1.VirtualMachineRestore{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, GenerateName: "restore-" + backup + "-"},
+	o := &harvesterv1.VirtualMachineRestore{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: c.Namespace, GenerateName: "restore-" + backup + "-", Annotations: r.annotations(),
+		},
 		Spec: harvesterv1.VirtualMachineRestoreSpec{
 			Target: machineReference(machine), VirtualMachineBackupName: backup,
 			VirtualMachineBackupNamespace: key.Namespace,
-			NewVM:                         true, KeepMacAddress: r.keepMAC, HaltAfterRestore: r.halt,
+			NewVM:                         !r.replace, KeepMacAddress: r.keepMAC, HaltAfterRestore: r.halt,
 		},
-	}, nil
+	}
+	if r.deleteOldDisks {
+		o.Spec.DeletionPolicy = harvesterv1.DeletionPolicyDelete
+	}
+	return o, nil
+}
+
+// annotations are those by which the restore gets what its spec has no fields for.
+func (r *restoreRequest) annotations() map[string]string {
+	all := map[string]string{}
+	if r.stop {
+		all[harvesterv1.AnnotationStopTarget] = "true"
+	}
+	if len(r.storageClasses) > 0 {
+		all[harvesterv1.AnnotationStorageClassMap] = strings.Join(r.storageClasses, ",")
+	}
+	if len(r.exclude) > 0 {
+		all[harvesterv1.AnnotationExcludeVolumes] = strings.Join(r.exclude, ",")
+	}
+	return all
 }
 
 // untilRestored waits until a restore is complete. Each disk is shown by itself.
