@@ -20,7 +20,7 @@ import (
 
 // backedUpLostAndBack: the machine is backed up by one object, twice, and the second time what has changed is read. It
 // is deleted with its claims, and comes back by the commands of docs/restore.md: it boots with the disks, the labels
-// and the hardware address that it had.
+// and the hardware address that it had. Then it is put back to the first backup.
 func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -72,6 +72,8 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 			again.Spec.Strategy())
 	}
 
+	s.putBackToAnEarlierState(full)
+
 	// One backup goes, with its restore points, and the other one stays.
 	before := s.countRestorePoints(client.ObjectKeyFromObject(location.BackupStorageLocation))
 	s.must(s.Delete(ctx, full.VirtualMachineBackup))
@@ -83,6 +85,34 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 	s.must(s.List(ctx, &left, client.InNamespace(s.Namespace), client.HasLabels{harvesterbackup.LabelBackup}))
 	for i := range left.Items {
 		s.t.Errorf("claim %s is left", left.Items[i].Name)
+	}
+}
+
+// putBackToAnEarlierState: the machine, which runs and has been written to since, gets the disks of an earlier backup by
+// the commands of docs/restore.md. It is the same object, and its old claims are gone.
+func (s *scene) putBackToAnEarlierState(b *lab.MachineBackup) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	s.guest("echo spoiled >/disks/fs/proof; sync")
+	before := s.vmObject()
+	s.shell(strings.NewReplacer("-n app", "-n "+s.Namespace, "namespace: app", "namespace: "+s.Namespace,
+		"web-monday", b.Name, "name: web}", "name: "+s.vm+"}").Replace(strings.Join(s.commands("docs/restore.md",
+		"Put a machine back to an earlier state"), "\n")))
+	_, err := s.WaitAgent(ctx, s.vm, bootTimeout)
+	s.must(err)
+	if got := s.guest("cat /disks/fs/proof"); strings.TrimSpace(got) != "alive" {
+		verdict.Errorf(s.t, "the machine that was put back has %q", got)
+	}
+	after := s.vmObject()
+	if after.UID != before.UID || after.Spec.Strategy() != before.Spec.Strategy() {
+		s.t.Errorf("UID %s was %s, strategy %s was %s", after.UID, before.UID, after.Spec.Strategy(), before.Spec.Strategy())
+	}
+	for _, v := range before.Spec.Template.Spec.Volumes {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: s.Namespace,
+			Name:      v.PersistentVolumeClaim.ClaimName,
+		}}
+		s.must(s.WaitGone(ctx, claim, 2*time.Minute))
 	}
 }
 
