@@ -76,7 +76,6 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 		if refused := in.checkTarget(); refused != "" {
 			return refused
 		}
-		s.Replaced = &harvesterv1.ReplacedMachine{UID: in.machine.GetUID(), Claims: in.claims}
 	}
 	node, err := chooseNode(b, in.nodes)
 	if err != nil {
@@ -89,28 +88,9 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 	if err := choices.check(b, in.waiting); err != nil {
 		return fmt.Sprintf("VMBackup %s: %v", name, err)
 	}
-	var all []harvesterv1.VolumeRestore
-	for i := range b.Status.VolumeBackups {
-		v := &b.Status.VolumeBackups[i]
-		if slices.Contains(choices.without, v.VolumeName) {
-			continue
-		}
-		id, err := datamove.ParseSnapshotID(v.SnapshotID)
-		switch {
-		case err != nil:
-			return fmt.Sprintf("volume %s of VMBackup %s: %v", v.VolumeName, name, err)
-		case id.Namespace != b.Namespace:
-			return fmt.Sprintf("volume %s of VMBackup %s is in the repository of namespace %s, and not in that of its own", v.VolumeName, name, id.Namespace)
-		}
-		restore := newVolumeRestore(in.restore, b, v)
-		if err := choices.apply(&restore, in.waiting); err != nil {
-			return fmt.Sprintf("volume %s of VMBackup %s: %v", v.VolumeName, name, err)
-		}
-		if claim := &restore.PersistentVolumeClaim; node != "" &&
-			in.waiting[ptr.Deref(claim.Spec.StorageClassName, "")] {
-			claim.ObjectMeta.Annotations[annotationSelectedNode] = node
-		}
-		all = append(all, restore)
+	all, refused := in.planVolumes(choices, node)
+	if refused != "" {
+		return refused
 	}
 	s.VolumeRestores, s.BackupUID, s.Location = all, b.UID, b.Status.Location.DeepCopy()
 	s.ExcludedVolumes = choices.exclude(othersVolumes(in.restore, b))
@@ -121,7 +101,39 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 	if len(secrets)+len(configMaps) > 0 {
 		s.DefinitionDownload = definitionName(in.restore)
 	}
+	if !spec.NewVM {
+		s.Replaced = &harvesterv1.ReplacedMachine{UID: in.machine.GetUID(), Claims: in.claims}
+	}
 	return ""
+}
+
+// planVolumes returns what is made for the disks, or says why it cannot be.
+func (in *input) planVolumes(choices *choices, node string) (all []harvesterv1.VolumeRestore, refused string) {
+	b := in.backup
+	name := b.Namespace + "/" + b.Name
+	for i := range b.Status.VolumeBackups {
+		v := &b.Status.VolumeBackups[i]
+		if slices.Contains(choices.without, v.VolumeName) {
+			continue
+		}
+		id, err := datamove.ParseSnapshotID(v.SnapshotID)
+		switch {
+		case err != nil:
+			return nil, fmt.Sprintf("volume %s of VMBackup %s: %v", v.VolumeName, name, err)
+		case id.Namespace != b.Namespace:
+			return nil, fmt.Sprintf("volume %s of VMBackup %s is in the repository of namespace %s, and not in that of its own", v.VolumeName, name, id.Namespace)
+		}
+		restore := newVolumeRestore(in.restore, b, v)
+		if err := choices.apply(&restore, in.waiting); err != nil {
+			return nil, fmt.Sprintf("volume %s of VMBackup %s: %v", v.VolumeName, name, err)
+		}
+		if claim := &restore.PersistentVolumeClaim; node != "" &&
+			in.waiting[ptr.Deref(claim.Spec.StorageClassName, "")] {
+			claim.ObjectMeta.Annotations[annotationSelectedNode] = node
+		}
+		all = append(all, restore)
+	}
+	return all, ""
 }
 
 // othersVolumes returns the volumes of the machine that are not in the backup and whose claims are not for the restored
