@@ -81,6 +81,8 @@ type EndpointSource struct {
 	// Export: the disk is in the export of a stopped machine. Volume is then its claim, BackupUID the UID of the export, and nothing is
 	// known of changes.
 	Export bool `json:"export,omitempty"`
+	// Address is where the host of the URLs is, as host:port, so that the pod needs no DNS; "": as the host's name says.
+	Address string `json:"address,omitempty"`
 	// Volume is the disk's name in the backup, and BackupUID the backup's.
 	Volume    string    `json:"volume"`
 	BackupUID types.UID `json:"backupUID"`

@@ -3,6 +3,8 @@ package moverpod
 import (
 	"context"
 	"errors"
+	"net"
+	"time"
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/disk"
@@ -12,11 +14,20 @@ import (
 	"github.com/varvebackup/varve/internal/repository"
 )
 
+// dialTimeout bounds one attempt to connect to an export.
+const dialTimeout = 30 * time.Second
+
 // uploadExport makes a restore point of a disk of a stopped machine, which an export serves. It has no checkpoint, so that
 // the next backup of the running machine is counted from the one before. What is read is what is allocated.
 func (r *run) uploadExport(ctx context.Context, repo *repository.Repository, id string) (datamove.Report, error) {
 	from := r.Job.Endpoint
-	client := endpoint.New(r.endpointOptions())
+	options := r.endpointOptions()
+	if options.Dial == nil && from.Address != "" {
+		options.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, from.Address)
+		}
+	}
+	client := endpoint.New(options)
 	defer client.Close()
 	source := mover.Source{
 		Name: datamove.DiskName, Identity: string(r.Job.SourceUID),

@@ -106,6 +106,18 @@ func TestExportUpload_judgesRefusals(t *testing.T) {
 	}
 }
 
+// A mover pod finds the export in a cluster that has no DNS.
+func TestExportUpload_needsNoDNS(t *testing.T) {
+	t.Parallel()
+	s, m := newSite(t), newMachine(diskBytes, 24)
+	server := exportsite.Open(t, m.volume)
+	job := newExportUpload()
+	job.Endpoint.Address = server.Address
+	p := s.newEndpointPod(t, server, job)
+	p.DialEndpoint = nil
+	s.wantRestored(t, p.run(t, datamove.Succeeded), m)
+}
+
 // The pod of an export that is started again while the disk is read may serve other bytes.
 func TestExportUpload_readsOneRunOfTheExport(t *testing.T) {
 	t.Parallel()

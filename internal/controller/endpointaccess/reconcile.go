@@ -16,6 +16,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/moversecret"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
@@ -68,6 +69,11 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	if name, asked, ok := exportOf(upload); ok {
 		return r.keepExport(ctx, upload, name, asked, note)
 	}
+	return r.followBackup(ctx, upload, note, current)
+}
+
+// followBackup keeps the Secret of a DataUpload that reads a pull backup, and ends that if it is not needed any more.
+func (r *reconciler) followBackup(ctx context.Context, upload *velerov2.DataUpload, note datamove.ReadBackup, current *settings.Settings) (ctrl.Result, error) {
 	backup, _, ok := backupOf(upload)
 	if !ok {
 		return ctrl.Result{}, nil

@@ -2,9 +2,11 @@ package exposer
 
 import (
 	"context"
+	"net"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
@@ -37,6 +39,9 @@ func (e *Exports) Expose(ctx context.Context, upload *velerov2.DataUpload) (Expo
 	}
 	from, err := exportedDisk(name, o, upload.Spec.SourcePVC)
 	if err != nil {
+		return Exposure{}, err
+	}
+	if from.Address, err = e.serviceAddress(ctx, o); err != nil {
 		return Exposure{}, err
 	}
 	if note == nil {
@@ -119,6 +124,19 @@ func exportedDisk(name string, o *exportv1.VirtualMachineExport, claim string) (
 	return &datamove.EndpointSource{
 		Map: urls[exportv1.EndpointMap], Data: urls[exportv1.EndpointData], Export: true, Volume: claim, BackupUID: o.UID,
 	}, nil
+}
+
+// httpsPort is that of the Services of exports: checkEndpointURL admits no other one.
+const httpsPort = "443"
+
+// serviceAddress returns the address of the export's own Service, or "" if it has none. A cluster may have no DNS.
+func (e *Exports) serviceAddress(ctx context.Context, o *exportv1.VirtualMachineExport) (string, error) {
+	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Status.ServiceName}
+	service, err := reconcile.Find(ctx, e.Live, key, &corev1.Service{})
+	if err != nil || service == nil || !metav1.IsControlledBy(service, o) || net.ParseIP(service.Spec.ClusterIP) == nil {
+		return "", err
+	}
+	return net.JoinHostPort(service.Spec.ClusterIP, httpsPort), nil
 }
 
 // progressOfExport returns what an export says about itself while it is not Ready.

@@ -81,6 +81,20 @@ func exportServes(w *world) {
 	want := &datamove.EndpointSource{
 		Map: base + "map", Data: base + "data", Export: true, Volume: e.claim.Name, BackupUID: e.export.UID,
 	}
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "virt-export-web-disks"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}},
+	}
+	w.create(service)
+	w.editBackup(e.export, func() { e.export.Status.ServiceName = service.Name })
+	if exposure, err := w.endpoints().Expose(w.Context(), e.DataUpload); err != nil || exposure.Volume == nil || exposure.Volume.Endpoint.Address != "" {
+		w.Errorf("the address of somebody else's Service: %+v: %v", exposure, err)
+	}
+	w.edit(service, func() {
+		service.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(e.export,
+			exportv1.GroupVersion.WithKind("VirtualMachineExport"))}
+	})
+	want.Address = service.Spec.ClusterIP + ":443"
 	for range 2 { // as after a crash
 		exposure, err := w.endpoints().Expose(w.Context(), e.DataUpload)
 		if err != nil || exposure.Volume == nil || exposure.Volume.SourceUID != e.claim.UID || exposure.Volume.Claim != "" || !exposure.Volume.OfMachine() {

@@ -191,19 +191,8 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 		return ctrl.Result{}, err
 	}
 	if !child.AreMade(b) {
-		base := b.DeepCopy()
-		waiting, refused, err := r.makeChildren(ctx, b, all)
-		switch {
-		case err != nil:
-			return ctrl.Result{}, err
-		case refused != "":
-			if ended, err := all.Cancel(ctx, r.cached); err != nil || !ended {
-				return ctrl.Result{RequeueAfter: lookEvery}, err
-			}
-			return ctrl.Result{}, r.endFailed(ctx, base, b, refused)
-		case waiting != "":
-			setProgressing(&b.Status, r.Clock.Now(), waiting)
-			return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
+		if made, result, err := r.makeOrFail(ctx, b, all); err != nil || !made {
+			return result, err
 		}
 	}
 	base, now := b.DeepCopy(), r.Clock.Now()
@@ -241,6 +230,25 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 		setProgressing(&b.Status, now, o.waiting)
 	}
 	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
+}
+
+// makeOrFail makes what the disks need, or ends the backup if that can never be made. made: everything is there.
+func (r *reconciler) makeOrFail(ctx context.Context, b *harvesterv1.VirtualMachineBackup, all uploads) (made bool, result ctrl.Result, err error) {
+	base := b.DeepCopy()
+	waiting, refused, err := r.makeChildren(ctx, b, all)
+	switch {
+	case err != nil:
+		return false, ctrl.Result{}, err
+	case refused != "":
+		if ended, err := all.Cancel(ctx, r.cached); err != nil || !ended {
+			return false, ctrl.Result{RequeueAfter: lookEvery}, err
+		}
+		return false, ctrl.Result{}, r.endFailed(ctx, base, b, refused)
+	case waiting != "":
+		setProgressing(&b.Status, r.Clock.Now(), waiting)
+		return false, ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
+	}
+	return true, ctrl.Result{}, nil
 }
 
 // findDifference says how the moment that the hypervisor has taken differs from what was planned, or "": a machine that
