@@ -190,10 +190,8 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 	if failed, err := r.failWritten(ctx, b, duringReads); failed || err != nil {
 		return ctrl.Result{}, err
 	}
-	if !child.AreMade(b) {
-		if made, result, err := r.makeOrFail(ctx, b, all); err != nil || !made {
-			return result, err
-		}
+	if made, result, err := r.makeOrFail(ctx, b, all); err != nil || !made {
+		return result, err
 	}
 	base, now := b.DeepCopy(), r.Clock.Now()
 	o := observeUploads(&b.Status, now, all)
@@ -234,6 +232,9 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 
 // makeOrFail makes what the disks need, or ends the backup if that can never be made. made: everything is there.
 func (r *reconciler) makeOrFail(ctx context.Context, b *harvesterv1.VirtualMachineBackup, all uploads) (made bool, result ctrl.Result, err error) {
+	if child.AreMade(b) {
+		return true, ctrl.Result{}, nil
+	}
 	base := b.DeepCopy()
 	waiting, refused, err := r.makeChildren(ctx, b, all)
 	switch {
