@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -77,23 +76,24 @@ func (r *run) disksOfGroup(ctx context.Context, repo *repository.Repository, poi
 // a moment later than the pod.
 func (r *run) leaveDefinition(ctx context.Context, data map[string][]byte) error {
 	name := datamove.ChildName(r.Job.Kind, r.Job.UID)
-	deadline := time.Now().Add(r.limits.secret)
+	trying, cancel := context.WithTimeout(ctx, r.limits.secret)
+	defer cancel()
 	for attempt := 1; ; attempt++ {
-		err := r.objects.patchSecret(ctx, name, data)
-		switch {
-		case err == nil:
+		err := r.objects.patchSecret(trying, name, data)
+		if err == nil {
 			return nil
-		case time.Now().After(deadline) && apierrors.IsNotFound(err):
-			return lasting(fmt.Errorf("nobody waits for the definition: Secret %s does not exist", name),
-				"restore the machine by a VirtualMachineRestore, or read the definition with `varve disk definition`")
-		case time.Now().After(deadline), ctx.Err() != nil:
-			return fmt.Errorf("write the definition into Secret %s: %w", name, err)
-		case attempt == 1:
+		}
+		if attempt == 1 {
 			r.Log.Info("the definition cannot be left yet; trying again", "why", err.Error())
 		}
-		if !pause(ctx, r.limits.retry) {
-			return fmt.Errorf("write the definition into Secret %s: %w", name, errors.Join(err, context.Cause(ctx)))
+		if pause(trying, r.limits.retry) {
+			continue
 		}
+		if apierrors.IsNotFound(err) && ctx.Err() == nil {
+			return lasting(fmt.Errorf("nobody waits for the definition: Secret %s does not exist", name),
+				"restore the machine by a VirtualMachineRestore, or read the definition with `varve disk definition`")
+		}
+		return fmt.Errorf("write the definition into Secret %s: %w", name, errors.Join(err, context.Cause(ctx)))
 	}
 }
 

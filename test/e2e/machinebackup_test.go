@@ -3,7 +3,9 @@
 package e2e
 
 import (
+	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -13,7 +15,9 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/controller/keep/harvesterbackup"
+	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/verdict"
 )
@@ -26,6 +30,8 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 	ctx := s.t.Context()
 	vm := s.vmObject()
 	vm.Labels["tier"] = "front"
+	s.must(s.Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: "pull"}, StringData: map[string]string{"key": "hidden"}}))
+	vm.Spec.Template.Spec.Domain.Firmware.KernelBoot.Container.ImagePullSecret = "pull"
 	s.must(s.Update(ctx, vm))
 	s.guest("echo alive >/disks/fs/proof; sync")
 	full, err := s.BackUpMachine(ctx, "whole-1", s.vm, overwrite, moveTimeout, location)
@@ -86,6 +92,50 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 	for i := range left.Items {
 		s.t.Errorf("claim %s is left", left.Items[i].Name)
 	}
+	s.theClusterIsGone(location, second, address)
+}
+
+// theClusterIsGone: the namespace is gone with the machine, its Secret and its backups, and Varve knows of the location by
+// another name, read-only, with the password alone. The commands of docs/restore.md bring the machine back.
+func (s *scene) theClusterIsGone(location *lab.Location, b *lab.MachineBackup, address string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	s.must(s.DeleteNamespace(ctx, 5*time.Minute))
+	elsewhere := &velerov1.BackupStorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: s.Namespace + "-again"},
+		Spec:       *location.Spec.DeepCopy(),
+	}
+	elsewhere.Spec.Default, elsewhere.Spec.AccessMode = false, velerov1.AccessReadOnly
+	s.must(client.IgnoreNotFound(s.Delete(ctx, elsewhere.DeepCopy()))) // what a run left that was killed
+	s.must(s.Create(ctx, elsewhere))
+	s.t.Cleanup(func() {
+		s.must(client.IgnoreNotFound(s.Delete(context.WithoutCancel(ctx), elsewhere)))
+	})
+	password := filepath.Join(s.t.TempDir(), "password")
+	s.shell("varve location password export " + location.Name + " -n varve > " + password +
+		"\nvarve location password import " + elsewhere.Name + " -n varve --password-file " + password)
+	out := s.shell(strings.NewReplacer("namespace app", "namespace "+s.Namespace, "-n app", "-n "+s.Namespace,
+		"web-monday", b.Name, "--from-location default", "--from-location "+elsewhere.Name).Replace(strings.Join(
+		s.commands("docs/restore.md", "The cluster is gone"), "\n")))
+	if !strings.Contains(out, b.Name+" ") || !strings.Contains(out, "virtual machine "+s.vm+" runs") {
+		s.t.Errorf("the commands say\n%s", out)
+	}
+	_, err := s.WaitAgent(ctx, s.vm, bootTimeout)
+	s.must(err)
+	if got := s.guest("cat /disks/fs/proof"); strings.TrimSpace(got) != "alive\nagain" {
+		verdict.Errorf(s.t, "the machine of the lost cluster has %q", got)
+	}
+	secret := &corev1.Secret{}
+	s.must(s.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: "pull"}, secret))
+	if mac := s.instance().Status.Interfaces[0].MAC; mac != address || string(secret.Data["key"]) != "hidden" ||
+		s.vmObject().Spec.Template.Spec.Domain.Firmware.KernelBoot.Container.ImagePullSecret != "pull" {
+		s.t.Errorf("address %s, want %s; the Secret has %d bytes", mac, address, len(secret.Data["key"]))
+	}
+	beside, err := s.RestoreMachine(ctx, b, "found", moveTimeout)
+	s.must(err)
+	for _, v := range beside.Status.VolumeRestores {
+		s.holds(v.PersistentVolumeClaim, b.Sums[v.VolumeName])
+	}
 }
 
 // putBackToAnEarlierState: the machine, which runs and has been written to since, gets the disks of an earlier backup by
@@ -96,7 +146,7 @@ func (s *scene) putBackToAnEarlierState(b *lab.MachineBackup) {
 	s.guest("echo spoiled >/disks/fs/proof; sync")
 	before := s.vmObject()
 	s.shell(strings.NewReplacer("-n app", "-n "+s.Namespace, "namespace: app", "namespace: "+s.Namespace,
-		"web-monday", b.Name, "name: web}", "name: "+s.vm+"}").Replace(strings.Join(s.commands("docs/restore.md",
+		"Namespace: app", "Namespace: "+s.Namespace, "web-monday", b.Name, "name: web}", "name: "+s.vm+"}").Replace(strings.Join(s.commands("docs/restore.md",
 		"Put a machine back to an earlier state"), "\n")))
 	_, err := s.WaitAgent(ctx, s.vm, bootTimeout)
 	s.must(err)

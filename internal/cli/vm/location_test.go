@@ -3,6 +3,7 @@ package vm
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -73,7 +74,7 @@ func TestListStored(t *testing.T) {
 			t.Errorf("%s: %+v %v", name, got, err)
 		}
 	}
-	twice := append(all, &storedBackup{name: "monday", group: "monday-2"})
+	twice := append(slices.Clone(all), &storedBackup{name: "monday", group: "monday-2"})
 	if _, err := chooseStored(twice, "monday", "shelf", "app"); err == nil || !strings.Contains(err.Error(), "monday-1, monday-2") {
 		t.Errorf("two of one name: %v", err)
 	}

@@ -5,6 +5,7 @@ package keep
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -70,11 +71,12 @@ func secretOfAnother(w *world) {
 	}
 	w.complete(r)
 	vm := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}, exists)
-	if pullSecret(vm) != "web-pull" {
-		w.Errorf("the machine refers to %s", pullSecret(vm))
+	name := pullSecret(vm)
+	if !strings.HasPrefix(name, "web-pull-") {
+		w.Errorf("the machine refers to %s", name)
 	}
 	w.wantSecret("pull", "another", 0)
-	if s := w.wantSecret("web-pull", "hidden words", 1); s.OwnerReferences[0].UID != vm.UID {
+	if s := w.wantSecret(name, "hidden words", 1); s.OwnerReferences[0].UID != vm.UID {
 		w.Errorf("owners %+v", s.OwnerReferences)
 	}
 }

@@ -159,12 +159,15 @@ func replacedClaims(w *world) {
 	b, _ := w.readyOfMachine("monday")
 	names := []string{"other-root", "other-pod", "other-shared", "other-late"}
 	var disks []func(*kubevirtv1.VirtualMachineInstanceSpec)
-	for _, name := range names {
+	for i, name := range names {
 		if name != "other-late" {
 			w.create(gen.Claim(w.meta(name)))
 		}
-		disks = append(disks, gen.Disk(name, name))
+		disks = append(disks, gen.Disk([]string{"root", "data", "shared", "late"}[i], name))
 	}
+	// Nothing is restored in the place of this one: it is in no backup.
+	w.create(gen.Claim(w.meta("other-alone")))
+	disks = append(disks, gen.Disk("alone", "other-alone"))
 	other := gen.VirtualMachine(w.meta("other"), gen.Guest(disks...), gen.SetRunStrategy(kubevirtv1.RunStrategyHalted))
 	w.create(other)
 	w.create(gen.VirtualMachine(w.meta("third"), gen.Guest(gen.Disk("shared", "other-shared"))))
@@ -199,7 +202,7 @@ func replacedClaims(w *world) {
 	w.setReady(have)
 	w.complete(r)
 	w.deleted("other-root")
-	w.kept("other-pod", "other-shared", "other-late", "web-root", "web-data", "web-shared")
+	w.kept("other-pod", "other-shared", "other-late", "other-alone", "web-root", "web-data", "web-shared")
 	w.kept(volumesOf(have)["root"], volumesOf(have)["data"])
 	if diff := cmp.Diff([]string{"other-root"}, r.Status.DeletedVolumes); diff != "" {
 		w.Errorf("status.deletedVolumes: %s", diff)
@@ -211,9 +214,19 @@ func replacedClaims(w *world) {
 	again := w.replacing("again", "other", b, harvesterv1.DeletionPolicyDelete)
 	again.Spec.HaltAfterRestore = true
 	w.create(again)
+	w.downloads(again)
+	// A disk that is taken out of the machine while the others are restored is not the machine's old one any more.
+	saved := volumesOf(have)["data"]
+	controlplane.Update(w.T, w.admin, have, false, func(vm *kubevirtv1.VirtualMachine) {
+		spec := &vm.Spec.Template.Spec
+		spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v kubevirtv1.Volume) bool { return v.Name == "data" })
+		spec.Domain.Devices.Disks = slices.DeleteFunc(spec.Domain.Devices.Disks, func(d kubevirtv1.Disk) bool { return d.Name == "data" })
+	})
+	root := volumesOf(have)["root"]
 	w.allDownloaded(again)
 	w.complete(again)
-	w.deleted(volumesOf(have)["root"])
+	w.deleted(root)
+	w.kept(saved)
 
 	// A machine without disks, whose backup's machine is gone.
 	w.must(w.admin.Delete(w.Context(), &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}))
@@ -429,5 +442,28 @@ func startedMeanwhile(w *world) {
 	if have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}, exists); have.Generation != remade.Generation {
 		verdict.Errorf(w.T, "the machine was changed: %+v", have.Spec)
 	}
+	w.kept("web-root", "web-data")
+}
+
+// changedBack: whoever manages the machine gives it its old disks again. The restore is not complete then, and the old
+// claims stay.
+func changedBack(w *world) {
+	b, _ := w.readyOfMachine("monday")
+	vm := w.stop("web")
+	was := volumesOf(vm)["root"]
+	r := w.replacing("back", "web", b, harvesterv1.DeletionPolicyDelete)
+	w.create(r)
+	w.allDownloaded(r)
+	have := w.onRestoredClaims(vm, r)
+	controlplane.Update(w.T, w.admin, have, false, func(vm *kubevirtv1.VirtualMachine) {
+		for i := range vm.Spec.Template.Spec.Volumes {
+			if v := &vm.Spec.Template.Spec.Volumes[i]; v.Name == "root" {
+				v.PersistentVolumeClaim.ClaimName = was
+			}
+		}
+	})
+	w.setReady(have)
+	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"virtual machine web was changed by somebody else, and does not have the restored PersistentVolumeClaim"))
 	w.kept("web-root", "web-data")
 }

@@ -360,6 +360,20 @@ func anotherNamespace(w *world) {
 	read := role.DeepCopy()
 	read.ResourceVersion, read.Namespace, read.Name, read.RoleRef.Name = "", w.ns, "reader", "varve-view"
 	w.create(read)
+	controlplane.Eventually(w, func() error {
+		if err := c.Create(w.Context(), r.DeepCopy()); err == nil ||
+			!strings.Contains(err.Error(), "you may not read those of the namespace") {
+			return fmt.Errorf("a tenant who may not read the Secrets: %w", err)
+		}
+		return nil
+	})
+	secrets := &rbacv1.Role{ObjectMeta: w.meta("secrets"), Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"},
+	}}}
+	w.create(secrets)
+	get := read.DeepCopy()
+	get.ResourceVersion, get.Name, get.RoleRef.Kind, get.RoleRef.Name = "", "secrets", "Role", "secrets"
+	w.create(get)
 	controlplane.Eventually(w, func() error { return c.Create(w.Context(), r) })
 	claims := w.downloads(r)["root"].Spec
 	if claims.TargetVolume.Namespace != elsewhere || claims.SourceNamespace != w.ns {

@@ -83,6 +83,7 @@ func TestControlPlane(t *testing.T) {
 		"a machine that does not start":           doesNotStart,
 		"a replaced machine":                      replaced,
 		"a replaced machine with other disks":     replacedOtherwise,
+		"a replaced machine that is changed back": changedBack,
 		"a replaced machine's old claims":         replacedClaims,
 		"a replaced machine that was stopped":     replacedRunning,
 		"what is not replaced":                    notReplaced,

@@ -35,6 +35,9 @@ func definitionRequest(b *harvesterv1.VirtualMachineBackup) stored.Request {
 // findStored writes into the status what a location has of the machine. Then it can be restored as any other backup.
 func (r *reconciler) findStored(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
 	base, now := b.DeepCopy(), r.Clock.Now()
+	if refused := checkSnapshotID(b); refused != "" {
+		return ctrl.Result{}, r.endFailed(ctx, base, b, refused)
+	}
 	wait := func(what string) (ctrl.Result, error) {
 		deadline := b.CreationTimestamp.Add(startDeadline)
 		if now.After(deadline) {
@@ -76,19 +79,24 @@ func (r *reconciler) findStored(ctx context.Context, b *harvesterv1.VirtualMachi
 	return ctrl.Result{}, r.writeStatus(ctx, base, b)
 }
 
-// chooseStored returns the location that has the backup.
-func (r *reconciler) chooseStored(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (*velerov1.BackupStorageLocation, *plan, error) {
+// checkSnapshotID says why the annotation names no disk that the backup may have, or "". A disk of another namespace is
+// another tenant's.
+func checkSnapshotID(b *harvesterv1.VirtualMachineBackup) (refused string) {
 	id, err := datamove.ParseSnapshotID(b.Annotations[harvesterv1.AnnotationSnapshotID])
 	switch {
 	case err != nil:
-		p := refusePlan("the annotation %s: %v", harvesterv1.AnnotationSnapshotID, err)
-		return nil, &p, nil
+		return fmt.Sprintf("the annotation %s: %v", harvesterv1.AnnotationSnapshotID, err)
 	case id.Namespace != b.Namespace:
-		p := refusePlan("the annotation %s names a disk of namespace %s: create the backup there, and restore it from there into any namespace",
+		return fmt.Sprintf("the annotation %s names a disk of namespace %s: create the backup there, and restore it from there into any namespace",
 			harvesterv1.AnnotationSnapshotID, id.Namespace)
-		return nil, &p, nil
 	}
+	return ""
+}
+
+// chooseStored returns the location that has the backup.
+func (r *reconciler) chooseStored(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (*velerov1.BackupStorageLocation, *plan, error) {
 	in := &input{now: r.Clock.Now(), backup: b}
+	var err error
 	if in.locations, err = r.listLocations(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -131,10 +139,9 @@ func describeStored(b *harvesterv1.VirtualMachineBackup, a *stored.Answer) (refu
 	return ""
 }
 
-// deleteRequest deletes what was made to read the definition, and says whether something is left. A backup that was made has
-// a group, and no such request.
+// deleteRequest deletes what was made to read the definition, and says whether something is left.
 func (r *reconciler) deleteRequest(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (left bool, err error) {
-	if b.Status.Location == nil || b.Status.Group != "" {
+	if b.Status.Location == nil {
 		return false, nil
 	}
 	return r.stored.Delete(ctx, definitionRequest(b))

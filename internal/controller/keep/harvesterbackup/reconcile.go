@@ -187,7 +187,7 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if failed, err := r.failWritten(ctx, b, duringReads); failed || err != nil {
+	if failed, err := r.failWritten(ctx, b); failed || err != nil {
 		return ctrl.Result{}, err
 	}
 	if made, result, err := r.makeOrFail(ctx, b, all); err != nil || !made {
@@ -202,7 +202,7 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 	}
 	if o.stored {
 		// The disks are stored: what starts from now on changes nothing.
-		if failed, err := r.failWritten(ctx, b, afterReads); failed || err != nil {
+		if failed, err := r.failWritten(ctx, b); failed || err != nil {
 			return ctrl.Result{}, err
 		}
 	}

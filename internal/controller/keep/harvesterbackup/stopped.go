@@ -139,23 +139,13 @@ func hasEnded(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// moment says when a stopped machine is looked at.
-type moment bool
-
-const (
-	// duringReads: not everything is stored. Whoever could write is found at the end at the latest.
-	duringReads moment = false
-	// afterReads: everything is stored, and the look decides.
-	afterReads moment = true
-)
-
 // failWritten fails the backup of a stopped machine if somebody could write to its disks since it was planned. That is
 // written down first, and what is stored is deleted then: a look at a later time may find nothing any more.
-func (r *reconciler) failWritten(ctx context.Context, b *harvesterv1.VirtualMachineBackup, when moment) (failed bool, err error) {
+func (r *reconciler) failWritten(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (failed bool, err error) {
 	if b.Status.Stopped == nil {
 		return false, nil
 	}
-	why, err := r.findWriter(ctx, b, when)
+	why, err := r.findWriter(ctx, b)
 	if err != nil || why == "" {
 		return false, err
 	}
@@ -173,7 +163,7 @@ func (r *reconciler) failWritten(ctx context.Context, b *harvesterv1.VirtualMach
 
 // findWriter says who could write to the disks of a stopped machine since its backup was planned, or "". The claims come
 // first: a guest that begins later has an instance that is found.
-func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachineBackup, when moment) (string, error) {
+func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
 	const another = ": create another backup"
 	name := b.Spec.Source.Name
 	started := fmt.Sprintf("virtual machine %s was started while its disks were read%s", name, another)
@@ -206,9 +196,8 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 		return started, nil
 	case vm.GetGeneration() != b.Status.Stopped.Generation:
 		return fmt.Sprintf("virtual machine %s was changed while its disks were read, and may have been started%s", name, another), nil
-	case when == duringReads:
-		return "", nil
 	}
+	// A pod that comes and goes between two looks is not found: hence at each of them.
 	pods, err := r.listPods(ctx, b.Namespace)
 	if err != nil {
 		return "", err

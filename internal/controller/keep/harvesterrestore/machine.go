@@ -41,37 +41,11 @@ func isMade(vm machine, o *harvesterv1.VirtualMachineRestore) bool {
 
 // restoreMachine makes the machine, starts it, and ends the restore when it is ready.
 func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
-	vm, err := r.findMachine(ctx, o)
-	if err != nil {
-		return ctrl.Result{}, err
+	vm, result, err := r.obtainMachine(ctx, o)
+	if vm == nil || err != nil {
+		return result, err
 	}
 	base, now := o.DeepCopy(), r.Clock.Now()
-	switch {
-	case vm == nil && o.Status.TargetUID != nil:
-		return ctrl.Result{}, r.endFailed(ctx, base, o,
-			fmt.Sprintf("virtual machine %s was deleted before it was ready", o.Spec.Target.Name))
-	case o.Status.Replaced != nil && !isMade(vm, o):
-		replaced, result, err := r.replaceMachine(ctx, o, vm)
-		if replaced == nil || err != nil {
-			return result, err
-		}
-		vm, base = replaced, o.DeepCopy()
-	case vm == nil:
-		made, waiting, refused, err := r.makeMachine(ctx, o)
-		switch {
-		case err != nil:
-			return ctrl.Result{}, err
-		case refused != "":
-			return ctrl.Result{}, r.endFailed(ctx, base, o, refused)
-		case waiting != "":
-			setProgressing(&o.Status, now, messageMachine, waiting)
-			return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
-		}
-		vm, base = made, o.DeepCopy()
-	case !isMade(vm, o):
-		return ctrl.Result{}, r.endFailed(ctx, base, o,
-			fmt.Sprintf("virtual machine %s was made by somebody else meanwhile, and is left as it is: restore under another name", o.Spec.Target.Name))
-	}
 	if o.Status.TargetUID == nil {
 		o.Status.TargetUID, o.Status.Progress = ptr.To(vm.GetUID()), machineMade
 		if o.Status.Replaced != nil {
@@ -88,17 +62,51 @@ func (r *reconciler) restoreMachine(ctx context.Context, o *harvesterv1.VirtualM
 	base = o.DeepCopy()
 	if _, pending := vm.GetAnnotations()[annotationStrategy]; pending || o.Spec.HaltAfterRestore {
 		waiting, refused, err := r.completeReferences(ctx, o, vm)
-		switch {
-		case err != nil:
-			return ctrl.Result{}, err
-		case refused != "":
-			return ctrl.Result{}, r.endFailed(ctx, base, o, refused)
-		case waiting != "":
-			setProgressing(&o.Status, now, messageMachine, waiting)
-			return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
+		if waiting != "" || refused != "" || err != nil {
+			return r.endOrWait(ctx, base, o, waiting, refused, err)
 		}
 	}
 	return r.startMachine(ctx, base, o, vm)
+}
+
+// obtainMachine returns the machine that the restore has made or put in the place of another one, now or before; nil: not
+// yet, or never.
+func (r *reconciler) obtainMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (machine, ctrl.Result, error) {
+	vm, err := r.findMachine(ctx, o)
+	if err != nil {
+		return nil, ctrl.Result{}, err
+	}
+	base := o.DeepCopy()
+	switch {
+	case vm == nil && o.Status.TargetUID != nil:
+		return nil, ctrl.Result{}, r.endFailed(ctx, base, o,
+			fmt.Sprintf("virtual machine %s was deleted before it was ready", o.Spec.Target.Name))
+	case o.Status.Replaced != nil && !isMade(vm, o):
+		return r.replaceMachine(ctx, o, vm)
+	case vm == nil:
+		made, waiting, refused, err := r.makeMachine(ctx, o)
+		if made != nil && err == nil {
+			return made, ctrl.Result{}, nil
+		}
+		result, err := r.endOrWait(ctx, o.DeepCopy(), o, waiting, refused, err)
+		return nil, result, err
+	case !isMade(vm, o):
+		return nil, ctrl.Result{}, r.endFailed(ctx, base, o,
+			fmt.Sprintf("virtual machine %s was made by somebody else meanwhile, and is left as it is: restore under another name", o.Spec.Target.Name))
+	}
+	return vm, ctrl.Result{}, nil
+}
+
+// endOrWait ends a restore that is refused, or says what it waits for.
+func (r *reconciler) endOrWait(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, waiting, refused string, err error) (ctrl.Result, error) {
+	switch {
+	case err != nil:
+		return ctrl.Result{}, err
+	case refused != "":
+		return ctrl.Result{}, r.endFailed(ctx, base, o, refused)
+	}
+	setProgressing(&o.Status, r.Clock.Now(), messageMachine, waiting)
+	return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
 }
 
 // findBackup returns the backup that is restored, or why it is not there any more.
@@ -232,14 +240,18 @@ func madeTime(o *harvesterv1.VirtualMachineRestore, vm machine) time.Time {
 // finishMachine ends the restore of a machine that is there. The claims that it had before it was replaced are needed no
 // more.
 func (r *reconciler) finishMachine(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, vm machine) error {
+	if missing := missingClaim(o, vm); missing != "" {
+		return r.endFailed(ctx, base, o, fmt.Sprintf("virtual machine %s was changed by somebody else, and does not have the "+
+			"restored PersistentVolumeClaim %s: its old disks stay", vm.GetName(), missing))
+	}
 	if o.Status.Replaced != nil {
 		instance, err := r.findInstance(ctx, o)
 		if err != nil {
 			return err
 		}
-		if runsOnReplacedClaims(o, vm, instance) {
-			return r.endFailed(ctx, base, o, fmt.Sprintf(
-				"virtual machine %s is replaced, and its instance still has the old disks: restart it", vm.GetName()))
+		if missing := missingClaim(o, instance); missing != "" {
+			return r.endFailed(ctx, base, o, fmt.Sprintf("virtual machine %s is replaced, and its instance does not have the restored "+
+				"PersistentVolumeClaim %s: restart it", vm.GetName(), missing))
 		}
 		if err := r.deleteReplacedClaims(ctx, base, o); err != nil {
 			return err

@@ -89,11 +89,41 @@ func (r *reconciler) findClaimUsers(ctx context.Context, namespace string) (map[
 	return users, nil
 }
 
-// runsOnReplacedClaims says whether an instance has a claim that the machine had before it was replaced, and has no more.
-func runsOnReplacedClaims(o *harvesterv1.VirtualMachineRestore, vm, instance *unstructured.Unstructured) bool {
-	now := claimsOf(vm)
-	return slices.ContainsFunc(claimsOf(instance), func(name string) bool {
-		return !slices.Contains(now, name) && slices.ContainsFunc(o.Status.Replaced.Claims,
-			func(c harvesterv1.ReplacedClaim) bool { return c.Name == name })
-	})
+// missingClaim returns a restored claim that a machine or an instance does not have, or "". One that is not there lacks none.
+func missingClaim(o *harvesterv1.VirtualMachineRestore, vm *unstructured.Unstructured) string {
+	has := claimsOf(vm)
+	for i := range o.Status.VolumeRestores {
+		name := o.Status.VolumeRestores[i].PersistentVolumeClaim.ObjectMeta.Name
+		if vm != nil && !slices.Contains(has, name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// replacedClaims returns those of the claims that the plan names which the machine still has as a volume that is restored.
+// What the backup does not have is no old copy of anything.
+func replacedClaims(o *harvesterv1.VirtualMachineRestore, vm *unstructured.Unstructured) []harvesterv1.ReplacedClaim {
+	has := claimsOf(vm, append(otherVolumes(vm, o.Status.VolumeRestores), excludedByUser(o)...)...)
+	var claims []harvesterv1.ReplacedClaim
+	for _, c := range o.Status.Replaced.Claims {
+		if slices.Contains(has, c.Name) {
+			claims = append(claims, c)
+		}
+	}
+	return claims
+}
+
+// otherVolumes returns the names of the machine's volumes that are not restored.
+func otherVolumes(vm *unstructured.Unstructured, restored []harvesterv1.VolumeRestore) []string {
+	volumes, _, _ := unstructured.NestedSlice(vm.Object, "spec", "template", "spec", "volumes")
+	var others []string
+	for _, v := range volumes {
+		volume, _ := v.(map[string]any)
+		name, _ := volume["name"].(string)
+		if !slices.ContainsFunc(restored, func(r harvesterv1.VolumeRestore) bool { return r.VolumeName == name }) {
+			others = append(others, name)
+		}
+	}
+	return others
 }

@@ -204,6 +204,10 @@ func (r *reconciler) finishEnded(ctx context.Context, o *harvesterv1.VirtualMach
 		if _, err := r.deleteDownloads(ctx, o); err != nil {
 			return ctrl.Result{}, err
 		}
+	} else if o.Status.DefinitionDownload != "" { // it has Secrets in clear
+		if _, err := r.stored.Delete(ctx, definitionRequest(o)); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	return ctrl.Result{}, child.MarkEnded(ctx, r.cached, o)
 }
@@ -256,11 +260,15 @@ func (r *reconciler) deleteDownloads(ctx context.Context, o *harvesterv1.Virtual
 // deleteClaims deletes the claims of a restore that has made no machine. Those that a machine has all the same stay.
 func (r *reconciler) deleteClaims(ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine) error {
 	used := claimsOf(vm)
+	users, err := r.findClaimUsers(ctx, o.Namespace)
+	if err != nil {
+		return err
+	}
 	for i := range o.Status.VolumeRestores {
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
 			Namespace: o.Namespace, Name: o.Status.VolumeRestores[i].PersistentVolumeClaim.ObjectMeta.Name,
 		}}
-		if slices.Contains(used, claim.Name) {
+		if slices.Contains(used, claim.Name) || users[claim.Name] != "" {
 			continue
 		}
 		if err := r.children.Delete(ctx, o.UID, claim); err != nil {

@@ -2,6 +2,8 @@ package harvesterrestore
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"strings"
@@ -46,8 +48,17 @@ func (r *reconciler) decideReferences(ctx context.Context, o *harvesterv1.Virtua
 		return answer.Waiting, "", err
 	case answer.Failed != "":
 		missing, err := r.findMissing(ctx, o.Namespace, b)
-		if err != nil || missing == "" {
-			return "", "", err // the machine has all that it refers to
+		if err != nil {
+			return "", "", err
+		}
+		// In its own namespace, the machine has what has these names. In another one, that may be anybody's.
+		if missing == "" && o.Namespace == b.Namespace {
+			r.events.Eventf(o, nil, corev1.EventTypeWarning, "DefinitionUnreadable", "Restore",
+				"%s. The machine gets the Secrets and ConfigMaps of their names that are there", answer.Failed)
+			return "", "", nil
+		}
+		if missing == "" {
+			return "", fmt.Sprintf("%s. Restore the machine into its own namespace %s", answer.Failed, b.Namespace), nil
 		}
 		return "", fmt.Sprintf("%s. The machine refers to %s in namespace %s: create these, and restore again",
 			answer.Failed, missing, o.Namespace), nil
@@ -71,11 +82,14 @@ func (r *reconciler) chooseName(ctx context.Context, o *harvesterv1.VirtualMachi
 	case err != nil:
 		return ref, err
 	case have == nil:
-	case sameContent(have, wanted):
+	case sameContent(have, wanted) && len(have.GetOwnerReferences()) == 0:
 		ref.Found = true
-	default:
+	default: // it is another one, or goes with somebody else
+		sum := sha256.Sum256([]byte(o.UID))
+		end := "-" + hex.EncodeToString(sum[:5])
 		name := o.Spec.Target.Name + "-" + wanted.GetName()
-		ref.RestoredAs = strings.TrimRight(name[:min(len(name), validation.DNS1123SubdomainMaxLength)], "-.")
+		name = name[:min(len(name), validation.DNS1123SubdomainMaxLength-len(end))]
+		ref.RestoredAs = strings.TrimRight(name, "-.") + end
 	}
 	return ref, nil
 }

@@ -1,6 +1,7 @@
 package harvesterrestore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -28,19 +29,10 @@ const stopDeadline = time.Hour
 // replaceMachine gives the machine the spec of the backup, with the restored claims, once it is stopped. replaced is nil
 // until then.
 func (r *reconciler) replaceMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine) (replaced machine, result ctrl.Result, err error) {
-	name, target := o.Spec.Target.Name, o.Status.Replaced
+	name, target := o.Spec.Target.Name, *o.Status.Replaced
 	base, now := o.DeepCopy(), r.Clock.Now()
-	switch {
-	case o.Status.TargetUID != nil:
-		return nil, result, r.endFailed(ctx, base, o, fmt.Sprintf("virtual machine %s was replaced, and changed by somebody else "+
-			"before it was ready; its old claims stay", name))
-	case vm == nil:
-		return nil, result, r.endFailed(ctx, base, o, fmt.Sprintf("virtual machine %s was deleted before it was replaced", name))
-	case vm.GetUID() != target.UID:
-		return nil, result, r.endFailed(ctx, base, o, fmt.Sprintf("virtual machine %s was made again before it was replaced "+
-			"(UID %s, not %s), and is left as it is", name, vm.GetUID(), target.UID))
-	case vm.GetDeletionTimestamp() != nil:
-		return nil, result, r.endFailed(ctx, base, o, fmt.Sprintf("virtual machine %s is deleted before it was replaced", name))
+	if why := checkReplaceable(o, vm); why != "" {
+		return nil, result, r.endFailed(ctx, base, o, why)
 	}
 	// All that takes long comes before the machine is stopped.
 	b, waiting, refused, err := r.prepareDefinition(ctx, o)
@@ -56,16 +48,17 @@ func (r *reconciler) replaceMachine(ctx context.Context, o *harvesterv1.VirtualM
 	base = o.DeepCopy()
 	if target.WaitingSince == nil {
 		target.WaitingSince = ptr.To(metav1.NewTime(now))
+		o.Status.Replaced.WaitingSince = target.WaitingSince
 		if err := r.writeStatus(ctx, base, o); err != nil {
 			return nil, result, err
 		}
 		base = o.DeepCopy()
 	}
-	waiting, err = r.haltMachine(ctx, o, vm)
+	deadline := target.WaitingSince.Add(stopDeadline)
+	waiting, err = r.haltMachine(ctx, o, vm, now.Before(deadline))
 	if err != nil {
 		return nil, result, err
 	}
-	deadline := target.WaitingSince.Add(stopDeadline)
 	switch {
 	case waiting != "" && now.After(deadline):
 		why := fmt.Sprintf("virtual machine %s was not stopped within %s (%s), and is left as it is", name, stopDeadline, waiting)
@@ -77,6 +70,12 @@ func (r *reconciler) replaceMachine(ctx context.Context, o *harvesterv1.VirtualM
 	}
 	wanted, refused := defineMachine(o, b)
 	if refused == "" {
+		// The update has the version of this machine: what it names now is what it had to the end.
+		o.Status.Replaced.Claims = replacedClaims(o, vm)
+		if err := r.writeStatus(ctx, base, o); err != nil {
+			return nil, result, err
+		}
+		base = o.DeepCopy()
 		replaced = putBack(vm, wanted)
 		err = r.cached.Update(ctx, replaced) // with the resource version at which the machine was found to be stopped
 		if err == nil {
@@ -88,6 +87,23 @@ func (r *reconciler) replaceMachine(ctx context.Context, o *harvesterv1.VirtualM
 		return nil, result, fmt.Errorf("replace virtual machine %s: %w", name, err)
 	}
 	return nil, result, r.endUnreplaced(ctx, base, o, vm, refused)
+}
+
+// checkReplaceable says why the machine is not, or not any more, the one that the plan names, or "".
+func checkReplaceable(o *harvesterv1.VirtualMachineRestore, vm machine) string {
+	name, target := o.Spec.Target.Name, o.Status.Replaced
+	switch {
+	case o.Status.TargetUID != nil:
+		return fmt.Sprintf("virtual machine %s was replaced, and changed by somebody else before it was ready; its old claims stay", name)
+	case vm == nil:
+		return fmt.Sprintf("virtual machine %s was deleted before it was replaced", name)
+	case vm.GetUID() != target.UID:
+		return fmt.Sprintf("virtual machine %s was made again before it was replaced (UID %s, not %s), and is left as it is",
+			name, vm.GetUID(), target.UID)
+	case vm.GetDeletionTimestamp() != nil:
+		return fmt.Sprintf("virtual machine %s is deleted before it was replaced", name)
+	}
+	return ""
 }
 
 // putBack returns the machine as it was backed up. Labels and annotations that it got since stay.
@@ -116,7 +132,7 @@ func putBack(vm, wanted machine) machine {
 //
 // The controller of machines starts none after it has written into the status that it saw the strategy Halted. So an
 // instance that is not there then cannot come, unless the machine is changed, and then the replacement conflicts.
-func (r *reconciler) haltMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine) (waiting string, err error) {
+func (r *reconciler) haltMachine(ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine, inTime bool) (waiting string, err error) {
 	instance, err := r.findInstance(ctx, o)
 	if err != nil {
 		return "", err
@@ -130,6 +146,8 @@ func (r *reconciler) haltMachine(ctx context.Context, o *harvesterv1.VirtualMach
 	seen, _, _ := unstructured.NestedString(vm.Object, "status", "runStrategy")
 	ready, _, _ := unstructured.NestedBool(vm.Object, "status", "ready")
 	switch {
+	case strategy != runStrategyHalted && !inTime:
+		return cmp.Or(waiting, "it is not halted"), nil
 	case strategy != runStrategyHalted && (waiting == "" || stopsTarget(o) && !halted):
 		return "it is being halted", r.setHalted(ctx, o, vm, strategy)
 	case waiting != "" && strategy != runStrategyHalted && halted:
