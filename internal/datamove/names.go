@@ -59,8 +59,8 @@ const (
 // Labels of a restore point that the backup of a whole machine made: the name of the machine and that of the
 // VirtualMachineBackup, both in the namespace whose repository it is.
 const (
-	LabelMachine       = layout.Prefix + "virtual-machine"
-	LabelMachineBackup = layout.Prefix + "machine-backup"
+	LabelMachine       = layout.Prefix + "virtual-machine-name"
+	LabelMachineBackup = layout.Prefix + "machine-backup-name"
 )
 
 // Labels and annotations of Velero's.
