@@ -205,7 +205,8 @@ func TestSecretsAreOutOfReach(t *testing.T) {
 			if role == "varve-controller" && cmp.Equal(r.Verbs, []string{"create", "delete", "get", "update"}) && cmp.Equal(r.Resources, []string{"secrets"}) {
 				continue
 			}
-			if role == "varve/varve-mover" && cmp.Equal(r.Verbs, []string{"patch"}) && cmp.Equal(r.Resources, []string{"secrets"}) {
+			if role == "varve/varve-mover" && cmp.Equal(r.Verbs, []string{"patch"}) &&
+				cmp.Equal(r.Resources, []string{"secrets"}) {
 				continue // the policy varve-mover-own-secret leaves each pod the one of its name
 			}
 			created := cmp.Equal(r.Verbs, []string{"create"})
@@ -496,7 +497,10 @@ func TestNetworkPolicies_ofMoversAdmitLaunchersAlone(t *testing.T) {
 // their own object.
 func TestRoles_ofMoversReadSnapshotsInVarvesNamespaceAlone(t *testing.T) {
 	t.Parallel()
-	want := []rbacv1.PolicyRule{{APIGroups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshots"}, Verbs: []string{"get"}}, {
+	want := []rbacv1.PolicyRule{{
+		APIGroups: []string{"snapshot.storage.k8s.io"},
+		Resources: []string{"volumesnapshots"}, Verbs: []string{"get"},
+	}, {
 		APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"patch"},
 	}}
 	if diff := cmp.Diff(want, rules(t)[layout.Namespace+"/"+datamove.ServiceAccount]); diff != "" {

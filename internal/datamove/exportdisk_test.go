@@ -17,7 +17,8 @@ func TestParseExportDisk_readsWhatConfigWrote(t *testing.T) {
 	t.Parallel()
 	for _, want := range []ExportDisk{exportDisk(), {Export: "e", Group: "g"}} {
 		config := want.Config()
-		if got, err := ParseExportDisk(config); err != nil || got != want || !ReadsExport(config) || ReadsEndpoints(config) {
+		if got, err := ParseExportDisk(config); err != nil || got != want || !ReadsExport(config) ||
+			ReadsEndpoints(config) {
 			t.Errorf("%+v: %v", got, err)
 		}
 	}
@@ -34,7 +35,8 @@ func TestParseExportDisk_namesWhatIsWrong(t *testing.T) {
 	} {
 		config := maps.Clone(disk.Config())
 		config[c.key] = c.value
-		if _, err := ParseExportDisk(config); !errors.Is(err, errclass.Invalid) || !strings.Contains(err.Error(), "spec.dataMoverConfig: "+c.key) {
+		if _, err := ParseExportDisk(config); !errors.Is(err, errclass.Invalid) ||
+			!strings.Contains(err.Error(), "spec.dataMoverConfig: "+c.key) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -35,7 +35,8 @@ func exportJob() Job {
 	j := uploadJob()
 	j.VolumeMode, j.Definition = "", true
 	j.Endpoint = &EndpointSource{
-		Map: "https://x.app.svc/exports/data/map", Data: "https://x.app.svc/exports/data/data", Export: true, Volume: "data", BackupUID: "e1",
+		Map: "https://x.app.svc/exports/data/map", Data: "https://x.app.svc/exports/data/data", Export: true,
+		Volume: "data", BackupUID: "e1",
 	}
 	return j
 }

@@ -39,8 +39,11 @@ func addDataMover(mgr ctrl.Manager, o Options, recorder events.EventRecorder, me
 	err := datamover.Setup(mgr, &datamover.Mover{
 		NodeName: o.NodeName, Namespace: o.Namespace, Image: o.VarveImage, Live: mgr.GetAPIReader(), Writer: mgr.GetClient(),
 		Uploads: map[string]datamover.Exposer[*velerov2.DataUpload]{
-			velerov2.SnapshotCSI:           &exposer.CSI{Access: access},
-			velerov2.SnapshotMachineBackup: &exposer.MachineBackups{Tunnel: &exposer.Tunnel{Access: access}, Endpoints: &exposer.Endpoints{Access: access}, Exports: &exposer.Exports{Access: access}},
+			velerov2.SnapshotCSI: &exposer.CSI{Access: access},
+			velerov2.SnapshotMachineBackup: &exposer.MachineBackups{
+				Tunnel:    &exposer.Tunnel{Access: access},
+				Endpoints: &exposer.Endpoints{Access: access}, Exports: &exposer.Exports{Access: access},
+			},
 		},
 		Downloads: &exposer.Downloads{Volumes: &exposer.Restore{Access: access}},
 		Deleter:   datamover.ControllerDeletes{},

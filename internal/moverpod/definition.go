@@ -25,11 +25,13 @@ import (
 func (r *run) downloadDefinition(ctx context.Context, repo *repository.Repository, id datamove.SnapshotID) (datamove.Report, error) {
 	point, err := repo.Get(ctx, id.Point)
 	if err != nil {
-		return datamove.Report{}, judgeAbsence(err, "it was deleted, or the backup location is not the one that it was stored in")
+		return datamove.Report{}, judgeAbsence(err,
+			"it was deleted, or the backup location is not the one that it was stored in")
 	}
 	text, err := repo.Definition(ctx, point)
 	if err != nil {
-		return datamove.Report{}, judgeAbsence(err, "it was not stored by the backup of a whole machine: restore its disk")
+		return datamove.Report{}, judgeAbsence(err,
+			"it was not stored by the backup of a whole machine: restore its disk")
 	}
 	disks, err := r.disksOfGroup(ctx, repo, point, id.Namespace)
 	if err != nil {
@@ -67,7 +69,10 @@ func (r *run) disksOfGroup(ctx context.Context, repo *repository.Repository, poi
 			continue // it is of another backup
 		}
 		id := datamove.SnapshotID{Form: datamove.Disk, Point: p.ID, Namespace: namespace}
-		disks = append(disks, datamove.StoredDisk{Claim: path.Base(mover.HistoryName(p.Source)), SnapshotID: id.String(), Bytes: d.Bytes, Time: p.Time})
+		disks = append(disks, datamove.StoredDisk{
+			Claim:      path.Base(mover.HistoryName(p.Source)),
+			SnapshotID: id.String(), Bytes: d.Bytes, Time: p.Time,
+		})
 	}
 	return disks, nil
 }

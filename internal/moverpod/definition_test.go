@@ -24,7 +24,10 @@ func (s *site) storeDefined(t *testing.T, claim, group string, definition []byte
 	_, err := mover.Backup(t.Context(), repo, mover.BackupRequest{
 		ID: id, History: repo.Source(datamove.HistoryHost, datamove.HistoryUser, mover.HistoryPath("app/"+claim)),
 		Group: group, Definition: definition,
-		Sources: []mover.Source{{Name: datamove.DiskName, Location: newDevice(t, mib), Options: disk.SourceOptions{Format: disk.Raw}}},
+		Sources: []mover.Source{{
+			Name: datamove.DiskName, Location: newDevice(t, mib),
+			Options: disk.SourceOptions{Format: disk.Raw},
+		}},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -39,7 +39,8 @@ func (r *run) uploadExport(ctx context.Context, repo *repository.Repository, id 
 			return d, nil
 		},
 	}
-	r.Log.Info("storing the disk of a stopped machine", "claim", from.Volume, "export", from.BackupUID, "restorePoint", id)
+	r.Log.Info("storing the disk of a stopped machine", "claim", from.Volume, "export", from.BackupUID,
+		"restorePoint", id)
 	report, err := r.storeDisk(ctx, repo, id, source, "", judgeExport)
 	if err == nil {
 		report.FullReason = datamove.FullMachineStopped

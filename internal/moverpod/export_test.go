@@ -21,7 +21,8 @@ import (
 func newExportUpload() datamove.Job {
 	job := newUpload("")
 	job.Endpoint = &datamove.EndpointSource{
-		Map: "https://localhost/exports/root/map", Data: "https://localhost/exports/root/data", Export: true, Volume: "root",
+		Map: "https://localhost/exports/root/map", Data: "https://localhost/exports/root/data", Export: true,
+		Volume:    "root",
 		BackupUID: "uid-export",
 	}
 	return job
@@ -42,7 +43,10 @@ func TestExportUpload_leavesTheChainAsItIs(t *testing.T) {
 	m.change(300, 3, 4)
 
 	running := m.volume.Volume
-	off := &readVolume{Volume: &exporttest.Volume{Description: running.Description, Content: running.Content, Dirty: running.Dirty}}
+	off := &readVolume{Volume: &exporttest.Volume{
+		Description: running.Description, Content: running.Content,
+		Dirty: running.Dirty,
+	}}
 	off.Description.Incremental, off.Description.PointInTime = false, "the run of an export's pod"
 	serve(off)
 	job := newExportUpload()

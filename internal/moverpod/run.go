@@ -111,7 +111,8 @@ func (l limits) withDefaults() limits {
 		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second),
 		interrupted: cmp.Or(l.interrupted, 24*time.Second), report: cmp.Or(l.report, 30*time.Minute),
 		progress: cmp.Or(l.progress, time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
-		flush: cmp.Or(l.flush, time.Minute), secret: cmp.Or(l.secret, 2*time.Minute), launcher: cmp.Or(l.launcher, 2*time.Minute), ended: cmp.Or(l.ended, time.Second),
+		flush: cmp.Or(l.flush, time.Minute), secret: cmp.Or(l.secret, 2*time.Minute),
+		launcher: cmp.Or(l.launcher, 2*time.Minute), ended: cmp.Or(l.ended, time.Second),
 		endpoint: cmp.Or(l.endpoint, 10*time.Minute), endpointStall: cmp.Or(l.endpointStall, time.Minute), metadata: l.metadata,
 	}
 }

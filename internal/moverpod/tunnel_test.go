@@ -571,6 +571,7 @@ func (noStore) Create(context.Context, client.Object, ...client.CreateOption) er
 func TestDefinition_hasOneLimit(t *testing.T) {
 	t.Parallel()
 	if definition.MaxBytes > repository.MaxDefinitionBytes {
-		t.Errorf("a definition may have %d bytes, and a repository takes %d", definition.MaxBytes, repository.MaxDefinitionBytes)
+		t.Errorf("a definition may have %d bytes, and a repository takes %d", definition.MaxBytes,
+			repository.MaxDefinitionBytes)
 	}
 }

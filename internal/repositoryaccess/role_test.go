@@ -20,7 +20,16 @@ func TestExplain_role(t *testing.T) {
 		err  error
 		want []string
 	}{
-		"refused by the STS": {&storage.RoleError{Role: at, Refused: true, Code: "AccessDenied", Text: "AccessDenied: no"}, []string{"let the role trust the account system:serviceaccount:varve:varve-mover", role.ARN, role.STS, "AccessDenied: no"}},
+		"refused by the STS": {
+			&storage.RoleError{
+				Role: at, Refused: true, Code: "AccessDenied",
+				Text: "AccessDenied: no",
+			},
+			[]string{
+				"let the role trust the account system:serviceaccount:varve:varve-mover", role.ARN, role.STS,
+				"AccessDenied: no",
+			},
+		},
 		"no answer": {
 			&storage.RoleError{Role: at, Text: "connection refused"},
 			[]string{"it is tried again", role.ARN, role.STS, "connection refused"},

@@ -273,14 +273,18 @@ func TestMover_writesTheSecretOfItsNameAlone(t *testing.T) {
 	admin := cluster.Client(t, controlplane.Admin)
 	create := func(name string, kind corev1.SecretType) {
 		s := &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: name, Labels: map[string]string{"mine": "1"}},
-			Type:       kind,
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: controlplane.SystemNamespace, Name: name,
+				Labels: map[string]string{"mine": "1"},
+			},
+			Type: kind,
 		}
 		admitted(t, admin.Create(t.Context(), s))
 	}
 	patch := func(name, body string) error {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: name}}
-		return cluster.Client(t, moverIn("dd-1").Restrict()).Patch(t.Context(), s, client.RawPatch(types.MergePatchType, []byte(body)))
+		return cluster.Client(t, moverIn("dd-1").Restrict()).Patch(t.Context(), s,
+			client.RawPatch(types.MergePatchType, []byte(body)))
 	}
 	create("dd-1", datamove.DefinitionSecretType)
 	create("dd-2", datamove.DefinitionSecretType)
@@ -293,7 +297,8 @@ func TestMover_writesTheSecretOfItsNameAlone(t *testing.T) {
 	refused(t, patch("dd-1", `{"metadata":{"labels":{"mine":"2"}}}`), definition)
 	mover := cluster.Client(t, moverIn("dd-1").Restrict())
 	s := &corev1.Secret{}
-	if err := mover.Get(t.Context(), client.ObjectKey{Namespace: controlplane.SystemNamespace, Name: "dd-1"}, s); !apierrors.IsForbidden(err) {
+	if err := mover.Get(t.Context(), client.ObjectKey{Namespace: controlplane.SystemNamespace, Name: "dd-1"},
+		s); !apierrors.IsForbidden(err) {
 		t.Errorf("a mover pod reads a Secret: %v", err)
 	}
 }

@@ -42,7 +42,8 @@ func machineRestoreWith(edit func(*harvesterv1.VirtualMachineRestore)) func(stri
 		r := &harvesterv1.VirtualMachineRestore{
 			ObjectMeta: gen.Meta(ns, "r"),
 			Spec: harvesterv1.VirtualMachineRestoreSpec{
-				Target: *gen.Source("vm"), VirtualMachineBackupName: "b", VirtualMachineBackupNamespace: ns, NewVM: true,
+				Target: *gen.Source("vm"), VirtualMachineBackupName: "b", VirtualMachineBackupNamespace: ns,
+				NewVM: true,
 			},
 		}
 		edit(r)
@@ -332,7 +333,10 @@ var rules = []rule{
 	},
 	{
 		"policy for the claims of a replaced machine", `Unsupported value: "keep": supported values: "delete", "retain"`,
-		machineRestoreWith(func(r *harvesterv1.VirtualMachineRestore) { r.Spec.NewVM, r.Spec.DeletionPolicy = false, "keep" }), nil,
+		machineRestoreWith(func(r *harvesterv1.VirtualMachineRestore) {
+			r.Spec.NewVM, r.Spec.DeletionPolicy = false,
+				"keep"
+		}), nil,
 	},
 	{
 		"machine type", "spec.domain.machine.type",

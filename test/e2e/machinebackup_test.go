@@ -30,7 +30,10 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 	ctx := s.t.Context()
 	vm := s.vmObject()
 	vm.Labels["tier"] = "front"
-	s.must(s.Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: "pull"}, StringData: map[string]string{"key": "hidden"}}))
+	s.must(s.Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: "pull"},
+		StringData: map[string]string{"key": "hidden"},
+	}))
 	vm.Spec.Template.Spec.Domain.Firmware.KernelBoot.Container.ImagePullSecret = "pull"
 	s.must(s.Update(ctx, vm))
 	s.guest("echo alive >/disks/fs/proof; sync")
@@ -146,7 +149,8 @@ func (s *scene) putBackToAnEarlierState(b *lab.MachineBackup) {
 	s.guest("echo spoiled >/disks/fs/proof; sync")
 	before := s.vmObject()
 	s.shell(strings.NewReplacer("-n app", "-n "+s.Namespace, "namespace: app", "namespace: "+s.Namespace,
-		"Namespace: app", "Namespace: "+s.Namespace, "web-monday", b.Name, "name: web}", "name: "+s.vm+"}").Replace(strings.Join(s.commands("docs/restore.md",
+		"Namespace: app", "Namespace: "+s.Namespace, "web-monday", b.Name, "name: web}",
+		"name: "+s.vm+"}").Replace(strings.Join(s.commands("docs/restore.md",
 		"Put a machine back to an earlier state"), "\n")))
 	_, err := s.WaitAgent(ctx, s.vm, bootTimeout)
 	s.must(err)
@@ -155,7 +159,8 @@ func (s *scene) putBackToAnEarlierState(b *lab.MachineBackup) {
 	}
 	after := s.vmObject()
 	if after.UID != before.UID || after.Spec.Strategy() != before.Spec.Strategy() {
-		s.t.Errorf("UID %s was %s, strategy %s was %s", after.UID, before.UID, after.Spec.Strategy(), before.Spec.Strategy())
+		s.t.Errorf("UID %s was %s, strategy %s was %s", after.UID, before.UID, after.Spec.Strategy(),
+			before.Spec.Strategy())
 	}
 	for _, v := range before.Spec.Template.Spec.Volumes {
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{

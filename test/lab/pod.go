@@ -91,7 +91,10 @@ func (l *Lab) newToolbox(ctx context.Context, name string, readOnly bool, claims
 		if ptr.Deref(pvc.Spec.VolumeMode, corev1.PersistentVolumeFilesystem) == corev1.PersistentVolumeBlock {
 			c.VolumeDevices = append(c.VolumeDevices, corev1.VolumeDevice{Name: claim, DevicePath: "/dev/" + claim})
 		} else {
-			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: claim, MountPath: "/mnt/" + claim, ReadOnly: readOnly})
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{
+				Name: claim, MountPath: "/mnt/" + claim,
+				ReadOnly: readOnly,
+			})
 		}
 	}
 	pod.Spec.Containers = []corev1.Container{c}

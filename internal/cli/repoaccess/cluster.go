@@ -80,7 +80,7 @@ func WithLocation(ctx context.Context, s *session.Session, c *cluster.Client, na
 		return err
 	}
 	defer done()
-	return explainEnd(ctx, within, use(within, s, r, f))
+	return explainEnd(ctx, within, useRepository(within, s, r, f))
 }
 
 // openWith is open with a client whose namespace selects the repository.

@@ -82,14 +82,14 @@ func (s *Session) WithRepository(ctx context.Context, f func(context.Context, *r
 			return err
 		}
 		defer done()
-		return explainEnd(ctx, within, use(within, s.Session, r, f))
+		return explainEnd(ctx, within, useRepository(within, s.Session, r, f))
 	}
 	return s.WithPassword(ctx, func(config, password string) error {
 		r, err := repository.Open(ctx, config, password)
 		if err != nil {
 			return explainOpen(err)
 		}
-		return use(ctx, s.Session, r, f)
+		return useRepository(ctx, s.Session, r, f)
 	})
 }
 
@@ -124,8 +124,8 @@ func (n notInterruptedError) As(target any) bool { return errors.As(n.error, tar
 // Hurry has no pod made for a repository that only pods reach: it is not opened.
 func (s *Session) Hurry() { s.inCluster.noPod = true }
 
-// use calls f with a repository, and closes it.
-func use(ctx context.Context, s *session.Session, r *repository.Repository, f func(context.Context, *repository.Repository) error) error {
+// useRepository calls f with a repository, and closes it.
+func useRepository(ctx context.Context, s *session.Session, r *repository.Repository, f func(context.Context, *repository.Repository) error) error {
 	if err := r.WithoutCache(); err != nil {
 		s.Warn(fmt.Errorf("continuing without the cache, which is slower: %w", err))
 	}

@@ -70,13 +70,14 @@ func listStored(ctx context.Context, r *repository.Repository, namespace string)
 
 // readStored lists what a location has of a client's namespace. Restore points that cannot be read are a warning.
 func readStored(ctx context.Context, s *resource.Session, c *cluster.Client, location string) (all []*storedBackup, err error) {
-	err = repoaccess.WithLocation(ctx, s.Session, c, location, func(ctx context.Context, r *repository.Repository) error {
-		var unreadable error
-		if all, unreadable = listStored(ctx, r, c.Namespace); unreadable != nil {
-			s.Warn(fmt.Errorf("some restore points are not listed: %w", unreadable))
-		}
-		return nil
-	})
+	err = repoaccess.WithLocation(ctx, s.Session, c, location,
+		func(ctx context.Context, r *repository.Repository) error {
+			var unreadable error
+			if all, unreadable = listStored(ctx, r, c.Namespace); unreadable != nil {
+				s.Warn(fmt.Errorf("some restore points are not listed: %w", unreadable))
+			}
+			return nil
+		})
 	return all, err
 }
 
@@ -88,7 +89,8 @@ func printStored(p *output.Printer, empty io.Writer, all []*storedBackup, now ti
 	}
 	t := &output.Table{Header: []string{"NAME", "VM", "DISKS", "SIZE", "AGE", "GROUP", "SNAPSHOT-ID"}}
 	for _, b := range all {
-		t.Add(b.name, b.machine, fmt.Sprint(b.disks), human.Bytes(b.bytes), human.Age(now, b.time), b.group, b.snapshotID)
+		t.Add(b.name, b.machine, fmt.Sprint(b.disks), human.Bytes(b.bytes), human.Age(now, b.time), b.group,
+			b.snapshotID)
 	}
 	return p.PrintTable(t)
 }
@@ -97,7 +99,8 @@ func printStored(p *output.Printer, empty io.Writer, all []*storedBackup, now ti
 func (r *restoreRequest) findStored(ctx context.Context, s *resource.Session, c *cluster.Client, w *resource.Waiting, backup string) error {
 	if namespace, name, qualified := strings.Cut(r.location, "/"); qualified {
 		if namespace != layout.Namespace {
-			return failure.Usage("--from-location %s: machines are restored from locations of the namespace %s", r.location, layout.Namespace)
+			return failure.Usage("--from-location %s: machines are restored from locations of the namespace %s",
+				r.location, layout.Namespace)
 		}
 		r.location = name
 	}
@@ -122,14 +125,16 @@ func (r *restoreRequest) findStored(ctx context.Context, s *resource.Session, c 
 		}
 		if b.Annotations[harvesterv1.AnnotationSnapshotID] != stored.snapshotID {
 			return &failure.Error{
-				Err:  fmt.Errorf("machine backup %s/%s is there, and is not the one in location %s", b.Namespace, b.Name, r.location),
+				Err: fmt.Errorf("machine backup %s/%s is there, and is not the one in location %s", b.Namespace,
+					b.Name, r.location),
 				Code: errclass.ExitRefused, Hint: "without --from-location, the one that is there is restored",
 			}
 		}
 	} else if err != nil {
 		return fmt.Errorf("create machine backup %s/%s: %w", b.Namespace, b.Name, err)
 	}
-	return w.RunEach(ctx, s, "machine backup "+b.Name+" is found in location "+r.location, "vm backups", untilBackedUp(c, b))
+	return w.RunEach(ctx, s, "machine backup "+b.Name+" is found in location "+r.location, "vm backups",
+		untilBackedUp(c, b))
 }
 
 // chooseStored returns the backup that has a name, or a group.
@@ -146,14 +151,16 @@ func chooseStored(all []*storedBackup, name, location, namespace string) (*store
 	case 0:
 		return nil, &failure.Error{
 			Err:  fmt.Errorf("location %s has no machine backup %s of namespace %s", location, name, namespace),
-			Code: errclass.ExitNotFound, Hint: "`varve vm backups --from-location " + location + " -n " + namespace + "` shows what it has",
+			Code: errclass.ExitNotFound,
+			Hint: "`varve vm backups --from-location " + location + " -n " + namespace + "` shows what it has",
 		}
 	}
 	var groups []string
 	for _, b := range found {
 		groups = append(groups, b.group)
 	}
-	return nil, failure.Usage("location %s has several machine backups %s: name one by its group: %s", location, name, strings.Join(groups, ", "))
+	return nil, failure.Usage("location %s has several machine backups %s: name one by its group: %s", location, name,
+		strings.Join(groups, ", "))
 }
 
 var errTwoSources = failure.Usage("--from-namespace and --from-location exclude each other: with a location, the backup is of the namespace of -n")

@@ -38,8 +38,14 @@ func TestListStored(t *testing.T) {
 		id := strings.ReplaceAll(uuid.NewString(), "-", "")
 		_, err := mover.Backup(ctx, r, mover.BackupRequest{
 			ID: id, History: r.Source(datamove.HistoryHost, datamove.HistoryUser, mover.HistoryPath("app/"+claim)),
-			Group: group, Definition: definition, Labels: map[string]string{datamove.LabelMachine: machine, datamove.LabelMachineBackup: backup},
-			Sources: []mover.Source{{Name: datamove.DiskName, Location: image, Options: disk.SourceOptions{Format: disk.Raw}}},
+			Group: group, Definition: definition, Labels: map[string]string{
+				datamove.LabelMachine:       machine,
+				datamove.LabelMachineBackup: backup,
+			},
+			Sources: []mover.Source{{
+				Name: datamove.DiskName, Location: image,
+				Options: disk.SourceOptions{Format: disk.Raw},
+			}},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -75,7 +81,8 @@ func TestListStored(t *testing.T) {
 		}
 	}
 	twice := append(slices.Clone(all), &storedBackup{name: "monday", group: "monday-2"})
-	if _, err := chooseStored(twice, "monday", "shelf", "app"); err == nil || !strings.Contains(err.Error(), "monday-1, monday-2") {
+	if _, err := chooseStored(twice, "monday", "shelf", "app"); err == nil ||
+		!strings.Contains(err.Error(), "monday-1, monday-2") {
 		t.Errorf("two of one name: %v", err)
 	}
 }

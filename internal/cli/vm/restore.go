@@ -107,7 +107,8 @@ full, because its disks are new ones.`,
 	c.Flags().BoolVar(&r.keepMAC, "keep-mac", false,
 		"keep the hardware addresses; not beside the machine that has them")
 	c.Flags().BoolVar(&r.halt, "halt", false, "leave the restored machine stopped")
-	c.Flags().BoolVar(&r.replace, "replace", false, "put the machine that exists back; it keeps the hardware addresses of the backup")
+	c.Flags().BoolVar(&r.replace, "replace", false,
+		"put the machine that exists back; it keeps the hardware addresses of the backup")
 	c.Flags().BoolVar(&r.stop, "stop", false, "with --replace: stop the machine when its disks are restored")
 	c.Flags().BoolVar(&r.deleteOldDisks, "delete-old-disks", false,
 		"with --replace: delete the machine's old claims once it runs again")
@@ -139,7 +140,7 @@ func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backu
 	}
 	o := &harvesterv1.VirtualMachineRestore{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: c.Namespace, GenerateName: "restore-" + backup + "-", Annotations: r.annotations(),
+			Namespace: c.Namespace, GenerateName: "restore-" + backup + "-", Annotations: r.choiceAnnotations(),
 		},
 		Spec: harvesterv1.VirtualMachineRestoreSpec{
 			Target: machineReference(machine), VirtualMachineBackupName: backup,
@@ -153,8 +154,8 @@ func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backu
 	return o, nil
 }
 
-// annotations are those by which the restore gets what its spec has no fields for.
-func (r *restoreRequest) annotations() map[string]string {
+// choiceAnnotations are those by which the restore gets what its spec has no fields for.
+func (r *restoreRequest) choiceAnnotations() map[string]string {
 	all := map[string]string{}
 	if r.stop {
 		all[harvesterv1.AnnotationStopTarget] = "true"

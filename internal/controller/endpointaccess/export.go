@@ -19,7 +19,8 @@ import (
 // exportOf returns the export that a DataUpload reads. ok is false for one that reads none, or whose configuration is bad:
 // its exposer says so.
 func exportOf(o *velerov2.DataUpload) (export types.NamespacedName, asked datamove.ExportDisk, ok bool) {
-	if o.Spec.SnapshotType != velerov2.SnapshotMachineBackup || !datamove.ReadsExport(o.Spec.DataMoverConfig) || o.Spec.SourceNamespace == "" {
+	if o.Spec.SnapshotType != velerov2.SnapshotMachineBackup || !datamove.ReadsExport(o.Spec.DataMoverConfig) ||
+		o.Spec.SourceNamespace == "" {
 		return export, asked, false
 	}
 	asked, err := datamove.ParseExportDisk(o.Spec.DataMoverConfig)

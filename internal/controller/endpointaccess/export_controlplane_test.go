@@ -32,10 +32,11 @@ func givesExportSecret(w *world) {
 		}},
 	}
 	w.create(export)
-	controlplane.Update(w.T, cluster.Client(w.T, controlplane.Controller), export, true, func(e *exportv1.VirtualMachineExport) {
-		e.Status.TokenSecretRef = ptr.To(w.token.Name)
-		e.Status.Links = &exportv1.VirtualMachineExportLinks{Internal: &exportv1.VirtualMachineExportLink{Cert: "authority 1"}}
-	})
+	controlplane.Update(w.T, cluster.Client(w.T, controlplane.Controller), export, true,
+		func(e *exportv1.VirtualMachineExport) {
+			e.Status.TokenSecretRef = ptr.To(w.token.Name)
+			e.Status.Links = &exportv1.VirtualMachineExportLinks{Internal: &exportv1.VirtualMachineExportLink{Cert: "authority 1"}}
+		})
 	disk := datamove.ExportDisk{Export: export.Name, Group: "monday", Definition: uid}
 	o := w.upload("stopped", func(o *velerov2.DataUpload) {
 		o.Annotations[datamove.AnnotationExposed] = datamove.ReadBackup{Backup: export.UID}.Encode()
@@ -66,7 +67,8 @@ func givesExportSecret(w *world) {
 			return err
 		}
 		for i := range list.Items {
-			if e := &list.Items[i]; e.Regarding.UID == pod.UID && strings.Contains(e.Note, "with the definition of the machine does not exist") {
+			if e := &list.Items[i]; e.Regarding.UID == pod.UID &&
+				strings.Contains(e.Note, "with the definition of the machine does not exist") {
 				return nil
 			}
 		}
@@ -77,7 +79,8 @@ func givesExportSecret(w *world) {
 	}
 	definition := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.varve, Name: datamove.DefinitionSecret(uid)},
-		Type:       datamove.DefinitionSecretType, Data: map[string][]byte{datamove.DefinitionKey: []byte("of the machine")},
+		Type:       datamove.DefinitionSecretType,
+		Data:       map[string][]byte{datamove.DefinitionKey: []byte("of the machine")},
 	}
 	w.create(definition)
 	w.touch(o)

@@ -24,7 +24,10 @@ func found(w *world) {
 	disks := storedDisks(made)
 	w.must(w.admin.Delete(w.Context(), made))
 	for _, v := range made.Status.VolumeBackups {
-		u := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{Namespace: made.Status.Location.Namespace, Name: v.DataUpload}}
+		u := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{
+			Namespace: made.Status.Location.Namespace,
+			Name:      v.DataUpload,
+		}}
 		w.gone(u)
 	}
 	w.gone(made)
@@ -32,7 +35,8 @@ func found(w *world) {
 	b := w.newBackup("again", map[string]string{harvesterv1.AnnotationSnapshotID: disks[0].SnapshotID})
 	w.create(b)
 	request := w.request(b)
-	w.readBack(harvesterv1.LocationReference{Namespace: controlplane.SystemNamespace, Name: shelf}, request, velerov2.PhaseCompleted, "", disks)
+	w.readBack(harvesterv1.LocationReference{Namespace: controlplane.SystemNamespace, Name: shelf}, request,
+		velerov2.PhaseCompleted, "", disks)
 	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
 		if !b.IsReady() || b.Labels["varvebackup.io/ended"] == "" {
 			return fmt.Errorf("labels %v, status %+v", b.Labels, b.Status)
@@ -41,14 +45,19 @@ func found(w *world) {
 	})
 	for i, v := range b.Status.VolumeBackups {
 		was := made.Status.VolumeBackups[i]
-		if v.VolumeName != was.VolumeName || v.SnapshotID != was.SnapshotID || v.VolumeSize != 1<<30 || v.DataUpload != "" {
+		if v.VolumeName != was.VolumeName || v.SnapshotID != was.SnapshotID || v.VolumeSize != 1<<30 ||
+			v.DataUpload != "" {
 			w.Errorf("disk %+v, want %+v", v, was)
 		}
 	}
-	if len(b.Status.ExcludedVolumes) != len(made.Status.ExcludedVolumes) || string(b.Status.Source.Spec.Raw) != string(made.Status.Source.Spec.Raw) {
+	if len(b.Status.ExcludedVolumes) != len(made.Status.ExcludedVolumes) ||
+		string(b.Status.Source.Spec.Raw) != string(made.Status.Source.Spec.Raw) {
 		w.Errorf("source %s, excluded %+v", b.Status.Source.Spec.Raw, b.Status.ExcludedVolumes)
 	}
-	w.gone(&velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: request}})
+	w.gone(&velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{
+		Namespace: controlplane.SystemNamespace,
+		Name:      request,
+	}})
 
 	r := w.newRestore(b, halt)
 	w.create(r)
@@ -87,7 +96,8 @@ func storedDisks(b *harvesterv1.VirtualMachineBackup) []datamove.StoredDisk {
 	var disks []datamove.StoredDisk
 	for _, v := range b.Status.VolumeBackups {
 		disks = append(disks, datamove.StoredDisk{
-			Claim: v.PersistentVolumeClaim.ObjectMeta.Name, SnapshotID: v.SnapshotID, Bytes: v.VolumeSize, Time: time.Now(),
+			Claim: v.PersistentVolumeClaim.ObjectMeta.Name, SnapshotID: v.SnapshotID, Bytes: v.VolumeSize,
+			Time: time.Now(),
 		})
 	}
 	return disks
@@ -116,10 +126,14 @@ func notFound(w *world) {
 			},
 			says: "names a disk of namespace bank: create the backup there",
 		},
-		"damaged": {phase: velerov2.PhaseFailed, message: "the repository is damaged", says: "cannot be read: DataDownload"},
+		"damaged": {
+			phase: velerov2.PhaseFailed, message: "the repository is damaged",
+			says: "cannot be read: DataDownload",
+		},
 		"another-machine": {
 			edit:  func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Source.Name = "db" },
-			phase: velerov2.PhaseCompleted, disks: disks, says: "names a disk of virtual machine web: name that one in spec.source.name",
+			phase: velerov2.PhaseCompleted, disks: disks,
+			says: "names a disk of virtual machine web: name that one in spec.source.name",
 		},
 		"half": {
 			phase: velerov2.PhaseCompleted, disks: disks[:1],

@@ -49,11 +49,15 @@ func secretComesBack(w *world) {
 		w.Errorf("the machine refers to %s", pullSecret(vm))
 	}
 	w.wantSecret("pull", "hidden words", 0)
-	w.gone(&velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: r.Status.DefinitionDownload}})
+	w.gone(&velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{
+		Namespace: controlplane.SystemNamespace,
+		Name:      r.Status.DefinitionDownload,
+	}})
 	var left corev1.SecretList
 	w.must(w.admin.List(w.Context(), &left))
 	for _, s := range left.Items {
-		if s.Namespace == controlplane.SystemNamespace && s.Labels["varvebackup.io/machine-restore-uid"] == string(r.UID) {
+		if s.Namespace == controlplane.SystemNamespace &&
+			s.Labels["varvebackup.io/machine-restore-uid"] == string(r.UID) {
 			w.Errorf("Secret %s with the definition is left", s.Name)
 		}
 	}
@@ -95,7 +99,10 @@ func definitionUnreadable(w *world) {
 		})
 		w.readBack(*r.Status.Location, r.Status.DefinitionDownload, velerov2.PhaseFailed, "it is damaged", nil)
 		for _, v := range r.Status.VolumeRestores {
-			d := &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Namespace: r.Status.Location.Namespace, Name: v.DataDownload}}
+			d := &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{
+				Namespace: r.Status.Location.Namespace,
+				Name:      v.DataDownload,
+			}}
 			w.downloaded(wait(w, d, exists), velerov2.PhaseCompleted, "")
 		}
 	}

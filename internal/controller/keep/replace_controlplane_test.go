@@ -59,13 +59,14 @@ func (w *world) allDownloaded(r *harvesterv1.VirtualMachineRestore) {
 // onRestoredClaims waits until the machine has the restored disks.
 func (w *world) onRestoredClaims(vm *kubevirtv1.VirtualMachine, r *harvesterv1.VirtualMachineRestore) *kubevirtv1.VirtualMachine {
 	w.Helper()
-	return wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta(vm.Name)}, func(have *kubevirtv1.VirtualMachine) error {
-		volumes := volumesOf(have)
-		if have.UID != vm.UID || volumes["root"] != "restore-monday-"+string(r.UID)+"-root" {
-			return fmt.Errorf("UID %s, volumes %v", have.UID, volumes)
-		}
-		return nil
-	})
+	return wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta(vm.Name)},
+		func(have *kubevirtv1.VirtualMachine) error {
+			volumes := volumesOf(have)
+			if have.UID != vm.UID || volumes["root"] != "restore-monday-"+string(r.UID)+"-root" {
+				return fmt.Errorf("UID %s, volumes %v", have.UID, volumes)
+			}
+			return nil
+		})
 }
 
 func volumesOf(vm *kubevirtv1.VirtualMachine) map[string]string {
@@ -143,7 +144,8 @@ func replaced(w *world) {
 	})
 	w.setReady(have)
 	w.complete(r)
-	if have = wait(w, have, exists); have.Generation != started || *r.Status.TargetUID != vm.UID || r.Status.DeletedVolumes != nil {
+	if have = wait(w, have, exists); have.Generation != started || *r.Status.TargetUID != vm.UID ||
+		r.Status.DeletedVolumes != nil {
 		w.Errorf("generation %d after %d, status %+v", have.Generation, started, r.Status)
 	}
 	w.kept("web-root", "web-data", "web-shared")
@@ -185,11 +187,13 @@ func replacedClaims(w *world) {
 	wrong := w.replacing("wrong", "other", b, "", harvesterv1.AnnotationReplaceUID, "another")
 	w.create(wrong)
 	w.refuses(wrong, `names "another": it is left as it is`)
-	if have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("other")}, exists); have.Generation != other.Generation {
+	if have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("other")},
+		exists); have.Generation != other.Generation {
 		verdict.Errorf(w.T, "the machine was changed: %+v", have.Spec)
 	}
 
-	r := w.replacing("back", "other", b, harvesterv1.DeletionPolicyDelete, harvesterv1.AnnotationReplaceUID, string(other.UID))
+	r := w.replacing("back", "other", b, harvesterv1.DeletionPolicyDelete, harvesterv1.AnnotationReplaceUID,
+		string(other.UID))
 	w.create(r)
 	w.downloads(r)
 	second := w.replacing("second", "other", b, "", harvesterv1.AnnotationReplaceUID, string(other.UID))
@@ -220,7 +224,8 @@ func replacedClaims(w *world) {
 	controlplane.Update(w.T, w.admin, have, false, func(vm *kubevirtv1.VirtualMachine) {
 		spec := &vm.Spec.Template.Spec
 		spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v kubevirtv1.Volume) bool { return v.Name == "data" })
-		spec.Domain.Devices.Disks = slices.DeleteFunc(spec.Domain.Devices.Disks, func(d kubevirtv1.Disk) bool { return d.Name == "data" })
+		spec.Domain.Devices.Disks = slices.DeleteFunc(spec.Domain.Devices.Disks,
+			func(d kubevirtv1.Disk) bool { return d.Name == "data" })
 	})
 	root := volumesOf(have)["root"]
 	w.allDownloaded(again)
@@ -232,7 +237,8 @@ func replacedClaims(w *world) {
 	w.must(w.admin.Delete(w.Context(), &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}))
 	empty := gen.VirtualMachine(w.meta("empty"), gen.Guest(), gen.SetRunStrategy(kubevirtv1.RunStrategyHalted))
 	w.create(empty)
-	bare := w.replacing("bare", "empty", b, harvesterv1.DeletionPolicyDelete, harvesterv1.AnnotationReplaceUID, string(empty.UID))
+	bare := w.replacing("bare", "empty", b, harvesterv1.DeletionPolicyDelete, harvesterv1.AnnotationReplaceUID,
+		string(empty.UID))
 	bare.Spec.HaltAfterRestore = true
 	w.create(bare)
 	w.allDownloaded(bare)
@@ -266,7 +272,8 @@ func replacedOtherwise(w *world) {
 	w.deleted("web-root")
 	w.kept("web-data", "web-shared")
 	want := []harvesterv1.ExcludedVolume{{
-		Name: "data", Reason: harvesterv1.ExcludedByUser, Message: "the annotation varvebackup.io/exclude-volumes names it",
+		Name: "data", Reason: harvesterv1.ExcludedByUser,
+		Message: "the annotation varvebackup.io/exclude-volumes names it",
 	}}
 	if diff := cmp.Diff(want, r.Status.ExcludedVolumes); diff != "" {
 		w.Error(diff)
@@ -289,7 +296,8 @@ func replacedRunning(w *world) {
 		}
 		return nil
 	})
-	if have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}, exists); have.Spec.Strategy() != kubevirtv1.RunStrategyAlways {
+	if have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")},
+		exists); have.Spec.Strategy() != kubevirtv1.RunStrategyAlways {
 		w.Error("the machine is stopped before its disks are restored")
 	}
 	w.downloaded(downloads["data"], velerov2.PhaseCompleted, "")
@@ -299,8 +307,10 @@ func replacedRunning(w *world) {
 	// The instance is gone, and the controller of machines has not seen why.
 	vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: w.meta("web")}
 	w.must(w.varve.Delete(w.Context(), vmi))
-	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", "its controller has not seen yet that it is halted"))
-	if have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}, exists); volumesOf(have)["root"] != "web-root" {
+	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
+		"its controller has not seen yet that it is halted"))
+	if have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")},
+		exists); volumesOf(have)["root"] != "web-root" {
 		verdict.Errorf(w.T, "a machine that may be started is replaced: %v", volumesOf(have))
 	}
 	controlplane.Update(w.T, w.varve, vm, true, func(vm *kubevirtv1.VirtualMachine) {
@@ -386,7 +396,8 @@ func startedMeanwhile(w *world) {
 		w.Helper()
 		controlplane.Update(w.T, w.admin, vm, false,
 			func(vm *kubevirtv1.VirtualMachine) { vm.Spec.SetStrategy(kubevirtv1.RunStrategyAlways) })
-		w.must(w.varve.Create(w.Context(), gen.VirtualMachineInstance(w.meta("web"), gen.Guest(gen.Disk("root", "web-root")))))
+		w.must(w.varve.Create(w.Context(), gen.VirtualMachineInstance(w.meta("web"),
+			gen.Guest(gen.Disk("root", "web-root")))))
 	}
 	start()
 	w.allDownloaded(r)
@@ -402,14 +413,16 @@ func startedMeanwhile(w *world) {
 	w.isHalted("web")
 	controlplane.Update(w.T, w.admin, vm, false,
 		func(vm *kubevirtv1.VirtualMachine) { vm.Spec.SetStrategy(kubevirtv1.RunStrategyAlways) })
-	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "", "somebody started it again: stop it"))
+	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
+		"somebody started it again: stop it"))
 	late := func(r *harvesterv1.VirtualMachineRestore) {
 		r.Status.Replaced.WaitingSince = ptr.To(metav1.NewTime(time.Now().Add(-2 * time.Hour)))
 	}
 	controlplane.Update(w.T, w.varve, r, true, late)
 	w.refuses(r, "virtual machine web was not stopped within 1h0m0s")
 	have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}, exists)
-	if volumesOf(have)["root"] != "web-root" || have.Spec.Strategy() != kubevirtv1.RunStrategyAlways || len(have.Annotations) != 0 {
+	if volumesOf(have)["root"] != "web-root" || have.Spec.Strategy() != kubevirtv1.RunStrategyAlways ||
+		len(have.Annotations) != 0 {
 		verdict.Errorf(w.T, "the machine is not what it was: %+v, annotations %v", have.Spec, have.Annotations)
 	}
 	w.must(w.admin.Delete(w.Context(), r))
@@ -438,8 +451,10 @@ func startedMeanwhile(w *world) {
 	remade := gen.VirtualMachine(w.meta("web"), gen.Guest(gen.Disk("root", "web-root")))
 	w.create(remade)
 	w.allDownloaded(again)
-	w.refuses(again, fmt.Sprintf("virtual machine web was made again before it was replaced (UID %s, not %s)", remade.UID, vm.UID))
-	if have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}, exists); have.Generation != remade.Generation {
+	w.refuses(again, fmt.Sprintf("virtual machine web was made again before it was replaced (UID %s, not %s)",
+		remade.UID, vm.UID))
+	if have := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")},
+		exists); have.Generation != remade.Generation {
 		verdict.Errorf(w.T, "the machine was changed: %+v", have.Spec)
 	}
 	w.kept("web-root", "web-data")

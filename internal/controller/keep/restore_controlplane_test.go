@@ -71,7 +71,8 @@ func (w *world) readBack(at harvesterv1.LocationReference, name string, phase ve
 			datamove.DefinitionKey: w.definition, datamove.DisksKey: datamove.EncodeDisks(disks),
 		}})
 		w.must(err)
-		w.must(cluster.Client(w.T, user.Restrict()).Patch(w.Context(), secret, client.RawPatch(types.MergePatchType, body)))
+		w.must(cluster.Client(w.T, user.Restrict()).Patch(w.Context(), secret,
+			client.RawPatch(types.MergePatchType, body)))
 	}
 	w.downloaded(d, phase, message)
 }

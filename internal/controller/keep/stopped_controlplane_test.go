@@ -97,11 +97,13 @@ func stoppedBackedUp(w *world) {
 		}
 		disk, err := datamove.ParseExportDisk(u.Spec.DataMoverConfig)
 		w.must(err)
-		if diff := cmp.Diff(want, disk); diff != "" || !datamove.ReadsExport(u.Spec.DataMoverConfig) || u.Spec.SourcePVC != "web-"+name {
+		if diff := cmp.Diff(want, disk); diff != "" || !datamove.ReadsExport(u.Spec.DataMoverConfig) ||
+			u.Spec.SourcePVC != "web-"+name {
 			w.Errorf("the disk of the DataUpload: %s", diff)
 		}
 	}
-	if len(uploads) != 3 || len(b.Status.ExcludedVolumes) != 1 || b.Status.ExcludedVolumes[0].Reason != harvesterv1.Shareable {
+	if len(uploads) != 3 || len(b.Status.ExcludedVolumes) != 1 ||
+		b.Status.ExcludedVolumes[0].Reason != harvesterv1.Shareable {
 		w.Errorf("%d uploads, left out: %+v", len(uploads), b.Status.ExcludedVolumes)
 	}
 	secret := wait(w, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
@@ -109,13 +111,15 @@ func stoppedBackedUp(w *world) {
 	}}, exists)
 	d, err := definition.Decode(secret.Data[datamove.DefinitionKey])
 	w.must(err)
-	if len(d.Claims) != 3 || d.Machine.ObjectMeta.Labels["tier"] != "front" || strings.Contains(string(d.Machine.Spec.Raw), "02:00:00:00:00:07") {
+	if len(d.Claims) != 3 || d.Machine.ObjectMeta.Labels["tier"] != "front" ||
+		strings.Contains(string(d.Machine.Spec.Raw), "02:00:00:00:00:07") {
 		w.Errorf("definition %+v", d)
 	}
 	var trackers backupv1.VirtualMachineBackupTrackerList
 	w.must(w.admin.List(w.Context(), &trackers, client.InNamespace(w.ns)))
 	scratch := &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(b.Status.Group + "-scratch")}
-	if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(scratch), scratch); len(trackers.Items) > 0 || !apierrors.IsNotFound(err) {
+	if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(scratch), scratch); len(trackers.Items) > 0 ||
+		!apierrors.IsNotFound(err) {
 		w.Errorf("trackers %+v, scratch claim: %v", trackers.Items, err)
 	}
 
@@ -227,7 +231,8 @@ func writtenWhileRead(w *world) {
 	controlplane.Update(w.T, w.admin, vm, false, func(vm *kubevirtv1.VirtualMachine) {
 		vm.Spec.RunStrategy = ptr.To(kubevirtv1.RunStrategyHalted)
 	})
-	w.failsWithNothingLeft(second, uploads, "virtual machine web was changed while its disks were read, and may have been started")
+	w.failsWithNothingLeft(second, uploads,
+		"virtual machine web was changed while its disks were read, and may have been started")
 }
 
 // stoppedWaits: for a machine that is to run, and for what a DataUpload waits for.

@@ -309,9 +309,13 @@ func TestLinks(t *testing.T) {
 		}}}
 	}
 	endpoints := func(base, volume string) exportv1.VirtualMachineExportBackup {
-		return exportv1.VirtualMachineExportBackup{Name: volume, Endpoints: []exportv1.VirtualMachineExportBackupEndpoint{
-			{Endpoint: "map", URL: base + "/exports/" + volume + "/map"}, {Endpoint: "data", URL: base + "/exports/" + volume + "/data"},
-		}}
+		return exportv1.VirtualMachineExportBackup{
+			Name: volume,
+			Endpoints: []exportv1.VirtualMachineExportBackupEndpoint{
+				{Endpoint: "map", URL: base + "/exports/" + volume + "/map"},
+				{Endpoint: "data", URL: base + "/exports/" + volume + "/data"},
+			},
+		}
 	}
 	link := func(cert, base string) *exportv1.VirtualMachineExportLink {
 		return &exportv1.VirtualMachineExportLink{

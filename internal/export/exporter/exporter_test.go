@@ -151,8 +151,12 @@ func TestRun_servesDisksOfClaims(t *testing.T) {
 		"a longer path":  {http.MethodGet, raw + "/x", nil, http.StatusNotFound},
 		"another claim":  {http.MethodGet, podspec.RawPath("other"), nil, http.StatusNotFound},
 		"a path upwards": {http.MethodGet, raw + "/../../../etc/passwd", nil, http.StatusNotFound},
-		"beyond the end": {http.MethodGet, raw, []string{"Range", "bytes=4000000-"}, http.StatusRequestedRangeNotSatisfiable},
-		"another map":    {http.MethodGet, podspec.MapPath("other"), nil, http.StatusNotFound},
+		"beyond the end": {
+			http.MethodGet, raw,
+			[]string{"Range", "bytes=4000000-"},
+			http.StatusRequestedRangeNotSatisfiable,
+		},
+		"another map": {http.MethodGet, podspec.MapPath("other"), nil, http.StatusNotFound},
 	} {
 		if answer, body := p.get(c.method, c.path, c.header...); answer.StatusCode != c.want || bytes.Contains(body, disk[:512]) {
 			t.Errorf("%s: %s, want %d", what, answer.Status, c.want)

@@ -76,7 +76,8 @@ func TestDiskVolumes_mapWhatIsAllocated(t *testing.T) {
 	}
 	tag := answer.Header.Get("ETag")
 	for _, at := range []int64{first, last} {
-		answer, body := p.get(http.MethodGet, podspec.DataPath("web")+fmt.Sprintf("?offset=%d&length=%d", at, length), "If-Match", tag)
+		answer, body := p.get(http.MethodGet, podspec.DataPath("web")+fmt.Sprintf("?offset=%d&length=%d", at, length),
+			"If-Match", tag)
 		if answer.StatusCode != http.StatusOK || !bytes.Equal(body, content) {
 			verdict.JudgeErrorf(t, answer.StatusCode == http.StatusOK, "data at %d: %s, %d bytes", at, answer.Status,
 				len(body))

@@ -257,9 +257,13 @@ func TestMoverPod_hasTheDefinitionOfItsMachine(t *testing.T) {
 // So is that of a stopped machine, whose disk comes from an export.
 func TestMoverPod_hasTheDefinitionOfAStoppedMachine(t *testing.T) {
 	t.Parallel()
-	asked := datamove.ExportDisk{Export: "web-disks", Group: "monday", Definition: "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e"}
+	asked := datamove.ExportDisk{
+		Export: "web-disks", Group: "monday",
+		Definition: "7f2ad3c4-0b1e-4c55-9e0f-2d6a1b3c4d5e",
+	}
 	from := &datamove.EndpointSource{
-		Map: "https://x.app.svc/exports/data/map", Data: "https://x.app.svc/exports/data/data", Export: true, Volume: "data", BackupUID: "e1",
+		Map: "https://x.app.svc/exports/data/map", Data: "https://x.app.svc/exports/data/data", Export: true,
+		Volume: "data", BackupUID: "e1",
 	}
 	pod := podFor(t, func(in *podInput) {
 		o := upload()

@@ -406,7 +406,8 @@ func (w *world) mover(mgr ctrl.Manager, node string) *Mover {
 		NodeName: node, Namespace: w.varve, ObjectNamespaces: []string{w.ns}, Image: Image{Name: "varve"}, Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()),
 		Uploads: map[string]Exposer[*velerov2.DataUpload]{
 			velerov2.SnapshotCSI: csi, velerov2.SnapshotMachineBackup: &exposer.MachineBackups{
-				Tunnel: &exposer.Tunnel{Access: access}, Endpoints: &exposer.Endpoints{Access: access}, Exports: &exposer.Exports{Access: access},
+				Tunnel: &exposer.Tunnel{Access: access}, Endpoints: &exposer.Endpoints{Access: access},
+				Exports: &exposer.Exports{Access: access},
 			},
 		}, Downloads: downloads{w.exposer},
 		Deleter:  w.deleter,

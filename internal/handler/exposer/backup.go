@@ -14,13 +14,17 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// What Endpoints and Tunnel have in common: the disk is in a pull backup, which is known by its UID (datamove.ReadBackup). One that was made
-// again under its name is another one.
+// What Endpoints, Tunnel and Exports have in common: the disk is in a pull backup or an export, which is known by its UID
+// (datamove.ReadBackup). One that was made again under its name is another one.
 
-// exposeDisk notes which backup a disk is read from, and returns volume with the UID of the disk's claim.
-func (a Access) exposeDisk(ctx context.Context, upload *velerov2.DataUpload, b *backupv1.VirtualMachineBackup, note *datamove.ReadBackup, volume *Volume) (Exposure, error) {
+// exposeDisk notes the UID of the backup or the export that a disk is read from, and returns volume with the UID of the
+// disk's claim.
+func (a Access) exposeDisk(ctx context.Context, upload *velerov2.DataUpload, from types.UID, note *datamove.ReadBackup, volume *Volume) (Exposure, error) {
 	if note == nil {
-		if err := a.remember(ctx, upload, datamove.ReadBackup{Version: datamove.ReadBackupVersion, Backup: b.UID}); err != nil {
+		if err := a.remember(ctx, upload, datamove.ReadBackup{
+			Version: datamove.ReadBackupVersion,
+			Backup:  from,
+		}); err != nil {
 			return Exposure{}, err
 		}
 	}
@@ -40,15 +44,23 @@ func (a Access) finishDisk(ctx context.Context, upload *velerov2.DataUpload, bac
 	if err != nil {
 		return Progress{}, err
 	}
+	if note != nil {
+		b, err := a.findBackup(ctx, upload.Spec.SourceNamespace, backup)
+		if err != nil {
+			return Progress{}, err
+		}
+		if b != nil && b.UID != note.Backup {
+			return Progress{}, refuse("%s was made again while it was read, and nobody knows which one the data is of: back up the new one", describe(b))
+		}
+	}
+	return a.finishRead(ctx, upload, note, "VirtualMachineBackup")
+}
+
+// finishRead notes that the disk of an object of this kind, which the note names, is stored.
+func (a Access) finishRead(ctx context.Context, upload *velerov2.DataUpload, note *datamove.ReadBackup, kind string) (Progress, error) {
 	if note == nil {
-		return Progress{}, refuse("nobody knows which VirtualMachineBackup was read: somebody has removed the annotation %s", datamove.AnnotationExposed)
-	}
-	b, err := a.findBackup(ctx, upload.Spec.SourceNamespace, backup)
-	if err != nil {
-		return Progress{}, err
-	}
-	if b != nil && b.UID != note.Backup {
-		return Progress{}, refuse("%s was made again while it was read, and nobody knows which one the data is of: back up the new one", describe(b))
+		return Progress{}, refuse("somebody has removed the annotation %s, which says which %s was read",
+			datamove.AnnotationExposed, kind)
 	}
 	note.Moved = true
 	if err := a.remember(ctx, upload, note); err != nil {

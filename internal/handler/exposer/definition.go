@@ -20,7 +20,7 @@ type Downloads struct {
 	Volumes downloadExposer
 }
 
-func (d *Downloads) chosen(download *velerov2.DataDownload) downloadExposer {
+func (d *Downloads) chooseExposer(download *velerov2.DataDownload) downloadExposer {
 	if datamove.ReadsDefinition(download.Spec.DataMoverConfig) {
 		return definitions{}
 	}
@@ -33,17 +33,17 @@ func (d *Downloads) Expose(ctx context.Context, download *velerov2.DataDownload)
 		return Exposure{}, refuse("spec.dataMoverConfig: %s %.80q: must be %s, or absent",
 			datamove.ConfigRead, read, datamove.ReadDefinition)
 	}
-	return d.chosen(download).Expose(ctx, download)
+	return d.chooseExposer(download).Expose(ctx, download)
 }
 
 // Finish is that of the exposer that the DataDownload chooses.
 func (d *Downloads) Finish(ctx context.Context, download *velerov2.DataDownload) (Progress, error) {
-	return d.chosen(download).Finish(ctx, download)
+	return d.chooseExposer(download).Finish(ctx, download)
 }
 
 // Dispose is that of the exposer that the DataDownload chooses.
 func (d *Downloads) Dispose(ctx context.Context, download *velerov2.DataDownload) (Progress, error) {
-	return d.chosen(download).Dispose(ctx, download)
+	return d.chooseExposer(download).Dispose(ctx, download)
 }
 
 // definitions exposes what a mover pod needs to read the definition of a machine: nothing.

@@ -41,7 +41,7 @@ func (e *Endpoints) Expose(ctx context.Context, upload *velerov2.DataUpload) (Ex
 	if waiting, err := e.addCheckpoints(ctx, b, from); err != nil || waiting != "" {
 		return Exposure{Waiting: waiting}, err
 	}
-	return e.exposeDisk(ctx, upload, b, note, &Volume{Endpoint: from, Bytes: from.Bytes})
+	return e.exposeDisk(ctx, upload, b.UID, note, &Volume{Endpoint: from, Bytes: from.Bytes})
 }
 
 // Finish notes that the disk is stored. That was no disk of the backup if another one has its name by now.

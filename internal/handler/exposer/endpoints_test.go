@@ -107,7 +107,10 @@ func (w *world) endpoint(kind string) string {
 }
 
 func (w *world) endpoints() *MachineBackups {
-	return &MachineBackups{Tunnel: &Tunnel{w.access()}, Endpoints: &Endpoints{w.access()}, Exports: &Exports{w.access()}}
+	return &MachineBackups{
+		Tunnel: &Tunnel{w.access()}, Endpoints: &Endpoints{w.access()},
+		Exports: &Exports{w.access()},
+	}
 }
 
 // source returns where the disk is to be read.

@@ -22,7 +22,7 @@ type Exports struct{ Access }
 
 // Expose waits until the export is Ready, and says where the disk is.
 func (e *Exports) Expose(ctx context.Context, upload *velerov2.DataUpload) (Exposure, error) {
-	o, note, name, err := e.find(ctx, upload)
+	o, note, name, err := e.findExport(ctx, upload)
 	switch {
 	case err != nil:
 		return Exposure{}, err
@@ -31,7 +31,8 @@ func (e *Exports) Expose(ctx context.Context, upload *velerov2.DataUpload) (Expo
 	case o == nil || o.DeletionTimestamp != nil:
 		return Exposure{}, refuse("%s was deleted before its data was stored", name)
 	case o.Spec.Source.Kind != exportv1.SourceMachine:
-		return Exposure{}, refuse("%s is not of a VirtualMachine: nobody says whether somebody writes to its disks", name)
+		return Exposure{}, refuse("%s is not of a VirtualMachine: nobody says whether somebody writes to its disks",
+			name)
 	case o.Status.Phase == exportv1.ExportSkipped, o.Status.Phase == exportv1.ExportTerminated:
 		return Exposure{}, refuse("%s serves nothing%s", name, inBrackets(progressOfExport(o)))
 	case o.Status.Phase != exportv1.ExportReady || o.Status.Links == nil || o.Status.Links.Internal == nil:
@@ -44,38 +45,16 @@ func (e *Exports) Expose(ctx context.Context, upload *velerov2.DataUpload) (Expo
 	if from.Address, err = e.serviceAddress(ctx, o); err != nil {
 		return Exposure{}, err
 	}
-	if note == nil {
-		note := datamove.ReadBackup{Version: datamove.ReadBackupVersion, Backup: o.UID}
-		if err := e.remember(ctx, upload, note); err != nil {
-			return Exposure{}, err
-		}
-	}
-	volume := &Volume{Endpoint: from}
-	claim, err := e.findClaim(ctx, upload.Spec.SourceNamespace, upload.Spec.SourcePVC)
-	if err != nil {
-		return Exposure{}, err
-	}
-	if claim != nil {
-		volume.SourceUID = claim.UID
-	}
-	return Exposure{Volume: volume}, nil
+	return e.exposeDisk(ctx, upload, o.UID, note, &Volume{Endpoint: from})
 }
 
 // Finish notes that the disk is stored. That was no disk of the export if another one has its name by now.
 func (e *Exports) Finish(ctx context.Context, upload *velerov2.DataUpload) (Progress, error) {
-	_, note, _, err := e.find(ctx, upload)
-	switch {
-	case err != nil:
-		return Progress{}, err
-	case note == nil:
-		return Progress{}, refuse("nobody knows which VirtualMachineExport was read: somebody has removed the annotation %s",
-			datamove.AnnotationExposed)
-	}
-	note.Moved = true
-	if err := e.remember(ctx, upload, note); err != nil {
+	_, note, _, err := e.findExport(ctx, upload)
+	if err != nil {
 		return Progress{}, err
 	}
-	return Progress{Done: true}, nil
+	return e.finishRead(ctx, upload, note, "VirtualMachineExport")
 }
 
 // Dispose has nothing to do: the mover pod owned the only thing that was made.
@@ -83,9 +62,9 @@ func (*Exports) Dispose(context.Context, *velerov2.DataUpload) (Progress, error)
 	return Progress{Done: true}, nil
 }
 
-// find returns the export that a DataUpload names, or nil, and the note on the DataUpload, or nil. It refuses an export
+// findExport returns the export that a DataUpload names, or nil, and the note on the DataUpload, or nil. It refuses an export
 // that is not the one of the note.
-func (e *Exports) find(ctx context.Context, upload *velerov2.DataUpload) (o *exportv1.VirtualMachineExport, note *datamove.ReadBackup, name string, err error) {
+func (e *Exports) findExport(ctx context.Context, upload *velerov2.DataUpload) (o *exportv1.VirtualMachineExport, note *datamove.ReadBackup, name string, err error) {
 	asked, err := datamove.ParseExportDisk(upload.Spec.DataMoverConfig)
 	if err != nil {
 		return nil, nil, "", refuse("%w", err)
@@ -122,7 +101,8 @@ func exportedDisk(name string, o *exportv1.VirtualMachineExport, claim string) (
 		}
 	}
 	return &datamove.EndpointSource{
-		Map: urls[exportv1.EndpointMap], Data: urls[exportv1.EndpointData], Export: true, Volume: claim, BackupUID: o.UID,
+		Map: urls[exportv1.EndpointMap], Data: urls[exportv1.EndpointData], Export: true, Volume: claim,
+		BackupUID: o.UID,
 	}, nil
 }
 
@@ -133,7 +113,8 @@ const httpsPort = "443"
 func (e *Exports) serviceAddress(ctx context.Context, o *exportv1.VirtualMachineExport) (string, error) {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Status.ServiceName}
 	service, err := reconcile.Find(ctx, e.Live, key, &corev1.Service{})
-	if err != nil || service == nil || !metav1.IsControlledBy(service, o) || net.ParseIP(service.Spec.ClusterIP) == nil {
+	if err != nil || service == nil || !metav1.IsControlledBy(service, o) ||
+		net.ParseIP(service.Spec.ClusterIP) == nil {
 		return "", err
 	}
 	return net.JoinHostPort(service.Spec.ClusterIP, httpsPort), nil

@@ -63,7 +63,8 @@ func (w *world) serves(e *exported, edit func(*exportv1.VirtualMachineExport)) {
 				Cert: "authorities",
 				Backups: []exportv1.VirtualMachineExportBackup{{
 					Name: e.claim.Name, Endpoints: []exportv1.VirtualMachineExportBackupEndpoint{
-						{Endpoint: exportv1.EndpointMap, URL: base + "map"}, {Endpoint: exportv1.EndpointData, URL: base + "data"},
+						{Endpoint: exportv1.EndpointMap, URL: base + "map"},
+						{Endpoint: exportv1.EndpointData, URL: base + "data"},
 					},
 				}},
 			}},
@@ -87,7 +88,8 @@ func exportServes(w *world) {
 	}
 	w.create(service)
 	w.editBackup(e.export, func() { e.export.Status.ServiceName = service.Name })
-	if exposure, err := w.endpoints().Expose(w.Context(), e.DataUpload); err != nil || exposure.Volume == nil || exposure.Volume.Endpoint.Address != "" {
+	if exposure, err := w.endpoints().Expose(w.Context(), e.DataUpload); err != nil || exposure.Volume == nil ||
+		exposure.Volume.Endpoint.Address != "" {
 		w.Errorf("the address of somebody else's Service: %+v: %v", exposure, err)
 	}
 	w.edit(service, func() {
@@ -97,7 +99,8 @@ func exportServes(w *world) {
 	want.Address = service.Spec.ClusterIP + ":443"
 	for range 2 { // as after a crash
 		exposure, err := w.endpoints().Expose(w.Context(), e.DataUpload)
-		if err != nil || exposure.Volume == nil || exposure.Volume.SourceUID != e.claim.UID || exposure.Volume.Claim != "" || !exposure.Volume.OfMachine() {
+		if err != nil || exposure.Volume == nil || exposure.Volume.SourceUID != e.claim.UID ||
+			exposure.Volume.Claim != "" || !exposure.Volume.OfMachine() {
 			w.Fatalf("%+v: %v", exposure, err)
 		}
 		if diff := cmp.Diff(want, exposure.Volume.Endpoint); diff != "" {
@@ -154,12 +157,21 @@ func exportRefused(w *world) {
 		edit func(*exportv1.VirtualMachineExport)
 		says string
 	}{
-		"KubeVirt's":  {func(e *exportv1.VirtualMachineExport) { link(e).Backups = nil }, "has no map of PersistentVolumeClaim"},
-		"no endpoint": {func(e *exportv1.VirtualMachineExport) { link(e).Backups[0].Endpoints = nil }, "is no https URL"},
+		"KubeVirt's": {
+			func(e *exportv1.VirtualMachineExport) { link(e).Backups = nil },
+			"has no map of PersistentVolumeClaim",
+		},
+		"no endpoint": {
+			func(e *exportv1.VirtualMachineExport) { link(e).Backups[0].Endpoints = nil },
+			"is no https URL",
+		},
 		"another tenant's": {func(e *exportv1.VirtualMachineExport) {
 			link(e).Backups[0].Endpoints[0].URL = "https://x.other.svc/exports/data/map"
 		}, "neither that of a Service"},
-		"nothing": {func(e *exportv1.VirtualMachineExport) { e.Status.Phase = exportv1.ExportSkipped }, "serves nothing"},
+		"nothing": {
+			func(e *exportv1.VirtualMachineExport) { e.Status.Phase = exportv1.ExportSkipped },
+			"serves nothing",
+		},
 	} {
 		sub := newWorld(w.T)
 		e := sub.exported()

@@ -48,7 +48,7 @@ func (t *Tunnel) Expose(ctx context.Context, upload *velerov2.DataUpload) (Expos
 	}
 	from := &datamove.TunnelSource{BackupUID: b.UID, Volume: asked.Volume, Checkpoint: b.Status.CheckpointName}
 	from.BaseCheckpoint, from.BaseUID = baseOf(b, asked.Volume)
-	return t.exposeDisk(ctx, upload, b, note, &Volume{Tunnel: from, Bytes: v.VirtualBytes})
+	return t.exposeDisk(ctx, upload, b.UID, note, &Volume{Tunnel: from, Bytes: v.VirtualBytes})
 }
 
 // Finish notes that the disk is stored.

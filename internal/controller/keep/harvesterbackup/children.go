@@ -170,13 +170,17 @@ func newTracker(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachineBac
 	}
 }
 
+// ownerReference makes a backup the owner of what is in its namespace.
+func ownerReference(b *harvesterv1.VirtualMachineBackup) metav1.OwnerReference {
+	return *metav1.NewControllerRef(b, harvesterv1.GroupVersion.WithKind(harvesterv1.SourceKind+"Backup"))
+}
+
 // scratchClaim returns the claim that takes in what the guest overwrites while its disks are read.
 func scratchClaim(b *harvesterv1.VirtualMachineBackup) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: b.Namespace, Name: scratchName(b.Status.Group),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(b,
-				harvesterv1.GroupVersion.WithKind(harvesterv1.SourceKind+"Backup"))},
+			OwnerReferences: []metav1.OwnerReference{ownerReference(b)},
 		},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: scratchClass(b),

@@ -28,7 +28,6 @@ func definitionRequest(b *harvesterv1.VirtualMachineBackup) stored.Request {
 	return stored.Request{
 		Owner: b.UID, Name: groupName(b.Name, b.UID) + ".definition", Location: *b.Status.Location,
 		SnapshotID: b.Annotations[harvesterv1.AnnotationSnapshotID], Namespace: b.Namespace,
-		Timeout: velerov1.Duration{Duration: uploadTimeout},
 	}
 }
 
@@ -128,7 +127,8 @@ func describeStored(b *harvesterv1.VirtualMachineBackup, a *stored.Answer) (refu
 		disk := a.Disks[i]
 		s.VolumeBackups = append(s.VolumeBackups, harvesterv1.VolumeBackup{
 			Name: ptr.To(d.Backup.Name + "-volume-" + name), VolumeName: claim.Volume, SnapshotID: disk.SnapshotID,
-			PersistentVolumeClaim: claim.PersistentVolumeClaim, VolumeSize: disk.Bytes, Progress: 100, ReadyToUse: ptr.To(true),
+			PersistentVolumeClaim: claim.PersistentVolumeClaim, VolumeSize: disk.Bytes, Progress: 100,
+			ReadyToUse:   ptr.To(true),
 			CreationTime: ptr.To(metav1.NewTime(disk.Time)),
 		})
 	}

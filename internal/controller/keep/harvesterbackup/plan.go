@@ -195,9 +195,9 @@ func (in *input) addVolumes(status *harvesterv1.VirtualMachineBackupStatus) *pla
 			status.ExcludedVolumes = append(status.ExcludedVolumes, *why)
 			continue
 		}
-		claim := in.claims[claimOf(in.guest(), name)]
+		claim := in.claims[claimOf(in.guestSpec(), name)]
 		if claim == nil {
-			p := waitFor("PersistentVolumeClaim %s of volume %s", claimOf(in.guest(), name), name)
+			p := waitFor("PersistentVolumeClaim %s of volume %s", claimOf(in.guestSpec(), name), name)
 			return &p
 		}
 		status.VolumeBackups = append(status.VolumeBackups, harvesterv1.VolumeBackup{
@@ -244,7 +244,7 @@ func (in *input) excludedByUser(names []string) (excluded []string, unknown stri
 
 // reasonToExclude says why a volume is not in the backup, or nil.
 func (in *input) reasonToExclude(volume string, byUser []string) *harvesterv1.ExcludedVolume {
-	spec := in.guest()
+	spec := in.guestSpec()
 	why := func(reason harvesterv1.ExclusionReason, message string) *harvesterv1.ExcludedVolume {
 		return &harvesterv1.ExcludedVolume{Name: volume, Reason: reason, Message: message}
 	}
@@ -335,8 +335,8 @@ func (in *input) scratchBytes() int64 {
 		small = 10 << 30
 	)
 	var sum, disks int64
-	for _, volume := range tracking.EligibleVolumes(in.guest()) {
-		if claim := in.claims[claimOf(in.guest(), volume)]; claim != nil {
+	for _, volume := range tracking.EligibleVolumes(in.guestSpec()) {
+		if claim := in.claims[claimOf(in.guestSpec(), volume)]; claim != nil {
 			sum += tracking.ClaimBytes(claim)
 			disks++
 		}

@@ -107,7 +107,7 @@ func (r *reconciler) readInput(ctx context.Context, b *harvesterv1.VirtualMachin
 	if isStopped(in.instance) {
 		in.stopped = machineOf(in.machine)
 	}
-	if in.guest() == nil {
+	if in.guestSpec() == nil {
 		return in, nil
 	}
 	if err := r.readClaims(ctx, in); err != nil {
@@ -135,7 +135,7 @@ func (r *reconciler) listLocations(ctx context.Context) ([]velerov1.BackupStorag
 
 // readClaims reads the claims of the guest's volumes, and who makes their volumes.
 func (r *reconciler) readClaims(ctx context.Context, in *input) error {
-	for _, v := range in.guest().Volumes {
+	for _, v := range in.guestSpec().Volumes {
 		if v.PersistentVolumeClaim == nil {
 			continue
 		}

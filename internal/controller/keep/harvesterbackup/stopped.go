@@ -40,8 +40,8 @@ func machineOf(o *unstructured.Unstructured) *kubevirtv1.VirtualMachine {
 	return vm
 }
 
-// guest returns the spec of the guest that runs, or, if none does, of the one that would be started; nil: neither is known.
-func (in *input) guest() *kubevirtv1.VirtualMachineInstanceSpec {
+// guestSpec returns the spec of the guest that runs, or, if none does, of the one that would be started; nil: neither is known.
+func (in *input) guestSpec() *kubevirtv1.VirtualMachineInstanceSpec {
 	switch {
 	case in.stopped != nil:
 		return &in.stopped.Spec.Template.Spec
@@ -174,7 +174,8 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 		case err != nil:
 			return "", err
 		case claim == nil || claim.UID != c.UID:
-			return fmt.Sprintf("PersistentVolumeClaim %s was deleted, or made again, while it was read%s", c.Name, another), nil
+			return fmt.Sprintf("PersistentVolumeClaim %s was deleted, or made again, while it was read%s", c.Name,
+				another), nil
 		}
 		if epoch, err := runepoch.Of(claim); err != nil || epoch.Run != c.Run {
 			return started, nil //nolint:nilerr // the record of the claim's runs is another one
@@ -186,7 +187,8 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 	case err != nil:
 		return "", err
 	case vm == nil || vm.GetUID() != *b.Status.SourceUID:
-		return fmt.Sprintf("virtual machine %s was deleted, or made again, while its disks were read%s", name, another), nil
+		return fmt.Sprintf("virtual machine %s was deleted, or made again, while its disks were read%s", name,
+			another), nil
 	}
 	instance, err := reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{})
 	switch {
@@ -195,7 +197,8 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 	case !isStopped(instance):
 		return started, nil
 	case vm.GetGeneration() != b.Status.Stopped.Generation:
-		return fmt.Sprintf("virtual machine %s was changed while its disks were read, and may have been started%s", name, another), nil
+		return fmt.Sprintf("virtual machine %s was changed while its disks were read, and may have been started%s",
+			name, another), nil
 	}
 	// A pod that comes and goes between two looks is not found: hence at each of them.
 	pods, err := r.listPods(ctx, b.Namespace)
@@ -206,7 +209,8 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 		pod := &pods[i]
 		claim := writtenClaim(pod, b.Status.Stopped.Claims)
 		if claim != "" && !slices.Contains(b.Status.Stopped.EndedPods, pod.UID) {
-			return fmt.Sprintf("pod %s could write to PersistentVolumeClaim %s while it was read%s", pod.Name, claim, another), nil
+			return fmt.Sprintf("pod %s could write to PersistentVolumeClaim %s while it was read%s", pod.Name, claim,
+				another), nil
 		}
 	}
 	return "", nil
@@ -217,12 +221,12 @@ func machineExport(b *harvesterv1.VirtualMachineBackup) *exportv1.VirtualMachine
 	return &exportv1.VirtualMachineExport{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: b.Namespace, Name: exportName(b.Status.Group),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(b,
-				harvesterv1.GroupVersion.WithKind(harvesterv1.SourceKind+"Backup"))},
+			OwnerReferences: []metav1.OwnerReference{ownerReference(b)},
 		},
 		Spec: exportv1.VirtualMachineExportSpec{
 			Source: corev1.TypedLocalObjectReference{
-				APIGroup: ptr.To(definition.MachineKind.Group), Kind: definition.MachineKind.Kind, Name: b.Spec.Source.Name,
+				APIGroup: ptr.To(definition.MachineKind.Group), Kind: definition.MachineKind.Kind,
+				Name: b.Spec.Source.Name,
 			},
 			TTLDuration: &metav1.Duration{Duration: exportTTL},
 		},

@@ -114,8 +114,14 @@ func TestPlan_waitsForAMachineThatIsNotStopped(t *testing.T) {
 		"its launcher has not ended": {func(in *input) {
 			in.pods = []corev1.Pod{podOn("web-root", false, corev1.PodRunning)}
 		}, "pod helper to end, which can write to PersistentVolumeClaim web-root", ""},
-		"another backup of it": {func(in *input) { in.earlier = "sunday" }, "VirtualMachineBackup sunday of the machine", ""},
-		"its claim is away":    {func(in *input) { in.claims = nil }, "PersistentVolumeClaim web-root of volume root", ""},
+		"another backup of it": {
+			func(in *input) { in.earlier = "sunday" },
+			"VirtualMachineBackup sunday of the machine", "",
+		},
+		"its claim is away": {
+			func(in *input) { in.claims = nil }, "PersistentVolumeClaim web-root of volume root",
+			"",
+		},
 		"a record nobody can read": {func(in *input) {
 			in.claims["web-root"].Annotations[layout.AnnotationRunEpoch] = "{"
 		}, "", "read annotation " + layout.AnnotationRunEpoch},

@@ -38,13 +38,15 @@ func parseChoices(r *harvesterv1.VirtualMachineRestore) (*choices, error) {
 	}
 	for volume, text := range sizes {
 		if c.sizes[volume], err = resource.ParseQuantity(text); err != nil {
-			return nil, fmt.Errorf("the annotation %s has %.80q as the size of %.80q: %w", harvesterv1.AnnotationDiskSizes, text, volume, err)
+			return nil, fmt.Errorf("the annotation %s has %.80q as the size of %.80q: %w",
+				harvesterv1.AnnotationDiskSizes, text, volume, err)
 		}
 	}
 	for _, old := range []string{"", "*"} {
 		if name, has := classes[old]; has {
 			if c.anyClass != "" {
-				return nil, fmt.Errorf("the annotation %s names a StorageClass for every other one twice", harvesterv1.AnnotationStorageClassMap)
+				return nil, fmt.Errorf("the annotation %s names a StorageClass for every other one twice",
+					harvesterv1.AnnotationStorageClassMap)
 			}
 			c.anyClass = name
 			delete(classes, old)
@@ -76,9 +78,9 @@ func parsePairs(r *harvesterv1.VirtualMachineRestore, annotation, form string) (
 	return pairs, nil
 }
 
-// check says which name in the choices stands for nothing that the backup or the cluster has. known are the cluster's
+// checkNames says which name in the choices stands for nothing that the backup or the cluster has. known are the cluster's
 // StorageClasses.
-func (c *choices) check(b *harvesterv1.VirtualMachineBackup, known map[string]bool) error {
+func (c *choices) checkNames(b *harvesterv1.VirtualMachineBackup, known map[string]bool) error {
 	var old []string
 	for i := range b.Status.VolumeBackups {
 		old = append(old, ptr.Deref(b.Status.VolumeBackups[i].PersistentVolumeClaim.Spec.StorageClassName, ""))
@@ -87,7 +89,8 @@ func (c *choices) check(b *harvesterv1.VirtualMachineBackup, known map[string]bo
 	for _, name := range slices.Sorted(maps.Keys(c.classes)) {
 		switch to := c.classes[name]; {
 		case !slices.Contains(old, name):
-			return fmt.Errorf("the annotation %s names StorageClass %.80q, and no disk has it", harvesterv1.AnnotationStorageClassMap, name)
+			return fmt.Errorf("the annotation %s names StorageClass %.80q, and no disk has it",
+				harvesterv1.AnnotationStorageClassMap, name)
 		case unknown(to):
 			return errNoClass(to)
 		}
@@ -109,22 +112,27 @@ func (c *choices) checkVolumes(b *harvesterv1.VirtualMachineBackup) error {
 	}
 	for _, name := range c.without {
 		if !slices.Contains(stored, name) && !slices.Contains(others, name) {
-			return fmt.Errorf("the annotation %s names %.80q, and the machine has no such volume", harvesterv1.AnnotationExcludeVolumes, name)
+			return fmt.Errorf("the annotation %s names %.80q, and the machine has no such volume",
+				harvesterv1.AnnotationExcludeVolumes, name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.sizes)) {
 		if !slices.Contains(stored, name) || slices.Contains(c.without, name) {
-			return fmt.Errorf("the annotation %s names %.80q, and no such disk is restored", harvesterv1.AnnotationDiskSizes, name)
+			return fmt.Errorf("the annotation %s names %.80q, and no such disk is restored",
+				harvesterv1.AnnotationDiskSizes, name)
 		}
 	}
-	if len(stored) > 0 && !slices.ContainsFunc(stored, func(name string) bool { return !slices.Contains(c.without, name) }) {
+	if len(stored) > 0 && !slices.ContainsFunc(stored, func(name string) bool {
+		return !slices.Contains(c.without,
+			name)
+	}) {
 		return fmt.Errorf("the annotation %s leaves out every disk: keep one", harvesterv1.AnnotationExcludeVolumes)
 	}
 	return nil
 }
 
-// exclude adds the volumes that the user leaves out to those that the restored machine does not have.
-func (c *choices) exclude(volumes []harvesterv1.ExcludedVolume) []harvesterv1.ExcludedVolume {
+// addExcluded adds the volumes that the user leaves out to those that the restored machine does not have.
+func (c *choices) addExcluded(volumes []harvesterv1.ExcludedVolume) []harvesterv1.ExcludedVolume {
 	for _, name := range c.without {
 		if !slices.ContainsFunc(volumes, func(v harvesterv1.ExcludedVolume) bool { return v.Name == name }) {
 			volumes = append(volumes, harvesterv1.ExcludedVolume{
@@ -141,12 +149,13 @@ func errNoClass(name string) error {
 		harvesterv1.AnnotationStorageClassMap, name)
 }
 
-// apply changes what is made for a disk.
-func (c *choices) apply(v *harvesterv1.VolumeRestore, known map[string]bool) error {
+// applyTo changes what is made for a disk.
+func (c *choices) applyTo(v *harvesterv1.VolumeRestore, known map[string]bool) error {
 	spec := &v.PersistentVolumeClaim.Spec
 	if size, has := c.sizes[v.VolumeName]; has {
 		if least := spec.Resources.Requests.Storage(); size.Cmp(*least) < 0 {
-			return fmt.Errorf("the annotation %s has %s as its size, and its claim needs %s", harvesterv1.AnnotationDiskSizes,
+			return fmt.Errorf("the annotation %s has %s as its size, and its claim needs %s",
+				harvesterv1.AnnotationDiskSizes,
 				size.String(), least.String())
 		}
 		spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: size}

@@ -241,8 +241,9 @@ func madeTime(o *harvesterv1.VirtualMachineRestore, vm machine) time.Time {
 // more.
 func (r *reconciler) finishMachine(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, vm machine) error {
 	if missing := missingClaim(o, vm); missing != "" {
-		return r.endFailed(ctx, base, o, fmt.Sprintf("virtual machine %s was changed by somebody else, and does not have the "+
-			"restored PersistentVolumeClaim %s: its old disks stay", vm.GetName(), missing))
+		return r.endFailed(ctx, base, o,
+			fmt.Sprintf("virtual machine %s was changed by somebody else, and does not have the "+
+				"restored PersistentVolumeClaim %s: its old disks stay", vm.GetName(), missing))
 	}
 	if o.Status.Replaced != nil {
 		instance, err := r.findInstance(ctx, o)
@@ -250,8 +251,9 @@ func (r *reconciler) finishMachine(ctx context.Context, base, o *harvesterv1.Vir
 			return err
 		}
 		if missing := missingClaim(o, instance); missing != "" {
-			return r.endFailed(ctx, base, o, fmt.Sprintf("virtual machine %s is replaced, and its instance does not have the restored "+
-				"PersistentVolumeClaim %s: restart it", vm.GetName(), missing))
+			return r.endFailed(ctx, base, o,
+				fmt.Sprintf("virtual machine %s is replaced, and its instance does not have the restored "+
+					"PersistentVolumeClaim %s: restart it", vm.GetName(), missing))
 		}
 		if err := r.deleteReplacedClaims(ctx, base, o); err != nil {
 			return err

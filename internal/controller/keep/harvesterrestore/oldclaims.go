@@ -35,7 +35,8 @@ func (r *reconciler) deleteReplacedClaims(ctx context.Context, base, o *harveste
 		case claim == nil || claim.UID != old.UID:
 			continue
 		case users[old.Name] != "":
-			r.events.Eventf(o, claim, corev1.EventTypeNormal, "Kept", "Restore", "PersistentVolumeClaim %s is kept: %s uses it",
+			r.events.Eventf(o, claim, corev1.EventTypeNormal, "Kept", "Restore",
+				"PersistentVolumeClaim %s is kept: %s uses it",
 				old.Name, users[old.Name])
 			continue
 		}
@@ -102,7 +103,7 @@ func missingClaim(o *harvesterv1.VirtualMachineRestore, vm *unstructured.Unstruc
 }
 
 // replacedClaims returns those of the claims that the plan names which the machine still has as a volume that is restored.
-// What the backup does not have is no old copy of anything.
+// A disk that is not in the backup is not replaced, so its claim is the only copy.
 func replacedClaims(o *harvesterv1.VirtualMachineRestore, vm *unstructured.Unstructured) []harvesterv1.ReplacedClaim {
 	has := claimsOf(vm, append(otherVolumes(vm, o.Status.VolumeRestores), excludedByUser(o)...)...)
 	var claims []harvesterv1.ReplacedClaim

@@ -85,7 +85,7 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 	if err != nil {
 		return err.Error()
 	}
-	if err := choices.check(b, in.waiting); err != nil {
+	if err := choices.checkNames(b, in.waiting); err != nil {
 		return fmt.Sprintf("VMBackup %s: %v", name, err)
 	}
 	all, refused := in.planVolumes(choices, node)
@@ -93,7 +93,7 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 		return refused
 	}
 	s.VolumeRestores, s.BackupUID, s.Location = all, b.UID, b.Status.Location.DeepCopy()
-	s.ExcludedVolumes = choices.exclude(othersVolumes(in.restore, b))
+	s.ExcludedVolumes = choices.addExcluded(othersVolumes(in.restore, b))
 	secrets, configMaps, err := definition.References(b.Status.Source.Spec)
 	if err != nil {
 		return fmt.Sprintf("the machine in VMBackup %s: %v", name, err)
@@ -124,7 +124,7 @@ func (in *input) planVolumes(choices *choices, node string) (all []harvesterv1.V
 			return nil, fmt.Sprintf("volume %s of VMBackup %s is in the repository of namespace %s, and not in that of its own", v.VolumeName, name, id.Namespace)
 		}
 		restore := newVolumeRestore(in.restore, b, v)
-		if err := choices.apply(&restore, in.waiting); err != nil {
+		if err := choices.applyTo(&restore, in.waiting); err != nil {
 			return nil, fmt.Sprintf("volume %s of VMBackup %s: %v", v.VolumeName, name, err)
 		}
 		if claim := &restore.PersistentVolumeClaim; node != "" &&

@@ -166,12 +166,15 @@ func TestNames_areValidHoweverLong(t *testing.T) {
 func TestPlan_storageClasses(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ mapping, known, want string }{
-		"as they were":              {"", "local,slow", "root local, data slow"},
-		"one has another one":       {"local=fast", "fast,slow", "root fast, data slow"},
-		"both have":                 {"local=fast, slow=fast", "fast", "root fast, data fast"},
-		"every other one":           {"slow=local,*=fast", "fast,local", "root fast, data local"},
-		"every one, in short":       {"=fast", "fast", "root fast, data fast"},
-		"one that does not exist":   {"", "local", "volume data of VMBackup app/monday: StorageClass slow does not exist in this cluster: say in the annotation varvebackup.io/storage-class-map, as slow=NEW"},
+		"as they were":        {"", "local,slow", "root local, data slow"},
+		"one has another one": {"local=fast", "fast,slow", "root fast, data slow"},
+		"both have":           {"local=fast, slow=fast", "fast", "root fast, data fast"},
+		"every other one":     {"slow=local,*=fast", "fast,local", "root fast, data local"},
+		"every one, in short": {"=fast", "fast", "root fast, data fast"},
+		"one that does not exist": {
+			"", "local",
+			"volume data of VMBackup app/monday: StorageClass slow does not exist in this cluster: say in the annotation varvebackup.io/storage-class-map, as slow=NEW",
+		},
 		"to one that does not":      {"slow=fats", "local", `names StorageClass "fats", which does not exist`},
 		"any to one that does not":  {"*=fats", "local", `names StorageClass "fats", which does not exist`},
 		"from one that no disk has": {"sloe=fast", "local,slow,fast", `names StorageClass "sloe", and no disk has it`},
@@ -212,13 +215,19 @@ func TestPlan_storageClasses(t *testing.T) {
 func TestPlan_disks(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ without, sizes, want string }{
-		"as they were":             {"", "", "root 1048576, data 1048576"},
-		"a larger one":             {"", "root=20Gi", "root 21474836480, data 1048576"},
-		"without one":              {"data", "root=1Mi", "root 1048576; without data"},
-		"without one on no claim":  {"swap", "", "root 1048576, data 1048576; without swap"},
-		"without one that is not":  {"dta", "", `varvebackup.io/exclude-volumes names "dta", and the machine has no such volume`},
-		"without any":              {"root, data", "", "varvebackup.io/exclude-volumes leaves out every disk: keep one"},
-		"a smaller one":            {"", "root=1023Ki", "volume root of VMBackup app/monday: the annotation varvebackup.io/disk-sizes has 1023Ki as its size, and its claim needs 1Mi"},
+		"as they were":            {"", "", "root 1048576, data 1048576"},
+		"a larger one":            {"", "root=20Gi", "root 21474836480, data 1048576"},
+		"without one":             {"data", "root=1Mi", "root 1048576; without data"},
+		"without one on no claim": {"swap", "", "root 1048576, data 1048576; without swap"},
+		"without one that is not": {"dta", "", `varvebackup.io/exclude-volumes names "dta", and the machine has no such volume`},
+		"without any": {
+			"root, data", "",
+			"varvebackup.io/exclude-volumes leaves out every disk: keep one",
+		},
+		"a smaller one": {
+			"", "root=1023Ki",
+			"volume root of VMBackup app/monday: the annotation varvebackup.io/disk-sizes has 1023Ki as its size, and its claim needs 1Mi",
+		},
 		"a larger one that is not": {"", "dta=1Gi", `varvebackup.io/disk-sizes names "dta", and no such disk is restored`},
 		"a larger one that is out": {"data", "data=1Gi", `varvebackup.io/disk-sizes names "data", and no such disk is restored`},
 		"a size that is no number": {"", "root=large", `varvebackup.io/disk-sizes has "large" as the size of "root"`},
@@ -235,7 +244,8 @@ func TestPlan_disks(t *testing.T) {
 			var texts []string
 			for i := range s.VolumeRestores {
 				v := &s.VolumeRestores[i]
-				texts = append(texts, fmt.Sprintf("%s %d", v.VolumeName, v.PersistentVolumeClaim.Spec.Resources.Requests.Storage().Value()))
+				texts = append(texts, fmt.Sprintf("%s %d", v.VolumeName,
+					v.PersistentVolumeClaim.Spec.Resources.Requests.Storage().Value()))
 			}
 			got += strings.Join(texts, ", ")
 			if out := volumeNames(s.ExcludedVolumes); len(out) > 0 {

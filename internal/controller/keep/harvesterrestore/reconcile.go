@@ -225,7 +225,8 @@ func (r *reconciler) deleteUnneeded(ctx context.Context, o *harvesterv1.VirtualM
 		return ctrl.Result{}, err
 	}
 	if !isMade(vm, o) && o.Status.TargetUID == nil {
-		if err := errors.Join(r.releaseMachine(ctx, o, vm), r.deleteClaims(ctx, o, vm), r.deleteReferences(ctx, o)); err != nil {
+		if err := errors.Join(r.releaseMachine(ctx, o, vm), r.deleteClaims(ctx, o, vm),
+			r.deleteReferences(ctx, o)); err != nil {
 			return ctrl.Result{}, err
 		}
 	}

@@ -10,12 +10,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
-	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/controller/keep/stored"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -32,7 +30,6 @@ func definitionRequest(o *harvesterv1.VirtualMachineRestore) stored.Request {
 	return stored.Request{
 		Owner: o.UID, Name: o.Status.DefinitionDownload, Location: *o.Status.Location,
 		SnapshotID: o.Status.VolumeRestores[0].SnapshotID, Namespace: o.Spec.VirtualMachineBackupNamespace,
-		Timeout: velerov1.Duration{Duration: downloadTimeout},
 	}
 }
 
@@ -64,7 +61,7 @@ func (r *reconciler) decideReferences(ctx context.Context, o *harvesterv1.Virtua
 			answer.Failed, missing, o.Namespace), nil
 	}
 	base := o.DeepCopy()
-	for _, ref := range copies(o, answer.Definition) {
+	for _, ref := range copyReferences(o, answer.Definition) {
 		chosen, err := r.chooseName(ctx, o, ref)
 		if err != nil {
 			return "", "", err
@@ -111,7 +108,7 @@ func (r *reconciler) completeReferences(ctx context.Context, o *harvesterv1.Virt
 // with it; the others may be other machines' as well.
 func (r *reconciler) makeReferences(ctx context.Context, o *harvesterv1.VirtualMachineRestore, d *definition.Definition, vm machine) (refused string, err error) {
 	wanted := map[string]client.Object{}
-	for _, c := range copies(o, d) {
+	for _, c := range copyReferences(o, d) {
 		wanted[kindOf(c)+"/"+c.GetName()] = c
 	}
 	for _, ref := range o.Status.References {
@@ -174,25 +171,17 @@ func (r *reconciler) findMissing(ctx context.Context, namespace string, b *harve
 
 // findReference returns the object that has the kind and the name of another one, or nil.
 func (r *reconciler) findReference(ctx context.Context, like client.Object) (client.Object, error) {
-	key := types.NamespacedName{Namespace: like.GetNamespace(), Name: like.GetName()}
-	if kindOf(like) == kindSecret {
-		s, err := reconcile.Find(ctx, r.live, key, &corev1.Secret{})
-		if s == nil {
-			return nil, err
-		}
-		return s, err
-	}
-	c, err := reconcile.Find(ctx, r.live, key, &corev1.ConfigMap{})
-	if c == nil {
-		return nil, err
-	}
-	return c, err
+	have := emptyReference(kindOf(like), like.GetNamespace(), like.GetName())
+	return reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(like), have)
 }
 
-// copies returns the Secrets and ConfigMaps of a definition as the restore's namespace gets them.
-func copies(o *harvesterv1.VirtualMachineRestore, d *definition.Definition) []client.Object {
+// copyReferences returns the Secrets and ConfigMaps of a definition as the restore's namespace gets them.
+func copyReferences(o *harvesterv1.VirtualMachineRestore, d *definition.Definition) []client.Object {
 	meta := func(name string, labels, annotations map[string]string) metav1.ObjectMeta {
-		m := metav1.ObjectMeta{Namespace: o.Namespace, Name: name, Labels: maps.Clone(labels), Annotations: maps.Clone(annotations)}
+		m := metav1.ObjectMeta{
+			Namespace: o.Namespace, Name: name, Labels: maps.Clone(labels),
+			Annotations: maps.Clone(annotations),
+		}
 		maps.DeleteFunc(m.Labels, func(key, _ string) bool { return isClusters(key) })
 		maps.DeleteFunc(m.Annotations, func(key, _ string) bool { return isClusters(key) })
 		return m

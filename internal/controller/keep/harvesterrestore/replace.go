@@ -36,14 +36,12 @@ func (r *reconciler) replaceMachine(ctx context.Context, o *harvesterv1.VirtualM
 	}
 	// All that takes long comes before the machine is stopped.
 	b, waiting, refused, err := r.prepareDefinition(ctx, o)
-	switch {
-	case err != nil:
-		return nil, result, err
-	case refused != "":
+	if refused != "" {
 		return nil, result, r.endUnreplaced(ctx, base, o, vm, refused)
-	case waiting != "":
-		setProgressing(&o.Status, now, messageMachine, waiting)
-		return nil, ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
+	}
+	if waiting != "" || err != nil {
+		result, err = r.endOrWait(ctx, base, o, waiting, "", err)
+		return nil, result, err
 	}
 	base = o.DeepCopy()
 	if target.WaitingSince == nil {
@@ -61,12 +59,14 @@ func (r *reconciler) replaceMachine(ctx context.Context, o *harvesterv1.VirtualM
 	}
 	switch {
 	case waiting != "" && now.After(deadline):
-		why := fmt.Sprintf("virtual machine %s was not stopped within %s (%s), and is left as it is", name, stopDeadline, waiting)
+		why := fmt.Sprintf("virtual machine %s was not stopped within %s (%s), and is left as it is", name,
+			stopDeadline, waiting)
 		return nil, result, r.endUnreplaced(ctx, base, o, vm, why)
 	case waiting != "":
-		setProgressing(&o.Status, now, messageMachine, fmt.Sprintf("virtual machine %s to be stopped, until %s: %s", name,
-			deadline.UTC().Format(time.RFC3339), waiting))
-		return nil, ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, o)
+		waiting = fmt.Sprintf("virtual machine %s to be stopped, until %s: %s", name,
+			deadline.UTC().Format(time.RFC3339), waiting)
+		result, err = r.endOrWait(ctx, base, o, waiting, "", nil)
+		return nil, result, err
 	}
 	wanted, refused := defineMachine(o, b)
 	if refused == "" {
@@ -121,14 +121,15 @@ func putBack(vm, wanted machine) machine {
 	delete(have, annotationHalted)
 	delete(have, annotationStrategy)
 	annotations := merge(have, wanted.GetAnnotations())
-	annotations[harvesterv1.AnnotationRestoredFrom] = joinOrigins(append(origins(wanted.GetAnnotations()), origins(have)...))
+	annotations[harvesterv1.AnnotationRestoredFrom] = joinOrigins(append(readOrigins(wanted.GetAnnotations()),
+		readOrigins(have)...))
 	replaced.SetAnnotations(annotations)
 	return replaced
 }
 
 // haltMachine halts a machine that is stopped, so that nobody starts it by another strategy, or that the restore is to
-// stop. It does so once: whoever starts the machine again has a reason. waiting says why the machine cannot be replaced
-// yet, or is "".
+// stop. It does so once, and leaves alone a machine that somebody starts again. waiting says why the machine cannot be
+// replaced yet, or is "".
 //
 // The controller of machines starts none after it has written into the status that it saw the strategy Halted. So an
 // instance that is not there then cannot come, unless the machine is changed, and then the replacement conflicts.

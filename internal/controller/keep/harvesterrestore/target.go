@@ -111,11 +111,11 @@ func stopsTarget(o *harvesterv1.VirtualMachineRestore) bool {
 // comesFrom says whether a machine is the one that was backed up, or was made by restores of it.
 func comesFrom(vm machine, b *harvesterv1.VirtualMachineBackup) bool {
 	source := string(ptr.Deref(b.Status.SourceUID, ""))
-	return source != "" && (string(vm.GetUID()) == source || slices.Contains(origins(vm.GetAnnotations()), source))
+	return source != "" && (string(vm.GetUID()) == source || slices.Contains(readOrigins(vm.GetAnnotations()), source))
 }
 
-// origins returns the UIDs of the machines that a machine comes from.
-func origins(annotations map[string]string) []string {
+// readOrigins returns the UIDs of the machines that a machine comes from.
+func readOrigins(annotations map[string]string) []string {
 	return strings.FieldsFunc(annotations[harvesterv1.AnnotationRestoredFrom], func(r rune) bool { return r == ',' })
 }
 
@@ -125,7 +125,7 @@ func originsOf(b *harvesterv1.VirtualMachineBackup) []string {
 	if uid := ptr.Deref(b.Status.SourceUID, ""); uid != "" {
 		all = append(all, string(uid))
 	}
-	return append(all, origins(b.Status.Source.ObjectMeta.Annotations)...)
+	return append(all, readOrigins(b.Status.Source.ObjectMeta.Annotations)...)
 }
 
 // joinOrigins writes them as the annotation has them, each once.
@@ -184,7 +184,8 @@ func claimsOf(o *unstructured.Unstructured, without ...string) []string {
 				{"memoryDump", "claimName"},
 				{"ephemeral", "persistentVolumeClaim", "claimName"},
 			} {
-				if name, _, _ := unstructured.NestedString(volume, field...); name != "" && !slices.Contains(names, name) {
+				if name, _, _ := unstructured.NestedString(volume, field...); name != "" &&
+					!slices.Contains(names, name) {
 					names = append(names, name)
 				}
 			}

@@ -6,6 +6,7 @@ package stored
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +21,9 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
+// operationTimeout bounds each wait of the DataDownload, as for those of disks.
+const operationTimeout = 10 * time.Minute
+
 // Reader reads definitions for owners of one kind.
 type Reader struct{ child.Maker }
 
@@ -32,7 +36,6 @@ type Request struct {
 	Location harvesterv1.LocationReference
 	// SnapshotID names any disk of the machine, and Namespace is that of the machine.
 	SnapshotID, Namespace string
-	Timeout               velerov1.Duration
 }
 
 // Answer is what has been read.
@@ -47,24 +50,34 @@ type Answer struct {
 
 // Ask asks for a definition, unless that was done before. refused says why it cannot be.
 func (r Reader) Ask(ctx context.Context, q Request) (refused string, err error) {
-	if refused, err := r.Make(ctx, q.Owner, newDownload(q)); refused != "" || err != nil {
-		return refused, err
-	}
-	d, err := r.find(ctx, q)
-	if err != nil || d == nil {
+	d, err := r.findDownload(ctx, q)
+	if err != nil {
 		return "", err
+	}
+	return r.ask(ctx, q, d)
+}
+
+// ask makes what is missing of the DataDownload, nil if there is none, and its Secret.
+func (r Reader) ask(ctx context.Context, q Request, d *velerov2.DataDownload) (refused string, err error) {
+	if d == nil {
+		if refused, err := r.Make(ctx, q.Owner, newDownload(q)); refused != "" || err != nil {
+			return refused, err
+		}
+		if d, err = r.findDownload(ctx, q); d == nil || err != nil {
+			return "", err
+		}
 	}
 	return r.Make(ctx, q.Owner, secretFor(d))
 }
 
 // Read returns what has been read. It asks first.
 func (r Reader) Read(ctx context.Context, q Request) (Answer, error) {
-	d, err := r.find(ctx, q)
+	d, err := r.findDownload(ctx, q)
 	if err != nil {
 		return Answer{}, err
 	}
 	if d == nil || !d.Status.Phase.Ended() {
-		refused, err := r.Ask(ctx, q)
+		refused, err := r.ask(ctx, q, d)
 		waiting := fmt.Sprintf("the definition of the machine, which DataDownload %s reads", q.Name)
 		if d != nil && d.Status.Message != "" {
 			waiting += ": " + d.Status.Message
@@ -75,18 +88,19 @@ func (r Reader) Read(ctx context.Context, q Request) (Answer, error) {
 		return Answer{Failed: fmt.Sprintf("the definition of the machine cannot be read: DataDownload %s is %s: %s",
 			q.Name, d.Status.Phase, d.Status.Message)}, nil
 	}
-	return r.decode(ctx, secretFor(d), q)
+	return r.readSecret(ctx, secretFor(d), q)
 }
 
-// decode reads the Secret of a DataDownload that is completed.
-func (r Reader) decode(ctx context.Context, secret *corev1.Secret, q Request) (Answer, error) {
+// readSecret reads the Secret of a DataDownload that is completed.
+func (r Reader) readSecret(ctx context.Context, secret *corev1.Secret, q Request) (Answer, error) {
 	key := types.NamespacedName{Namespace: secret.Namespace, Name: secret.Name}
 	have, err := reconcile.Find(ctx, r.Live, key, &corev1.Secret{})
 	switch {
 	case err != nil:
 		return Answer{}, err
 	case have == nil || have.Labels[r.Label] != string(q.Owner):
-		return Answer{Failed: fmt.Sprintf("Secret %s with the definition of the machine was deleted by somebody else", key)}, nil
+		return Answer{Failed: fmt.Sprintf("Secret %s with the definition of the machine was deleted by somebody else",
+			key)}, nil
 	}
 	var a Answer
 	if a.Definition, err = definition.Decode(have.Data[datamove.DefinitionKey]); err != nil {
@@ -100,7 +114,7 @@ func (r Reader) decode(ctx context.Context, secret *corev1.Secret, q Request) (A
 
 // Delete deletes the DataDownload and the Secret, and says whether the DataDownload is still there.
 func (r Reader) Delete(ctx context.Context, q Request) (left bool, err error) {
-	d, err := r.find(ctx, q)
+	d, err := r.findDownload(ctx, q)
 	if err != nil || d == nil {
 		return false, err
 	}
@@ -110,8 +124,8 @@ func (r Reader) Delete(ctx context.Context, q Request) (left bool, err error) {
 	return true, r.Remove(ctx, d)
 }
 
-// find returns the owner's DataDownload, or nil.
-func (r Reader) find(ctx context.Context, q Request) (*velerov2.DataDownload, error) {
+// findDownload returns the owner's DataDownload, or nil.
+func (r Reader) findDownload(ctx context.Context, q Request) (*velerov2.DataDownload, error) {
 	key := types.NamespacedName{Namespace: q.Location.Namespace, Name: q.Name}
 	d, err := reconcile.Find(ctx, r.Live, key, &velerov2.DataDownload{})
 	if err != nil || d == nil || d.Labels[r.Label] != string(q.Owner) {
@@ -125,7 +139,7 @@ func newDownload(q Request) *velerov2.DataDownload {
 		ObjectMeta: metav1.ObjectMeta{Namespace: q.Location.Namespace, Name: q.Name},
 		Spec: velerov2.DataDownloadSpec{
 			BackupStorageLocation: q.Location.Name, DataMover: datamove.Mover, SnapshotID: q.SnapshotID,
-			SourceNamespace: q.Namespace, OperationTimeout: q.Timeout,
+			SourceNamespace: q.Namespace, OperationTimeout: velerov1.Duration{Duration: operationTimeout},
 			DataMoverConfig: map[string]string{datamove.ConfigRead: datamove.ReadDefinition},
 			// The data mover is fair between the namespaces of targets. No volume is made.
 			TargetVolume: velerov2.TargetVolumeSpec{Namespace: q.Namespace, PVC: "none"},

@@ -38,7 +38,7 @@ var table = []struct {
 	{NoKeys, isNoKeys, "{place}: there are neither keys nor a role", "{give keys}", errclass.Denied},
 	{RoleRefused, isRoleRefused, "{place}: the role gives no keys", "let the role trust {account}", errclass.Denied},
 	{
-		RoleSilent, isRoleSilent, "{place} is not asked, for want of keys",
+		RoleSilent, isRoleSilent, "{place} is not asked: there are no keys yet",
 		"check that the role's security token service answers{retry}", errclass.Transient,
 	},
 	{Permission, isPermission, "{place}: permission denied", "let {writer} write there", errclass.Denied},
@@ -52,7 +52,8 @@ var table = []struct {
 		"give the certificate of the server's authority {authority}", errclass.Transient,
 	},
 	{
-		Silent, isSilent, "{place} does not answer", "check that the storage answers at its address{set address}{retry}",
+		Silent, isSilent, "{place} does not answer",
+		"check that the storage answers at its address{set address}{retry}",
 		errclass.Transient,
 	},
 }

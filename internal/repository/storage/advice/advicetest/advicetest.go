@@ -84,7 +84,8 @@ func Cases() []Case {
 		bucket("no bucket", fmt.Errorf("open: %w", storage.ErrNoBucket)),
 		bucket("no bucket any more", errorOfPut(s3Error(http.StatusNotFound, minio.NoSuchBucket))),
 		{
-			Name: "no keys", Err: storage.ErrNoRole, Cause: advice.NoKeys, What: "neither keys nor a role", Do: "a role",
+			Name: "no keys", Err: storage.ErrNoRole, Cause: advice.NoKeys, What: "neither keys nor a role",
+			Do:   "a role",
 			Exit: errclass.ExitRefused, Lasts: true,
 		},
 		{
@@ -94,7 +95,7 @@ func Cases() []Case {
 		},
 		{
 			Name: "silent STS", Err: &storage.RoleError{Role: role, Text: "connection refused"},
-			Cause: advice.RoleSilent, What: "for want of keys", Do: "security token service answers",
+			Cause: advice.RoleSilent, What: "is not asked: there are no keys yet", Do: "security token service answers",
 			Exit: errclass.ExitUnreachable,
 		},
 		{
