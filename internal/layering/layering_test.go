@@ -24,7 +24,7 @@ const (
 // the test: give it a place here and in docs/architecture.md.
 var layers = [][]string{
 	{
-		"api/backup", "api/export", "api/harvester", "api/kubevirt", "api/velero", "internal/durable",
+		"api/backup", "api/export", "api/harvester", "api/kubevirt", "api/snapshot", "api/velero", "internal/durable",
 		"internal/errclass", "internal/guard", "internal/version",
 	},
 	{
