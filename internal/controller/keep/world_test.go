@@ -37,13 +37,23 @@ const (
 
 // TestControlPlane runs both controllers with the rights and the cache that they have in a cluster. The tests play
 // handlers, kubelets and the controller of machines.
-func TestControlPlane(t *testing.T) {
-	t.Parallel()
+func TestControlPlane(t *testing.T) { //nolint:paralleltest // one after the other: both serve all namespaces
+	runScenarios(t)
+}
+
+// TestControlPlane_diesAtEachWrite is TestControlPlane with a controller that dies once after each of its writes, and
+// starts again.
+func TestControlPlane_diesAtEachWrite(t *testing.T) { //nolint:paralleltest // see above
+	runScenarios(t, controlplane.LoseAnswers(t))
+}
+
+func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
+	t.Helper()
 	if err := cluster.InstallRoles(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	mgr := cluster.Manager(t, controlplane.Controller.Restrict(),
-		func(o *ctrl.Options) { o.Cache.ByObject = pointdeletion.CachedObjects() })
+		append(edit, func(o *ctrl.Options) { o.Cache.ByObject = pointdeletion.CachedObjects() })...)
 	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace}); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +69,7 @@ func TestControlPlane(t *testing.T) {
 			},
 			Status: velerov1.BackupStorageLocationStatus{Phase: phase, Message: "nobody listens there"},
 		}
-		if err := admin.Create(t.Context(), l); err != nil {
+		if err := admin.Create(t.Context(), l); client.IgnoreAlreadyExists(err) != nil {
 			t.Fatal(err)
 		}
 	}
