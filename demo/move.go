@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -16,43 +17,32 @@ import (
 	"github.com/varvebackup/varve/test/lab"
 )
 
-const (
-	// location, repositoryTracker and scratch are those of the machine's way into a repository.
-	location          = "demo"
-	repositoryTracker = "repository"
-	scratch           = "scratch"
-)
+// location is the BackupStorageLocation of the demo.
+const location = "demo"
 
-// storeMoments puts the disks of the running machine into a repository on S3, in full and then by changed blocks.
+// storeMoments backs the whole running machine up into a repository on S3, in full and then by changed blocks.
 func (s *story) storeMoments(ctx context.Context) error {
 	s.tellStep("a repository on the S3 service, which is encrypted and deduplicates")
 	at, err := s.lab.BucketLocation(ctx, location, s.boxDir)
 	if err != nil {
 		return err
 	}
-	if err := s.lab.Claim(ctx, scratch, gib, corev1.PersistentVolumeFilesystem); err != nil {
-		return err
-	}
-	if err := s.lab.Create(ctx, s.lab.Tracker(repositoryTracker, vmName)); err != nil {
-		return fmt.Errorf("create tracker: %w", err)
-	}
 	for _, name := range []string{"thursday", "friday"} {
-		s.tellStep("upload %s: freeze the guest and hash its disks; the guest goes on while they are stored", name)
+		s.tellStep("back up the machine, %s: freeze the guest and hash its disks; it goes on while they are stored", name)
 		began := time.Now()
-		s.stored, err = s.lab.UploadMoment(ctx, name, vmName, repositoryTracker, scratch, `head -c 3000000 /dev/urandom >/data/a/9; echo `+name+` is over >/etc/note; sync`,
-			backupTimeout, at, disks...)
+		s.stored, err = s.lab.BackUpMachine(ctx, name, vmName, `head -c 3000000 /dev/urandom >/data/a/9; echo `+name+
+			` is over >/etc/note; sync`, backupTimeout, at)
 		if err != nil {
 			return err
 		}
-		r := uploadResult{Name: name, Seconds: time.Since(began).Seconds()}
-		for _, d := range disks {
-			u := s.stored.Uploads[d.Name]
+		r := storedMoment{Name: name, Seconds: time.Since(began).Seconds()}
+		for _, v := range s.stored.Status.VolumeBackups {
 			r.Volumes = append(r.Volumes, storedResult{
-				Name: d.Name, VirtualBytes: u.Status.Progress.TotalBytes, NewBytes: u.Status.IncrementalBytes, FullReason: u.Status.DataMoverResult["fullReason"],
+				Name: v.VolumeName, VirtualBytes: v.VolumeSize, NewBytes: v.ChangedBytes, FullReason: v.FullReason,
 			})
-			s.tellStep("  %s: %s new or changed of %s", d.Name, formatMiB(u.Status.IncrementalBytes), formatMiB(u.Status.Progress.TotalBytes))
+			s.tellStep("  %s: %s new or changed of %s", v.VolumeName, formatMiB(v.ChangedBytes), formatMiB(v.VolumeSize))
 		}
-		s.result.Uploads = append(s.result.Uploads, r)
+		s.result.Stored = append(s.result.Stored, r)
 	}
 	return nil
 }
@@ -77,30 +67,35 @@ func (s *story) loseMachine(ctx context.Context) error {
 	return nil
 }
 
-// bringBack makes the disks again from the repository, compares them, and boots the machine from them.
+// bringBack brings the machine back from the repository, compares its disks, and boots it.
 func (s *story) bringBack(ctx context.Context) error {
-	s.tellStep("make the disks again from what %s stored", s.stored.Group)
-	r := &s.result.Uploads[len(s.result.Uploads)-1]
-	var claims []string
-	for _, d := range disks {
-		claim := lab.ClaimName(vmName, d.Name)
-		claims = append(claims, claim)
-		if err := s.lab.Download(ctx, filepath.Join(s.build, "bin", "varve"), s.kubeconfig, s.stored.Uploads[d.Name], claim, corev1.PersistentVolumeFilesystem); err != nil {
-			return err
-		}
+	if err := s.runVarve(ctx, "vm", "restore", s.stored.Name, "--keep-mac", "--halt", "--wait"); err != nil {
+		return err
 	}
 	s.tellStep("compare every block")
-	for i, d := range disks {
-		restored, err := s.hashDisk(ctx, claims[i])
-		if err != nil {
-			return err
-		}
-		v := &r.Volumes[i]
-		v.SHA256Expected, v.SHA256Restored = s.stored.Sums[d.Name], restored
-		v.Identical = restored == s.stored.Sums[d.Name]
+	vm := &kubevirtv1.VirtualMachine{}
+	if err := s.lab.Get(ctx, client.ObjectKey{Namespace: namespace, Name: vmName}, vm); err != nil {
+		return err
 	}
-	s.tellStep("boot the machine from them")
-	if err := s.lab.StartMachine(ctx, vmName, lab.Debian, map[string]string{lab.TrackingLabel: "true"}, bootTimeout, disks...); err != nil {
+	r := &s.result.Stored[len(s.result.Stored)-1]
+	for i := range r.Volumes {
+		v := &r.Volumes[i]
+		for _, volume := range vm.Spec.Template.Spec.Volumes {
+			if volume.Name != v.Name {
+				continue
+			}
+			restored, err := s.hashDisk(ctx, v.Name, volume.PersistentVolumeClaim.ClaimName)
+			if err != nil {
+				return err
+			}
+			v.SHA256Expected, v.SHA256Restored = s.stored.Sums[v.Name], restored
+			v.Identical = restored == s.stored.Sums[v.Name]
+		}
+	}
+	if err := s.runVarve(ctx, "vm", "start", vmName); err != nil {
+		return err
+	}
+	if _, err := s.lab.WaitAgent(ctx, vmName, bootTimeout); err != nil {
 		return err
 	}
 	g, err := s.lab.Guest(ctx, vmName)
@@ -115,9 +110,21 @@ func (s *story) bringBack(ctx context.Context) error {
 	return nil
 }
 
-// hashDisk returns the SHA-256 of the disk on a claim.
-func (s *story) hashDisk(ctx context.Context, claim string) (string, error) {
-	tool, err := s.lab.Toolbox(ctx, "compare-"+claim, claim)
+// runVarve runs the command line in the demo's namespace.
+func (s *story) runVarve(ctx context.Context, args ...string) error {
+	args = append(args, "-n", namespace)
+	s.tellStep("varve %s", strings.Join(args, " "))
+	program := filepath.Join(s.build, "bin", "varve")
+	out, err := exec.CommandContext(ctx, program, append(args, "--kubeconfig", s.kubeconfig)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("varve %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// hashDisk returns the SHA-256 of a disk, which is on a claim.
+func (s *story) hashDisk(ctx context.Context, name, claim string) (string, error) {
+	tool, err := s.lab.Toolbox(ctx, "compare-"+name, claim)
 	if err != nil {
 		return "", err
 	}

@@ -12,12 +12,12 @@ import (
 // result is what the demo found. Its JSON form is written to build/demo/result.json.
 type result struct {
 	Backups []backupResult `json:"backups"`
-	Uploads []uploadResult `json:"uploads"`
+	Stored  []storedMoment `json:"stored"`
 	OK      bool           `json:"ok"`
 }
 
-// uploadResult is what a repository has stored of one moment.
-type uploadResult struct {
+// storedMoment is what a repository has of one moment.
+type storedMoment struct {
 	Name    string         `json:"name"`
 	Volumes []storedResult `json:"volumes"`
 	Seconds float64        `json:"seconds"`
@@ -63,11 +63,11 @@ func (r *result) judgeAll() {
 			r.OK = r.OK && v.Identical
 		}
 	}
-	r.OK = r.OK && len(r.Uploads) == 2
+	r.OK = r.OK && len(r.Stored) == 2
 	if !r.OK {
 		return
 	}
-	last := r.Uploads[len(r.Uploads)-1]
+	last := r.Stored[len(r.Stored)-1]
 	r.OK = len(last.Volumes) == 2
 	for _, v := range last.Volumes {
 		r.OK = r.OK && v.Identical
@@ -103,11 +103,11 @@ func (r *result) printTable(out io.Writer) {
 		}
 	}
 	w.Flush()
-	if len(r.Uploads) == 0 {
+	if len(r.Stored) == 0 {
 		return
 	}
 	fmt.Fprintln(w, "\nIN THE REPOSITORY\tVOLUME\tNEW OR CHANGED\tVIRTUAL\tSECONDS\tAFTER THE MACHINE WAS DELETED")
-	for _, u := range r.Uploads {
+	for _, u := range r.Stored {
 		for i, v := range u.Volumes {
 			name, seconds, verdict := "", "", ""
 			if i == 0 {

@@ -35,7 +35,7 @@ type story struct {
 	// build, kubeconfig and boxDir are paths.
 	build, kubeconfig, boxDir string
 	chain                     []*backupv1alpha1.VirtualMachineBackup
-	stored                    *lab.MachineUploads
+	stored                    *lab.MachineBackup
 	result                    *result
 }
 

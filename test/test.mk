@@ -64,7 +64,8 @@ INTEROP_INPUTS := 'go.mod go.sum hack test/test.mk images box/go.mod box/kube.sh
 PEERS_INPUTS := 'go.mod go.sum hack test/test.mk test/peers'
 
 .PHONY: test-peers
-test-peers: peers tiers-tool ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire
+test-peers: peers tiers-tool ## The repository against the upstream kopia and a real S3 server, killed and with faults on the wire; Harvester's types
+	cd test/compat/harvester && $(GO_TEST) -timeout 20m ./...
 	hack/passed.sh $@ peers $(PEERS_INPUTS) "$$(hack/packages-with-tag.sh peers)" \
 		$(GO_TEST) -tags peers -parallel 4 -timeout 30m -run "$$(hack/tests-with-tag.sh peers)"
 

@@ -149,8 +149,7 @@ func imageOn(claim string) string { return "/mnt/" + claim + "/disk.img" }
 
 // deleteMachine deletes the machine and the claims of its disks.
 func (b *bench) deleteMachine(ctx context.Context, disks ...lab.Disk) error {
-	gone := []client.Object{&kubevirtv1.VirtualMachine{}}
-	gone[0].SetName(vmName)
+	gone := []client.Object{machineNamed(vmName)}
 	for _, d := range disks {
 		gone = append(gone, claimNamed(lab.ClaimName(vmName, d.Name)))
 	}
@@ -164,6 +163,12 @@ func (b *bench) deleteMachine(ctx context.Context, disks ...lab.Disk) error {
 		}
 	}
 	return nil
+}
+
+func machineNamed(name string) *kubevirtv1.VirtualMachine {
+	vm := &kubevirtv1.VirtualMachine{}
+	vm.Namespace, vm.Name = namespace, name
+	return vm
 }
 
 func claimNamed(name string) *corev1.PersistentVolumeClaim {

@@ -47,6 +47,7 @@ type part struct {
 var parts = []part{
 	{[]string{"move-full", "move-full-data", "move-1pct", "move-1pct-data", "move-overhead", "move-restore", "move-restore-data"}, (*bench).measureDisk},
 	{[]string{"move-parallel"}, (*bench).measureParallel},
+	{[]string{"vm-backup-overhead", "vm-restore"}, (*bench).measureWhole},
 	{[]string{"move-peak", "move-peak-changes"}, (*bench).measurePeak},
 }
 

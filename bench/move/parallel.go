@@ -16,20 +16,27 @@ const (
 	parallelUsedBytes = gib / 2
 )
 
+func manyDisks() []lab.Disk {
+	var disks []lab.Disk
+	for i := range parallelDisks {
+		disks = append(disks, lab.Disk{Name: fmt.Sprintf("disk%d", i), Bytes: claimBytes(parallelDiskBytes)})
+	}
+	return disks
+}
+
+// fillMany is the command of diskwriter that fills one of them.
+func fillMany(i int) string {
+	return fmt.Sprintf("image %%s %d %d %d", 10+i, parallelDiskBytes, parallelUsedBytes)
+}
+
 // measureParallel measures the fulls of disks in one group, all at once, and of the same disks one after the other, each in a group of its own.
 func (b *bench) measureParallel(ctx context.Context) (_ []report.Row, err error) {
 	if err := b.SetMover(ctx, fmt.Sprintf("concurrency: {perNode: %d}", parallelDisks)); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.ResetMover(context.WithoutCancel(ctx))) }()
-	var disks []lab.Disk
-	for i := range parallelDisks {
-		disks = append(disks, lab.Disk{Name: fmt.Sprintf("disk%d", i), Bytes: claimBytes(parallelDiskBytes)})
-	}
-	fill := func(i int) string {
-		return fmt.Sprintf("image %%s %d %d %d", 10+i, parallelDiskBytes, parallelUsedBytes)
-	}
-	if err := b.bootMachine(ctx, fill, disks...); err != nil {
+	disks := manyDisks()
+	if err := b.bootMachine(ctx, fillMany, disks...); err != nil {
 		return nil, err
 	}
 	f := figures{}

@@ -27,7 +27,7 @@ func (s *scene) backedUpStopped(location *lab.Location, overwrite string) {
 	s.strategy(kubevirtv1.RunStrategyHalted)
 	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
 	sums := s.sumsAtRest()
-	off, err := s.BackUpStoppedMachine(ctx, "whole-off", s.vm, sums, moveTimeout, location)
+	off, err := s.BackUpAsItIs(ctx, "whole-off", s.vm, sums, moveTimeout, location)
 	s.must(err)
 	if len(off.Status.VolumeBackups) != len(sums) {
 		s.t.Errorf("%d disks are stored of %d", len(off.Status.VolumeBackups), len(sums))

@@ -57,8 +57,8 @@ func (l *Lab) BackUpMachine(ctx context.Context, name, vm, script string, timeou
 		func() (bool, error) { return b.IsReady(), nil })
 }
 
-// BackUpStoppedMachine backs a machine up that does not run, and waits until the backup is ready. sums are those of its disks.
-func (l *Lab) BackUpStoppedMachine(ctx context.Context, name, vm string, sums map[string]string, timeout time.Duration, at *Location) (*MachineBackup, error) {
+// BackUpAsItIs backs a machine up, and waits until the backup is ready. sums are those of its disks, if they are known.
+func (l *Lab) BackUpAsItIs(ctx context.Context, name, vm string, sums map[string]string, timeout time.Duration, at *Location) (*MachineBackup, error) {
 	b := &harvesterv1.VirtualMachineBackup{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: l.Namespace, Name: name,
