@@ -59,11 +59,15 @@ type VirtualMachineBackupList struct {
 
 // BackupType says where the data of a backup goes.
 //
-// +kubebuilder:validation:Enum=backup
+// +kubebuilder:validation:Enum=backup;snapshot
 type BackupType string
 
-// Backup is a backup in a BackupStorageLocation.
-const Backup BackupType = "backup"
+const (
+	// Backup is a backup in a BackupStorageLocation.
+	Backup BackupType = "backup"
+	// Snapshot is a set of VolumeSnapshots, which stay in the machine's storage and namespace.
+	Snapshot BackupType = "snapshot"
+)
 
 // SourceKind is the kind of what is backed up and restored.
 const SourceKind = "VirtualMachine"
@@ -72,16 +76,25 @@ const SourceKind = "VirtualMachine"
 //
 // +kubebuilder:validation:XValidation:rule="self.source == oldSelf.source",message="spec.source is immutable: create another backup"
 // +kubebuilder:validation:XValidation:rule="self.type == oldSelf.type",message="spec.type is immutable"
+// +kubebuilder:validation:XValidation:rule="!has(self.fsFreezeDeadline) || has(self.type) && self.type == 'snapshot'",message="fsFreezeDeadline is for type snapshot: a backup of a running machine holds the freeze for milliseconds, and for 30 s at the most",fieldPath=".fsFreezeDeadline"
 type VirtualMachineBackupSpec struct {
 	// source is the virtual machine, in the backup's namespace.
 	// +kubebuilder:validation:XValidation:rule="!has(self.apiGroup) || self.apiGroup == 'kubevirt.io'",message="apiGroup must be kubevirt.io",fieldPath=".apiGroup"
 	// +kubebuilder:validation:XValidation:rule="self.kind == 'VirtualMachine'",message="kind must be VirtualMachine",fieldPath=".kind"
 	// +kubebuilder:validation:XValidation:rule="size(self.name) > 0",message="name is required",fieldPath=".name"
 	Source corev1.TypedLocalObjectReference `json:"source"`
-	// type is backup.
+	// type is backup or snapshot. A backup is in a BackupStorageLocation. A snapshot is in the machine's storage, is lost
+	// with it, and can be restored in its own namespace.
 	// +kubebuilder:default=backup
 	// +optional
 	Type BackupType `json:"type,omitempty"`
+	// fsFreezeDeadline is how long the guest's file systems may be frozen for a snapshot, such as "5s". Without it, with 0s,
+	// and at the most, it is 30 s.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="must not be negative"
+	// +optional
+	FSFreezeDeadline *metav1.Duration `json:"fsFreezeDeadline,omitempty"`
 }
 
 // VirtualMachineBackupStatus says how far the backup is, and has what a restore needs.
@@ -96,6 +109,9 @@ type VirtualMachineBackupStatus struct {
 	// backupTarget is the bucket that holds the backup. It is absent if the location is not a bucket.
 	// +optional
 	BackupTarget *BackupTarget `json:"backupTarget,omitempty"`
+	// csiDriverVolumeSnapshotClassNames are the VolumeSnapshotClasses of a snapshot, by the drivers of its disks.
+	// +optional
+	CSIDriverVolumeSnapshotClassNames map[string]string `json:"csiDriverVolumeSnapshotClassNames,omitempty"`
 	// source is the machine as it was.
 	// +optional
 	Source *VirtualMachineSourceSpec `json:"source,omitempty"`
@@ -103,7 +119,8 @@ type VirtualMachineBackupStatus struct {
 	// +optional
 	// +listType=atomic
 	VolumeBackups []VolumeBackup `json:"volumeBackups,omitempty"`
-	// secretBackups names the Secrets that the machine refers to. Their content is in the repository alone.
+	// secretBackups names the Secrets that the machine refers to. Their content is in the repository alone. A snapshot does
+	// not have it.
 	// +optional
 	// +listType=atomic
 	SecretBackups []SecretBackup `json:"secretBackups,omitempty"`
@@ -139,10 +156,25 @@ type VirtualMachineBackupStatus struct {
 	// stopped is set if the machine did not run. It has what tells that somebody may have written to its disks since.
 	// +optional
 	Stopped *StoppedMachine `json:"stopped,omitempty"`
+	// sourceIndications say how consistent a snapshot is: whether the guest ran, and whether its file systems were frozen.
+	// +optional
+	// +listType=atomic
+	SourceIndications []SourceIndication `json:"sourceIndications,omitempty"`
 	// group is what the DataUploads and the restore points of the backup have in common, and the name of the
-	// VirtualMachineBackup of backup.kubevirt.io that is made for them.
+	// VirtualMachineBackup of backup.kubevirt.io that is made for them. It is the name of the VirtualMachineSnapshot of
+	// snapshot.kubevirt.io that a snapshot is.
 	// +optional
 	Group string `json:"group,omitempty"`
+}
+
+// SourceIndication says something of the machine at the moment of a snapshot, as VirtualMachineSnapshot of
+// snapshot.kubevirt.io does.
+type SourceIndication struct {
+	// indication is Online, NoGuestAgent, GuestAgent, QuiesceTimeout or Paused.
+	Indication string `json:"indication"`
+	// message says what that means for the snapshot.
+	// +optional
+	Message string `json:"message,omitempty"`
 }
 
 // BackupTarget is a bucket.
@@ -247,6 +279,9 @@ type VolumeBackup struct {
 	// snapshotID says where in the location the disk is.
 	// +optional
 	SnapshotID string `json:"snapshotID,omitempty"`
+	// volumeSnapshotName is the VolumeSnapshot that has the disk of a snapshot, in the backup's namespace.
+	// +optional
+	VolumeSnapshotName *string `json:"volumeSnapshotName,omitempty"`
 	// changedBytes is how much was new or changed since the backup before.
 	// +optional
 	ChangedBytes int64 `json:"changedBytes,omitempty"`

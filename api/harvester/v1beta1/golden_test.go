@@ -15,11 +15,13 @@ import (
 )
 
 // TestObjects_areHarvesters reads objects as Harvester 1.8 writes them, with every field of its that is served here,
-// and writes the same. Of Harvester's fields these are not served: spec.fsFreezeDeadline,
-// status.csiDriverVolumeSnapshotClassNames, longhornBackupName and longhornEngineName.
+// and writes the same. Of Harvester's fields these are not served: longhornBackupName and longhornEngineName.
 func TestObjects_areHarvesters(t *testing.T) {
 	t.Parallel()
-	for file, o := range map[string]runtime.Object{"backup.json": &harvesterv1.VirtualMachineBackup{}, "restore.json": &harvesterv1.VirtualMachineRestore{}} {
+	for file, o := range map[string]runtime.Object{
+		"backup.json": &harvesterv1.VirtualMachineBackup{}, "snapshot.json": &harvesterv1.VirtualMachineBackup{},
+		"restore.json": &harvesterv1.VirtualMachineRestore{},
+	} {
 		want, err := os.ReadFile("testdata/" + file)
 		if err != nil {
 			t.Fatal(err)

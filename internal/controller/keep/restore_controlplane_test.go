@@ -310,8 +310,11 @@ func notAccepted(w *world) {
 			func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Source.Name = "db" },
 			"spec.source is immutable",
 		},
-		"marked as ended":  {func(b *harvesterv1.VirtualMachineBackup) { b.Labels = map[string]string{layout.LabelEnded: "mine"} }, "only Varve's controller sets the label"},
-		"of type snapshot": {func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Type = "snapshot" }, `spec.type: Unsupported value: "snapshot": supported values: "backup"`},
+		"marked as ended": {func(b *harvesterv1.VirtualMachineBackup) { b.Labels = map[string]string{layout.LabelEnded: "mine"} }, "only Varve's controller sets the label"},
+		"of type snapshot": {
+			func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Type = harvesterv1.Snapshot },
+			"spec.type is immutable",
+		},
 		"of something else": {
 			func(b *harvesterv1.VirtualMachineBackup) { b.Spec.Source.Kind = "Pod" },
 			"spec.source.kind: Invalid value: kind must be VirtualMachine",
