@@ -3,6 +3,7 @@
 package keep
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -49,7 +50,7 @@ func TestControlPlane_diesAtEachWrite(t *testing.T) { //nolint:paralleltest // s
 
 func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
 	t.Helper()
-	if err := cluster.InstallRoles(t.Context()); err != nil {
+	if err := errors.Join(cluster.InstallRoles(t.Context()), cluster.InstallSnapshotKinds(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	mgr := cluster.Manager(t, controlplane.Controller.Restrict(),
@@ -86,6 +87,9 @@ func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
 		"a stopped machine whose disk is written": writtenWhileRead,
 		"a stopped machine that waits":            stoppedWaits,
 		"a stopped machine, and a deletion":       stoppedDeleted,
+		"a snapshot of a running machine":         snapshotTaken,
+		"a snapshot of a stopped machine":         snapshotStopped,
+		"snapshots that fail":                     snapshotFails,
 		"a restore, to the end":                   restored,
 		"a restore that leaves the machine alone": halted,
 		"a restore whose name is taken":           nameTaken,

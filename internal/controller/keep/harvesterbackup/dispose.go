@@ -23,8 +23,8 @@ import (
 // that the DataUploads wait for it alone: a backup can be deleted although its location does not answer.
 const disposalDeadline = 2 * time.Minute
 
-// deleteStored deletes the DataUploads of a deleted backup, and with them its restore points, and lets the backup go. A
-// restore that reads the backup holds it. What is stored of a namespace that is deleted stays stored: that is what
+// deleteStored deletes the DataUploads of a deleted backup, and with them its restore points, or its
+// VirtualMachineSnapshot, and lets the backup go. A restore that reads the backup holds it. What is stored of a namespace that is deleted stays stored: that is what
 // backups are for.
 func (r *reconciler) deleteStored(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(b, Finalizer) {
@@ -44,7 +44,7 @@ func (r *reconciler) deleteStored(ctx context.Context, b *harvesterv1.VirtualMac
 	if left, err := r.deleteRequest(ctx, b); err != nil || left {
 		return ctrl.Result{RequeueAfter: lookEvery}, err
 	}
-	left, err := r.deleteUploads(ctx, b, ending)
+	left, err := r.deleteDisks(ctx, b, ending)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -79,6 +79,14 @@ func (r *reconciler) findRestores(ctx context.Context, b *harvesterv1.VirtualMac
 func (r *reconciler) isEnding(ctx context.Context, name string) (bool, error) {
 	namespace, err := reconcile.Find(ctx, r.live, types.NamespacedName{Name: name}, &corev1.Namespace{})
 	return namespace == nil || namespace.DeletionTimestamp != nil, err
+}
+
+// deleteDisks deletes what a backup has of its disks, and says what of it is left.
+func (r *reconciler) deleteDisks(ctx context.Context, b *harvesterv1.VirtualMachineBackup, keepStored bool) (left string, err error) {
+	if isSnapshot(b) {
+		return r.deleteSnapshot(ctx, b)
+	}
+	return r.deleteUploads(ctx, b, keepStored)
 }
 
 // deleteUploads deletes the DataUploads of the backup, or only those that have stored nothing, and says which of these

@@ -17,6 +17,9 @@
 //
 // A backup may also be found: it names a disk that a location has already, of another cluster or of this one before it was
 // made again, and gets everything else from there (package stored). Its deletion deletes nothing that is stored.
+//
+// A backup of type snapshot is a VirtualMachineSnapshot of snapshot.kubevirt.io: the storage's own snapshots of all disks,
+// which stay in the cluster. It needs no location and no tracker, and its deletion deletes them.
 package harvesterbackup
 
 // +kubebuilder:rbac:groups=harvesterhci.io,resources=virtualmachinebackups,verbs=get;list;watch;patch;update
@@ -27,6 +30,9 @@ package harvesterbackup
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackuptrackers,verbs=get;create
 // +kubebuilder:rbac:groups=export.kubevirt.io,resources=virtualmachineexports,verbs=get;create;delete
+// +kubebuilder:rbac:groups=snapshot.kubevirt.io,resources=virtualmachinesnapshots,verbs=get;create;delete
+// +kubebuilder:rbac:groups=snapshot.kubevirt.io,resources=virtualmachinesnapshotcontents,verbs=get
+// +kubebuilder:rbac:groups=snapshot.storage.k8s.io,resources=volumesnapshots,verbs=get
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list
 // +kubebuilder:rbac:groups=velero.io,resources=datauploads,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=velero.io,resources=datadownloads,verbs=get;create;delete

@@ -20,7 +20,7 @@ import (
 // isFound says whether a backup is one that a location has already: of another cluster, or of this one before it was made
 // again.
 func isFound(b *harvesterv1.VirtualMachineBackup) bool {
-	return b.Annotations[harvesterv1.AnnotationSnapshotID] != ""
+	return b.Annotations[harvesterv1.AnnotationSnapshotID] != "" && !isSnapshot(b)
 }
 
 // definitionRequest asks for the definition of such a backup, whose location is known.

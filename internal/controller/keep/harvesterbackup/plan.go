@@ -76,6 +76,9 @@ func makePlan(in *input) plan {
 }
 
 func (in *input) planBackup() plan {
+	if isSnapshot(in.backup) {
+		return in.planSnapshot()
+	}
 	if p := in.checkMachine(); p != nil {
 		return *p
 	}
@@ -83,21 +86,14 @@ func (in *input) planBackup() plan {
 	if p != nil {
 		return *p
 	}
-	var addresses map[string]string // a stopped machine has those of its definition
+	status, p := in.describeMachine()
+	if p != nil {
+		return *p
+	}
+	status.Location = &harvesterv1.LocationReference{Namespace: location.Namespace, Name: location.Name}
+	status.BackupTarget = targetOf(location)
 	if in.stopped == nil {
-		addresses = addressesOf(in.instance)
-	}
-	source, err := definition.Source(in.machine, addresses)
-	if err != nil {
-		return refusePlan("%v", err)
-	}
-	status := &harvesterv1.VirtualMachineBackupStatus{
-		SourceUID: ptr.To(in.machine.GetUID()), Source: source, Group: groupName(in.backup.Name, in.backup.UID),
-		Location:     &harvesterv1.LocationReference{Namespace: location.Namespace, Name: location.Name},
-		BackupTarget: targetOf(location),
-	}
-	if in.stopped == nil {
-		status.NodeName, status.ScratchBytes = in.instance.Status.NodeName, in.scratchBytes()
+		status.ScratchBytes = in.scratchBytes()
 	}
 	if p := in.addVolumes(status); p != nil {
 		return *p
@@ -107,14 +103,32 @@ func (in *input) planBackup() plan {
 			return *p
 		}
 	}
-	secrets, _, err := definition.References(source.Spec)
+	return plan{status: status}
+}
+
+// describeMachine returns a status that has the machine, and none of its disks yet.
+func (in *input) describeMachine() (*harvesterv1.VirtualMachineBackupStatus, *plan) {
+	status := &harvesterv1.VirtualMachineBackupStatus{
+		SourceUID: ptr.To(in.machine.GetUID()), Group: groupName(in.backup.Name, in.backup.UID),
+	}
+	var addresses map[string]string // a stopped machine has those of its definition
+	if in.stopped == nil {
+		addresses, status.NodeName = addressesOf(in.instance), in.instance.Status.NodeName
+	}
+	var err error
+	if status.Source, err = definition.Source(in.machine, addresses); err != nil {
+		p := refusePlan("%v", err)
+		return nil, &p
+	}
+	secrets, _, err := definition.References(status.Source.Spec)
 	if err != nil {
-		return refusePlan("%v", err)
+		p := refusePlan("%v", err)
+		return nil, &p
 	}
 	for _, name := range secrets {
 		status.SecretBackups = append(status.SecretBackups, harvesterv1.SecretBackup{Name: name})
 	}
-	return plan{status: status}
+	return status, nil
 }
 
 // checkMachine says what the machine lacks, or nil.
@@ -134,6 +148,27 @@ func (in *input) checkMachine() *plan {
 		p = waitFor("virtual machine %s to have stopped", name)
 	case i.Status.Phase != kubevirtv1.PhaseRunning:
 		p = waitFor("virtual machine %s to run: its instance is %s", name, i.Status.Phase)
+	case !isSnapshot(in.backup):
+		return in.checkTracking(name)
+	case in.earlier != "":
+		p = in.waitForEarlier()
+	default:
+		return nil
+	}
+	return &p
+}
+
+// waitForEarlier waits for the backup of the machine that comes before this one.
+func (in *input) waitForEarlier() plan {
+	p := waitFor("VirtualMachineBackup %s of the machine to end", in.earlier)
+	p.patience = lineDeadline
+	return p
+}
+
+// checkTracking says what is in the way of a backup by changed blocks, or nil.
+func (in *input) checkTracking(name string) *plan {
+	var p plan
+	switch i := in.instance; {
 	case i.Status.ChangedBlockTracking == nil:
 		p = refusePlan("the changes of virtual machine %s are not tracked: give it a label that the KubeVirt object selects by (spec.configuration.changedBlockTrackingLabelSelectors), restart it, and create another backup", name)
 	case i.Status.ChangedBlockTracking.State == kubevirtv1.ChangedBlockTrackingInitializing:
@@ -141,8 +176,7 @@ func (in *input) checkMachine() *plan {
 	case i.Status.ChangedBlockTracking.State != kubevirtv1.ChangedBlockTrackingEnabled:
 		p = refusePlan("the changes of virtual machine %s are not tracked (%s): restart it, and create another backup", name, i.Status.ChangedBlockTracking.State)
 	case in.earlier != "":
-		p = waitFor("VirtualMachineBackup %s of the machine to end", in.earlier)
-		p.patience = lineDeadline
+		p = in.waitForEarlier()
 	case i.Status.ChangedBlockTracking.BackupStatus != nil:
 		p = waitFor("VirtualMachineBackup %s of backup.kubevirt.io, which holds the machine, to end",
 			i.Status.ChangedBlockTracking.BackupStatus.BackupName)
@@ -211,7 +245,6 @@ func (in *input) addVolumes(status *harvesterv1.VirtualMachineBackupStatus) *pla
 				Spec: claim.Spec,
 			},
 			VolumeSize: tracking.ClaimBytes(claim), ReadyToUse: ptr.To(false),
-			DataUpload: uploadName(status.Group, name),
 		})
 	}
 	var p plan
@@ -219,9 +252,15 @@ func (in *input) addVolumes(status *harvesterv1.VirtualMachineBackupStatus) *pla
 	case n == 0:
 		p = refusePlan("virtual machine %s has no disk that can be stored: %s", in.machine.GetName(),
 			describeExcluded(status.ExcludedVolumes))
+	case isSnapshot(in.backup):
+		return nil
 	case n > datamove.MaxGroupDisks:
 		p = refusePlan("virtual machine %s has %d disks, and a backup has %d at most: leave some out with the annotation %s", in.machine.GetName(), n, datamove.MaxGroupDisks, harvesterv1.AnnotationExcludeVolumes)
 	default:
+		for i := range status.VolumeBackups {
+			v := &status.VolumeBackups[i]
+			v.DataUpload = uploadName(status.Group, v.VolumeName)
+		}
 		return nil
 	}
 	return &p

@@ -63,6 +63,14 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	case b.Status.Group == "":
 		return r.writePlan(ctx, b)
 	}
+	return r.carryOut(ctx, b)
+}
+
+// carryOut does what the status says is to be done.
+func (r *reconciler) carryOut(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
+	if isSnapshot(b) {
+		return r.takeSnapshot(ctx, b)
+	}
 	return r.storeDisks(ctx, b)
 }
 
@@ -86,7 +94,7 @@ func (r *reconciler) writePlan(ctx context.Context, b *harvesterv1.VirtualMachin
 		if err := r.writeStatus(ctx, base, b); err != nil {
 			return ctrl.Result{}, err
 		}
-		return r.storeDisks(ctx, b)
+		return r.carryOut(ctx, b)
 	}
 }
 
@@ -311,9 +319,9 @@ func (r *reconciler) finishEnded(ctx context.Context, b *harvesterv1.VirtualMach
 	if left, err := r.deleteRequest(ctx, b); err != nil || left {
 		return ctrl.Result{RequeueAfter: lookEvery}, err
 	}
-	if b.Status.Stopped != nil && b.HasFailed() {
-		// What was read of the disks may be of no moment: no restore point of it stays.
-		if _, err := r.deleteUploads(ctx, b, false); err != nil {
+	if b.HasFailed() && (b.Status.Stopped != nil || isSnapshot(b)) {
+		// What was read of the disks may be of no moment, and a snapshot may lack some: nothing of it stays.
+		if _, err := r.deleteDisks(ctx, b, false); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -326,7 +334,7 @@ func (r *reconciler) finishEnded(ctx context.Context, b *harvesterv1.VirtualMach
 // removeHelpers removes the scratch claim or the export, and the definition's Secret. It waits for the backup of the hypervisor, which
 // uses the claim.
 func (r *reconciler) removeHelpers(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (gone bool, err error) {
-	if b.Status.Group == "" {
+	if b.Status.Group == "" || isSnapshot(b) {
 		return true, nil
 	}
 	group := types.NamespacedName{Namespace: b.Namespace, Name: b.Status.Group}

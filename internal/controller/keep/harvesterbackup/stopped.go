@@ -85,8 +85,7 @@ func (in *input) checkStopped(name string) *plan {
 	case slices.ContainsFunc(vm.Status.StateChangeRequests, starts):
 		p = waitFor("virtual machine %s to run: somebody has started it", name)
 	case in.earlier != "":
-		p = waitFor("VirtualMachineBackup %s of the machine to end", in.earlier)
-		p.patience = lineDeadline
+		p = in.waitForEarlier()
 	default:
 		return nil
 	}
