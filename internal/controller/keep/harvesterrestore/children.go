@@ -2,6 +2,7 @@ package harvesterrestore
 
 import (
 	"context"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,15 +31,7 @@ func (r *reconciler) makeChildren(ctx context.Context, o *harvesterv1.VirtualMac
 	}
 	for i := range o.Status.VolumeRestores {
 		v := &o.Status.VolumeRestores[i]
-		claim := &corev1.PersistentVolumeClaim{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: o.Namespace, Name: v.PersistentVolumeClaim.ObjectMeta.Name,
-				Labels:      v.PersistentVolumeClaim.ObjectMeta.Labels,
-				Annotations: v.PersistentVolumeClaim.ObjectMeta.Annotations,
-			},
-			Spec: *v.PersistentVolumeClaim.Spec.DeepCopy(),
-		}
-		if refused, err := r.children.Make(ctx, o.UID, claim); refused != "" || err != nil {
+		if refused, err := r.children.Make(ctx, o.UID, plannedClaim(o, v)); refused != "" || err != nil {
 			return refused, err
 		}
 		if all[v.VolumeName] != nil {
@@ -51,6 +44,18 @@ func (r *reconciler) makeChildren(ctx context.Context, o *harvesterv1.VirtualMac
 		all[v.VolumeName] = d
 	}
 	return "", child.NoteMade(ctx, r.cached, o)
+}
+
+// plannedClaim returns the claim of a disk.
+func plannedClaim(o *harvesterv1.VirtualMachineRestore, v *harvesterv1.VolumeRestore) *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: o.Namespace, Name: v.PersistentVolumeClaim.ObjectMeta.Name,
+			Labels:      maps.Clone(v.PersistentVolumeClaim.ObjectMeta.Labels),
+			Annotations: v.PersistentVolumeClaim.ObjectMeta.Annotations,
+		},
+		Spec: *v.PersistentVolumeClaim.Spec.DeepCopy(),
+	}
 }
 
 // newDownload returns the DataDownload of a disk.

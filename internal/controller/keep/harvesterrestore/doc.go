@@ -7,6 +7,9 @@
 // ready, and nobody has them. The restore writes into its status what it is going to make, before it makes anything, and goes on
 // from there after a restart. When it has failed, what it has made stays for a look, and goes with the restore's
 // deletion, unless the machine is there: then the claims are the machine's.
+//
+// The disks of a backup of type snapshot are in VolumeSnapshots of its namespace. The claims are made of these, there is no
+// DataDownload, and the machine gets the Secrets and ConfigMaps of their names that are there.
 package harvesterrestore
 
 // +kubebuilder:rbac:groups=harvesterhci.io,resources=virtualmachinebackups,verbs=get
@@ -19,7 +22,8 @@ package harvesterrestore
 // +kubebuilder:rbac:groups=velero.io,resources=datadownloads,verbs=get;create;patch;delete
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;create;delete
 // +kubebuilder:rbac:groups="",resources=secrets;configmaps,verbs=get;create;delete
-// +kubebuilder:rbac:groups="",resources=pods,verbs=list
+// +kubebuilder:rbac:groups=snapshot.storage.k8s.io,resources=volumesnapshots,verbs=get
+// +kubebuilder:rbac:groups="",resources=pods;events,verbs=list
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
 // +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses,verbs=get;list;watch
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,20 +57,22 @@ type input struct {
 	// node of the first pod.
 	nodes   []corev1.Node
 	waiting map[string]bool
+	// provisioners are those of the StorageClasses by their names.
+	provisioners map[string]string
+	// snapshots are the VolumeSnapshots that a backup of type snapshot names and that exist, by their names, and missing is
+	// what its machine refers to and the namespace does not have, or "".
+	snapshots map[string]*snapshotv1.VolumeSnapshot
+	missing   string
 }
 
 // makePlan writes into the status what the restore is going to make, or says why it cannot.
 func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused string) {
 	spec, b := &in.restore.Spec, in.backup
 	name := spec.VirtualMachineBackupNamespace + "/" + spec.VirtualMachineBackupName
-	switch {
-	case b == nil:
-		return fmt.Sprintf("VMBackup %s does not exist: name one that does in spec.virtualMachineBackupName", name)
-	case b.DeletionTimestamp != nil:
-		return fmt.Sprintf("VMBackup %s is being deleted", name)
-	case !b.IsReady() || b.Status.Source == nil || b.Status.Location == nil:
-		return fmt.Sprintf("VMBackup %s is not ready", name)
-	case spec.NewVM && in.machine != nil:
+	if refused := in.checkBackup(name); refused != "" {
+		return refused
+	}
+	if spec.NewVM && in.machine != nil {
 		return fmt.Sprintf("VM %s is already exists: choose another name in spec.target.name, or set spec.newVM to false to replace the machine", spec.Target.Name)
 	}
 	if !spec.NewVM {
@@ -98,11 +101,26 @@ func makePlan(in *input, s *harvesterv1.VirtualMachineRestoreStatus) (refused st
 	if err != nil {
 		return fmt.Sprintf("the machine in VMBackup %s: %v", name, err)
 	}
-	if len(secrets)+len(configMaps) > 0 {
+	if len(secrets)+len(configMaps) > 0 && !isSnapshot(b) {
 		s.DefinitionDownload = definitionName(in.restore)
 	}
 	if !spec.NewVM {
 		s.Replaced = &harvesterv1.ReplacedMachine{UID: in.machine.GetUID(), Claims: in.claims}
+	}
+	return ""
+}
+
+// checkBackup says why the backup cannot be restored, or "".
+func (in *input) checkBackup(name string) (refused string) {
+	switch b := in.backup; {
+	case b == nil:
+		return fmt.Sprintf("VMBackup %s does not exist: name one that does in spec.virtualMachineBackupName", name)
+	case b.DeletionTimestamp != nil:
+		return fmt.Sprintf("VMBackup %s is being deleted", name)
+	case !b.IsReady() || b.Status.Source == nil || b.Status.Location == nil && !isSnapshot(b):
+		return fmt.Sprintf("VMBackup %s is not ready", name)
+	case isSnapshot(b):
+		return in.checkSnapshot(name)
 	}
 	return ""
 }
@@ -116,24 +134,35 @@ func (in *input) planVolumes(choices *choices, node string) (all []harvesterv1.V
 		if slices.Contains(choices.without, v.VolumeName) {
 			continue
 		}
-		id, err := datamove.ParseSnapshotID(v.SnapshotID)
-		switch {
-		case err != nil:
+		restore, err := in.planVolume(choices, node, v)
+		if err != nil {
 			return nil, fmt.Sprintf("volume %s of VMBackup %s: %v", v.VolumeName, name, err)
-		case id.Namespace != b.Namespace:
-			return nil, fmt.Sprintf("volume %s of VMBackup %s is in the repository of namespace %s, and not in that of its own", v.VolumeName, name, id.Namespace)
-		}
-		restore := newVolumeRestore(in.restore, b, v)
-		if err := choices.applyTo(&restore, in.waiting); err != nil {
-			return nil, fmt.Sprintf("volume %s of VMBackup %s: %v", v.VolumeName, name, err)
-		}
-		if claim := &restore.PersistentVolumeClaim; node != "" &&
-			in.waiting[ptr.Deref(claim.Spec.StorageClassName, "")] {
-			claim.ObjectMeta.Annotations[annotationSelectedNode] = node
 		}
 		all = append(all, restore)
 	}
 	return all, ""
+}
+
+// planVolume returns what is made for a disk.
+func (in *input) planVolume(choices *choices, node string, v *harvesterv1.VolumeBackup) (restore harvesterv1.VolumeRestore, err error) {
+	restore = newVolumeRestore(in.restore, in.backup, v)
+	if isSnapshot(in.backup) {
+		return in.planFromSnapshot(choices, restore, v)
+	}
+	id, err := datamove.ParseSnapshotID(v.SnapshotID)
+	switch {
+	case err != nil:
+		return restore, err
+	case id.Namespace != in.backup.Namespace:
+		return restore, fmt.Errorf("it is in the repository of namespace %s, and not in that of its own", id.Namespace)
+	}
+	if err := choices.applyTo(&restore, in.waiting); err != nil {
+		return restore, err
+	}
+	if claim := &restore.PersistentVolumeClaim; node != "" && in.waiting[ptr.Deref(claim.Spec.StorageClassName, "")] {
+		claim.ObjectMeta.Annotations[annotationSelectedNode] = node
+	}
+	return restore, nil
 }
 
 // othersVolumes returns the volumes of the machine that are not in the backup and whose claims are not for the restored

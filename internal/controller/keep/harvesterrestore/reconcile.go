@@ -75,7 +75,7 @@ func (r *reconciler) writePlan(ctx context.Context, o *harvesterv1.VirtualMachin
 	if in.machine, err = r.findMachine(ctx, o); err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := errors.Join(r.gatherPlaces(ctx, in), r.gatherTarget(ctx, in)); err != nil {
+	if err := errors.Join(r.gatherPlaces(ctx, in), r.gatherTarget(ctx, in), r.gatherSnapshots(ctx, in)); err != nil {
 		return ctrl.Result{}, err
 	}
 	base := o.DeepCopy()
@@ -96,8 +96,9 @@ func (r *reconciler) gatherPlaces(ctx context.Context, in *input) error {
 	if err := errors.Join(r.cached.List(ctx, &nodes), r.cached.List(ctx, &classes)); err != nil {
 		return fmt.Errorf("list nodes and StorageClasses: %w", err)
 	}
-	in.nodes, in.waiting = nodes.Items, map[string]bool{}
+	in.nodes, in.waiting, in.provisioners = nodes.Items, map[string]bool{}, map[string]string{}
 	for i := range classes.Items {
+		in.provisioners[classes.Items[i].Name] = classes.Items[i].Provisioner
 		mode := ptr.Deref(classes.Items[i].VolumeBindingMode, storagev1.VolumeBindingImmediate)
 		in.waiting[classes.Items[i].Name] = mode == storagev1.VolumeBindingWaitForFirstConsumer
 	}
@@ -121,6 +122,9 @@ func areRestored(o *harvesterv1.VirtualMachineRestore) bool {
 
 // restoreDisks makes the claims and the DataDownloads, and looks how far they are.
 func (r *reconciler) restoreDisks(ctx context.Context, o *harvesterv1.VirtualMachineRestore) (ctrl.Result, error) {
+	if o.Status.Location == nil {
+		return r.bindClaims(ctx, o)
+	}
 	all, err := r.readDownloads(ctx, o)
 	if err != nil {
 		return ctrl.Result{}, err
