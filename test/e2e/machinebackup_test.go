@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -62,6 +65,7 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 		s.lose(beside)
 	}
 
+	s.snapshottedAndBack()
 	s.backedUpStopped(location, overwrite)
 
 	s.lose(s.vm)
@@ -96,6 +100,48 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 		s.t.Errorf("claim %s is left", left.Items[i].Name)
 	}
 	s.theClusterIsGone(location, second, address)
+}
+
+// snapshottedAndBack: the machine's storage makes snapshots of its disks, of a moment at which the guest is frozen, and
+// each block comes back beside the machine. Varve freezes and thaws the guest if nobody else has. A deleted snapshot
+// leaves nothing in the storage.
+func (s *scene) snapshottedAndBack() {
+	s.t.Helper()
+	ctx := s.t.Context()
+	exact, err := s.SnapshotMachine(ctx, "snap-1", s.vm, true, moveTimeout)
+	s.must(err)
+	r, err := s.RestoreMachine(ctx, exact, "beside-snap", moveTimeout)
+	s.must(err)
+	if len(r.Status.VolumeRestores) != len(s.disks) {
+		s.t.Errorf("%d of %d disks are restored", len(r.Status.VolumeRestores), len(s.disks))
+	}
+	for _, v := range r.Status.VolumeRestores {
+		s.holds(v.PersistentVolumeClaim, exact.Sums[v.VolumeName])
+	}
+	s.lose("beside-snap")
+
+	own, err := s.SnapshotMachine(ctx, "snap-2", s.vm, false, moveTimeout)
+	s.must(err)
+	var indications []string
+	for _, i := range own.Status.SourceIndications {
+		indications = append(indications, i.Indication)
+	}
+	if !slices.Contains(indications, "GuestAgent") || s.instance().Status.FSFreezeStatus != "" {
+		s.t.Errorf("indications %v; the guest is %q", indications, s.instance().Status.FSFreezeStatus)
+	}
+	s.guest("echo thawed >/disks/fs/thawed; sync")
+	for _, b := range []*lab.MachineBackup{exact, own} {
+		s.must(s.Delete(ctx, b.VirtualMachineBackup))
+		s.must(s.WaitGone(ctx, b.VirtualMachineBackup, 2*time.Minute))
+	}
+	left := &unstructured.UnstructuredList{}
+	left.SetGroupVersionKind(schema.GroupVersionKind{
+		Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotList",
+	})
+	s.must(s.List(ctx, left, client.InNamespace(s.Namespace)))
+	for i := range left.Items {
+		s.t.Errorf("VolumeSnapshot %s is left", left.Items[i].GetName())
+	}
 }
 
 // theClusterIsGone: the namespace is gone with the machine, its Secret and its backups, and Varve knows of the location by

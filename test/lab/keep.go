@@ -26,14 +26,9 @@ type MachineBackup struct {
 // BackUpMachine backs a machine up as it is frozen, and runs a script in the guest while its disks are read. It returns
 // when the backup is ready.
 func (l *Lab) BackUpMachine(ctx context.Context, name, vm, script string, timeout time.Duration, at *Location) (*MachineBackup, error) {
-	b := &harvesterv1.VirtualMachineBackup{
-		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: name, Annotations: map[string]string{
-			harvesterv1.AnnotationLocation: at.Name, harvesterv1.AnnotationFreeze: "false", // it is frozen already
-		}},
-		Spec: harvesterv1.VirtualMachineBackupSpec{Source: corev1.TypedLocalObjectReference{
-			APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: vm,
-		}},
-	}
+	b := newMachineBackup(l.Namespace, name, vm)
+	b.Annotations[harvesterv1.AnnotationLocation] = at.Name
+	b.Annotations[harvesterv1.AnnotationFreeze] = "false" // it is frozen already
 	sums, _, err := l.whileFrozen(ctx, vm, timeout, func() error {
 		if err := l.Create(ctx, b); err != nil {
 			return fmt.Errorf("create machine backup %s: %w", name, err)
@@ -59,20 +54,41 @@ func (l *Lab) BackUpMachine(ctx context.Context, name, vm, script string, timeou
 
 // BackUpAsItIs backs a machine up, and waits until the backup is ready. sums are those of its disks, if they are known.
 func (l *Lab) BackUpAsItIs(ctx context.Context, name, vm string, sums map[string]string, timeout time.Duration, at *Location) (*MachineBackup, error) {
-	b := &harvesterv1.VirtualMachineBackup{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: l.Namespace, Name: name,
-			Annotations: map[string]string{harvesterv1.AnnotationLocation: at.Name},
-		},
-		Spec: harvesterv1.VirtualMachineBackupSpec{Source: corev1.TypedLocalObjectReference{
-			APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: vm,
-		}},
-	}
+	b := newMachineBackup(l.Namespace, name, vm)
+	b.Annotations[harvesterv1.AnnotationLocation] = at.Name
 	if err := l.Create(ctx, b); err != nil {
 		return nil, fmt.Errorf("create machine backup %s: %w", name, err)
 	}
 	return &MachineBackup{b, sums}, l.waitMachineBackup(ctx, b, timeout, "its end",
 		func() (bool, error) { return b.IsReady(), nil })
+}
+
+// SnapshotMachine has the storage make snapshots of a machine's disks, as it is frozen by the caller of this, or else by
+// Varve, and waits until they are ready. Sums are known of a machine that is frozen by the caller.
+func (l *Lab) SnapshotMachine(ctx context.Context, name, vm string, frozen bool, timeout time.Duration) (*MachineBackup, error) {
+	b := newMachineBackup(l.Namespace, name, vm)
+	b.Spec.Type = harvesterv1.Snapshot
+	act := func() error {
+		if err := l.Create(ctx, b); err != nil {
+			return fmt.Errorf("create machine backup %s: %w", name, err)
+		}
+		return l.waitMachineBackup(ctx, b, timeout, "its end", func() (bool, error) { return b.IsReady(), nil })
+	}
+	if !frozen {
+		return &MachineBackup{b, nil}, act()
+	}
+	sums, _, err := l.whileFrozen(ctx, vm, timeout, act)
+	return &MachineBackup{b, sums}, err
+}
+
+// newMachineBackup returns a backup of a machine.
+func newMachineBackup(namespace, name, vm string) *harvesterv1.VirtualMachineBackup {
+	return &harvesterv1.VirtualMachineBackup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{}},
+		Spec: harvesterv1.VirtualMachineBackupSpec{Source: corev1.TypedLocalObjectReference{
+			APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: vm,
+		}},
+	}
 }
 
 // waitMachineBackup waits until done. A backup that fails is an error.

@@ -21,8 +21,9 @@ var foreign = [][]string{
 func TestObjects_areHarvesters(t *testing.T) {
 	t.Parallel()
 	for file, o := range map[string]any{
-		"backup.json":  &upstream.VirtualMachineBackup{},
-		"restore.json": &upstream.VirtualMachineRestore{},
+		"backup.json":   &upstream.VirtualMachineBackup{},
+		"snapshot.json": &upstream.VirtualMachineBackup{},
+		"restore.json":  &upstream.VirtualMachineRestore{},
 	} {
 		want := readObject(t, "../../../api/harvester/v1beta1/testdata/"+file)
 		text, err := json.Marshal(want)
