@@ -2,7 +2,7 @@
 # Removes Varve, its kinds and every object of these kinds from the cluster of $KUBECONFIG. Machines are stopped first, while the
 # components can still clean up what they made, and data movement is cancelled. What is left after $UNINSTALL_TIMEOUT (120s) loses its
 # finalizers: a warning names it, because something of it may be left on a node. Claims, and the backups on them, stay. So do restore
-# points in repositories, kinds that Varve did not install, such as those of KubeVirt, Velero and Harvester, and their objects. Kinds that Varve installed
+# points in repositories, VolumeSnapshots of machines, kinds that Varve did not install, such as those of KubeVirt, Velero and Harvester, and their objects. Kinds that Varve installed
 # and Velero uses stay as well. The namespace varve stays with its Secrets if one of them is the password of repositories: nobody could
 # read the backups without it.
 set -eu
@@ -43,6 +43,17 @@ release_all() {
 		done
 }
 
+# keep_machine_snapshots takes the VolumeSnapshots of machines from their owners, with which they would go.
+keep_machine_snapshots() {
+	[ -n "$(owner_of volumesnapshots.snapshot.storage.k8s.io)" ] || return 0
+	"$kubectl" get volumesnapshots.snapshot.storage.k8s.io --all-namespaces -l varvebackup.io/machine-snapshot-uid --no-headers \
+		-o custom-columns=NS:.metadata.namespace,NAME:.metadata.name |
+		while read -r namespace name; do
+			"$kubectl" -n "$namespace" patch volumesnapshots.snapshot.storage.k8s.io "$name" --type merge \
+				-p '{"metadata":{"ownerReferences":null}}' >/dev/null
+		done
+}
+
 cancel_movement
 # Running backups first, then what they use, then guests.
 for kind in virtualmachinebackups.backup.kubevirt.io virtualmachinebackuptrackers.backup.kubevirt.io \
@@ -59,7 +70,15 @@ fi
 stop_movers
 read_owners # That took its time, and somebody may have installed something since.
 delete_kept_snapshots
+keep_machine_snapshots
 release_objects
+# Without the controllers, the deletion of a snapshot deletes none of the storage's.
+for kind in virtualmachinesnapshots.snapshot.kubevirt.io virtualmachinesnapshotcontents.snapshot.kubevirt.io; do
+	if ours "$kind"; then
+		release_all "$kind"
+		delete_objects "$kind"
+	fi
+done
 # Without the controllers, the deletion of a backup deletes no restore points.
 for kind in $(harvester_kinds); do
 	if ours "$kind"; then

@@ -42,6 +42,27 @@ metadata: {name: users, namespace: varve}
 spec: {source: {volumeSnapshotContentName: users}}
 `
 
+const snapshots = `
+apiVersion: snapshot.kubevirt.io/v1beta1
+kind: VirtualMachineSnapshot
+metadata: {name: s, namespace: default, finalizers: [snapshot.kubevirt.io/vmsnapshot-protection]}
+spec: {source: {apiGroup: kubevirt.io, kind: VirtualMachine, name: vm}}
+---
+apiVersion: snapshot.kubevirt.io/v1beta1
+kind: VirtualMachineSnapshotContent
+metadata: {name: c, namespace: default, finalizers: [snapshot.kubevirt.io/vmsnapshotcontent-protection]}
+spec: {virtualMachineSnapshotName: s, source: {}}
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata:
+  name: machines
+  namespace: default
+  labels: {varvebackup.io/machine-snapshot-uid: "1"}
+  ownerReferences: [{apiVersion: snapshot.kubevirt.io/v1beta1, kind: VirtualMachineSnapshotContent, name: c, uid: "1"}]
+spec: {source: {persistentVolumeClaimName: root}}
+`
+
 // Nothing runs in this cluster: whatever has a finalizer stays until uninstall.sh loses its patience.
 func TestUninstallLeavesNothing(t *testing.T) {
 	t.Parallel()
@@ -73,6 +94,7 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 	run(stuck, kubectl, "apply", "-f", "-")
 	run(kept, kubectl, "apply", "-f", "-")
+	run(snapshots, kubectl, "apply", "-f", "-")
 	run("", kubectl, "-n", "varve", "create", "secret", "generic", "repository-password-default-1", "--from-literal=password=p")
 	out := run("", "./uninstall.sh")
 	if secrets := run("", kubectl, "-n", "varve", "get", "secrets", "-o", "name"); !strings.Contains(secrets, "secret/repository-password-default-1") ||
@@ -81,6 +103,9 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 	if left := run("", kubectl, "-n", "varve", "get", "volumesnapshots", "-o", "name"); strings.TrimSpace(left) != "volumesnapshot.snapshot.storage.k8s.io/users" {
 		t.Errorf("snapshots that are left: %s", left)
+	}
+	if owners := run("", kubectl, "-n", "default", "get", "volumesnapshots", "machines", "-o", "jsonpath=.{.metadata.ownerReferences}"); owners != "." {
+		t.Errorf("the storage's snapshot of a machine goes with its owner: %s", owners)
 	}
 	run("", kubectl, "-n", "varve", "delete", "secret", "repository-password-default-1")
 	if !strings.Contains(out, "warning: virtualmachines.kubevirt.io default/stuck did not end by itself") {

@@ -51,6 +51,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/virtualmachine"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineexport"
 	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/controller/virtualmachinesnapshot"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/layout"
@@ -269,6 +270,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 				Namespace: o.Namespace, Clock: o.Clock,
 				ControllerSuffix: o.Backup.ControllerSuffix,
 			})
+		}},
+		{"virtualmachinesnapshot", func() error {
+			return virtualmachinesnapshot.Setup(mgr, virtualmachinesnapshot.Options{Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},

@@ -17,8 +17,10 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 const (
@@ -28,18 +30,20 @@ const (
 
 // placed is the objects of one machine, all of which belong to node-b.
 type placed struct {
-	vmi     *kubevirtv1.VirtualMachineInstance
-	backup  *backupv1.VirtualMachineBackup
-	tracker *backupv1.VirtualMachineBackupTracker
+	vmi      *kubevirtv1.VirtualMachineInstance
+	backup   *backupv1.VirtualMachineBackup
+	tracker  *backupv1.VirtualMachineBackupTracker
+	snapshot *vmsnapshotv1.VirtualMachineSnapshot
 }
 
-// place creates an instance that runs on node-b, a backup of it that is being copied, and its tracker with two disks.
+// place creates an instance that runs on node-b, a backup of it that is being copied, its tracker with two disks, and a
+// snapshot of it whose guest is to be frozen.
 func place(t *testing.T) placed {
 	t.Helper()
 	ns := cluster.Namespace(t)
 	controller := cluster.Client(t, controlplane.Controller)
-	p := placed{newInstance(ns), newBackup(ns), newTracker(ns)}
-	for _, o := range []client.Object{p.vmi, p.backup, p.tracker} {
+	p := placed{newInstance(ns), newBackup(ns), newTracker(ns), gen.MachineSnapshot(gen.Meta(ns, "snapshot"))}
+	for _, o := range []client.Object{p.vmi, p.backup, p.tracker, p.snapshot} {
 		admitted(t, controller.Create(t.Context(), o))
 	}
 	p.vmi.Status.Phase, p.vmi.Status.NodeName = kubevirtv1.PhaseRunning, "node-b"
@@ -60,7 +64,11 @@ func place(t *testing.T) placed {
 		Name: "tracker-1", CreationTime: metav1.Now().Rfc3339Copy(), Disks: []string{"root", "data"},
 		Volumes: []backupv1.CheckpointVolume{{VolumeName: "root", DiskTarget: "vda"}, {VolumeName: "data", DiskTarget: "vdb"}},
 	}
-	for _, o := range []client.Object{p.vmi, p.backup, p.tracker} {
+	p.snapshot.Status = &vmsnapshotv1.VirtualMachineSnapshotStatus{
+		Phase: vmsnapshotv1.InProgress, NodeName: "node-b", InstanceUID: p.vmi.UID,
+		Quiesce: &vmsnapshotv1.Quiesce{Request: vmsnapshotv1.FreezeRequest, RequestTime: ptr.To(metav1.Now().Rfc3339Copy())},
+	}
+	for _, o := range []client.Object{p.vmi, p.backup, p.tracker, p.snapshot} {
 		admitted(t, controller.Status().Update(t.Context(), o))
 	}
 	return p
@@ -146,6 +154,22 @@ var attacks = []attack{
 		checkpoint.Discard(&p.tracker.Status, "tracker-1", []backupv1.DiscardedDisk{{Volume: "data", Reason: backupv1.FullBitmapLost}})
 		return p.tracker
 	}, ""},
+	{"the guest is frozen", func(p *placed) client.Object {
+		p.snapshot.Status.Quiesce.State, p.snapshot.Status.Quiesce.Message = vmsnapshotv1.Frozen, "m"
+		return p.snapshot
+	}, ""},
+	{"the thaw is asked for", func(p *placed) client.Object {
+		p.snapshot.Status.Quiesce.Request = vmsnapshotv1.ThawRequest
+		return p.snapshot
+	}, "what became of the freeze"},
+	{"nobody has asked for the freeze", func(p *placed) client.Object { p.snapshot.Status.Quiesce = nil; return p.snapshot }, "what became of the freeze"},
+	{"the freeze was asked for later", func(p *placed) client.Object {
+		p.snapshot.Status.Quiesce.RequestTime = nil
+		return p.snapshot
+	}, "what became of the freeze"},
+	{"the snapshot can be used", func(p *placed) client.Object { p.snapshot.Status.ReadyToUse = ptr.To(true); return p.snapshot }, "what became of the freeze"},
+	{"the snapshot is of another instance", func(p *placed) client.Object { p.snapshot.Status.InstanceUID = "victim"; return p.snapshot }, "what became of the freeze"},
+	{"the snapshot is of another node", func(p *placed) client.Object { p.snapshot.Status.NodeName = "node-a"; return p.snapshot }, notThisNode},
 	{"every disk is discarded", func(p *placed) client.Object { p.tracker.Status.LatestCheckpoint = nil; return p.tracker }, ""},
 }
 

@@ -22,9 +22,11 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // otherAccount is a service account in Varve's namespace that no component of Varve has.
@@ -119,7 +121,10 @@ func TestStatus_isWrittenByVarveOnly(t *testing.T) {
 	const text = "only Varve's components write status"
 
 	vmi, backup, tracker, vm, export := newInstance(ns), newBackup(ns), newTracker(ns), newMachine(ns), newExport(ns)
-	for _, o := range []client.Object{vmi, backup, tracker, vm, export} {
+	snapshot := gen.MachineSnapshot(gen.Meta(ns, "s"))
+	content := &vmsnapshotv1.VirtualMachineSnapshotContent{ObjectMeta: gen.Meta(ns, "c")}
+	all := []client.Object{vmi, backup, tracker, vm, export, snapshot, content}
+	for _, o := range all {
 		admitted(t, user.Create(t.Context(), o))
 	}
 	vmi.Status.Phase = kubevirtv1.PhaseRunning
@@ -128,7 +133,9 @@ func TestStatus_isWrittenByVarveOnly(t *testing.T) {
 	vm.Status.Ready = true
 	vm.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled}
 	export.Status.Phase = exportv1.ExportReady
-	for _, o := range []client.Object{vmi, backup, tracker, vm, export} {
+	snapshot.Status = &vmsnapshotv1.VirtualMachineSnapshotStatus{ReadyToUse: ptr.To(true)}
+	content.Status = &vmsnapshotv1.VirtualMachineSnapshotContentStatus{ReadyToUse: ptr.To(true)}
+	for _, o := range all {
 		for _, who := range []controlplane.User{controlplane.Plain, controlplane.Admin, otherAccount} {
 			refused(t, cluster.Client(t, who).Status().Update(t.Context(), o.DeepCopyObject().(client.Object)), text)
 		}

@@ -17,6 +17,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
@@ -56,6 +57,16 @@ func machineRestoreWith(edit func(*harvesterv1.VirtualMachineRestore)) func(stri
 		}
 		edit(r)
 		return r
+	}
+}
+
+func snapshotWith(edit func(*vmsnapshotv1.VirtualMachineSnapshotSpec)) func(string) client.Object {
+	return func(ns string) client.Object {
+		s := gen.MachineSnapshot(gen.Meta(ns, "s"))
+		if edit != nil {
+			edit(&s.Spec)
+		}
+		return s
 	}
 }
 
@@ -365,6 +376,32 @@ var rules = []rule{
 		machineRestoreWith(func(r *harvesterv1.VirtualMachineRestore) {
 			r.Spec.NewVM, r.Spec.DeletionPolicy = false,
 				"keep"
+		}), nil,
+	},
+	{
+		"another source of a snapshot", "source is immutable: create another snapshot", snapshotWith(nil),
+		func(o client.Object) { o.(*vmsnapshotv1.VirtualMachineSnapshot).Spec.Source.Name = "other" },
+	},
+	{
+		"group of a snapshot's source", "apiGroup must be kubevirt.io",
+		snapshotWith(func(s *vmsnapshotv1.VirtualMachineSnapshotSpec) { s.Source.APIGroup = ptr.To("apps") }), nil,
+	},
+	{
+		"kind of a snapshot's source", "kind must be VirtualMachine",
+		snapshotWith(func(s *vmsnapshotv1.VirtualMachineSnapshotSpec) { s.Source.Kind = "Pod" }), nil,
+	},
+	{
+		"name of a snapshot's source", "name is required",
+		snapshotWith(func(s *vmsnapshotv1.VirtualMachineSnapshotSpec) { s.Source.Name = "" }), nil,
+	},
+	{
+		"deadline of a snapshot", "must be a positive duration, such as 5m",
+		snapshotWith(func(s *vmsnapshotv1.VirtualMachineSnapshotSpec) { s.FailureDeadline = &metav1.Duration{} }), nil,
+	},
+	{
+		"deletion policy of a snapshot", `Unsupported value: "Keep"`,
+		snapshotWith(func(s *vmsnapshotv1.VirtualMachineSnapshotSpec) {
+			s.DeletionPolicy = ptr.To(vmsnapshotv1.DeletionPolicy("Keep"))
 		}), nil,
 	},
 	{

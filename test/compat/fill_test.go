@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
@@ -65,6 +66,8 @@ func (f *filler) leaf(v reflect.Value) bool {
 	switch value := v.Addr().Interface().(type) {
 	case *metav1.Time:
 		*value = metav1.NewTime(time.Unix(1_700_000_000+int64(f.next()), 0))
+	case *runtime.RawExtension:
+		value.Raw = fmt.Appendf(nil, `{"metadata":{"name":"vm-%d"}}`, f.next())
 	case *velerov1.Duration:
 		value.Duration = time.Duration(f.next()) * time.Second
 	case *resource.Quantity:

@@ -17,6 +17,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 )
 
 // Meta returns the metadata of an object in a namespace.
@@ -113,6 +114,13 @@ func SetBackupMode(mode backupv1.BackupMode) func(*backupv1.VirtualMachineBackup
 // Export returns an export of a source.
 func Export(meta metav1.ObjectMeta, source *corev1.TypedLocalObjectReference, changes ...func(*exportv1.VirtualMachineExport)) *exportv1.VirtualMachineExport {
 	return modified(&exportv1.VirtualMachineExport{ObjectMeta: meta, Spec: exportv1.VirtualMachineExportSpec{Source: *source}}, changes)
+}
+
+// MachineSnapshot returns a snapshot of the machine "vm".
+func MachineSnapshot(meta metav1.ObjectMeta, changes ...func(*vmsnapshotv1.VirtualMachineSnapshot)) *vmsnapshotv1.VirtualMachineSnapshot {
+	return modified(&vmsnapshotv1.VirtualMachineSnapshot{
+		ObjectMeta: meta, Spec: vmsnapshotv1.VirtualMachineSnapshotSpec{Source: *Source("vm")},
+	}, changes)
 }
 
 // SetTTL sets how long an export exists.

@@ -21,6 +21,7 @@ const AnnotationFreezeDeadline = "varvebackup.io/freeze-deadline"
 // +kubebuilder:resource:shortName=vmsnapshot;vmsnapshots,categories=all
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=varve"
 // +kubebuilder:subresource:status
+// +kubebuilder:selectablefield:JSONPath=`.status.nodeName`
 // +kubebuilder:printcolumn:name="SourceKind",type=string,JSONPath=`.spec.source.kind`
 // +kubebuilder:printcolumn:name="SourceName",type=string,JSONPath=`.spec.source.name`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
@@ -153,7 +154,11 @@ type VirtualMachineSnapshotStatus struct {
 	// snapshotVolumes has the volumes of the machine that are in the snapshot, and those that are not.
 	// +optional
 	SnapshotVolumes *SnapshotVolumesLists `json:"snapshotVolumes,omitempty"`
-	// nodeName is the node whose handler freezes the guest. It is empty if the guest does not run.
+	// instanceUID is the UID of the VirtualMachineInstance that ran when the snapshot began. It is empty if none did.
+	// +optional
+	InstanceUID types.UID `json:"instanceUID,omitempty"`
+	// nodeName is the node whose handler freezes and thaws the guest. It is empty if nothing is to be frozen, or when
+	// the freeze is over.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
 	// quiesce is how the freeze of the guest goes. It is absent if the guest is not frozen.
@@ -191,6 +196,9 @@ const (
 type Quiesce struct {
 	// request is Freeze or Thaw. The controller writes it.
 	Request QuiesceRequest `json:"request"`
+	// requestTime is when it did.
+	// +optional
+	RequestTime *metav1.Time `json:"requestTime,omitempty"`
 	// state is Frozen, NotFrozen, Thawed or ThawedEarly. The handler of the guest's node writes it.
 	// +optional
 	State QuiesceState `json:"state,omitempty"`
