@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -11,8 +12,8 @@ import (
 )
 
 // FreezeGuest implements launcher.proto. The freeze is one of the freezer's like a backup's: its watchdog thaws the guest at
-// freeze.Limit if nobody calls ThawGuest, and while it lasts no other one begins, nor is thawed for it.
-func (l *Launcher) FreezeGuest(ctx context.Context, _ *pb.FreezeGuestRequest) (*pb.FreezeGuestResponse, error) {
+// the limit if nobody calls ThawGuest, and while it lasts no other one begins, nor is thawed for it.
+func (l *Launcher) FreezeGuest(ctx context.Context, r *pb.FreezeGuestRequest) (*pb.FreezeGuestResponse, error) {
 	life := l.currentLife()
 	switch {
 	case life.phase != pb.State_RUNNING || life.stop:
@@ -20,24 +21,46 @@ func (l *Launcher) FreezeGuest(ctx context.Context, _ *pb.FreezeGuestRequest) (*
 	case !l.agentConnected():
 		return &pb.FreezeGuestResponse{Skipped: "no guest agent is connected"}, nil
 	}
-	frozen, err := l.freezer.Freeze(ctx)
+	if earlier := l.frozenFor(r.GetOwner()); earlier != nil && r.GetOwner() != "" {
+		if earlier.IsOver() {
+			return nil, status.Error(codes.FailedPrecondition, "the guest was frozen for this owner before, and is thawed")
+		}
+		return &pb.FreezeGuestResponse{}, nil
+	}
+	frozen, err := l.freezer.FreezeFor(ctx, time.Duration(r.GetLimitMillis())*time.Millisecond)
 	if err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "the guest was not frozen: %v", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.frozenByCall = frozen
+	l.frozenByCall, l.freezeOwner = frozen, r.GetOwner()
 	return &pb.FreezeGuestResponse{}, nil
 }
 
-// ThawGuest implements launcher.proto.
-func (l *Launcher) ThawGuest(ctx context.Context, _ *pb.ThawGuestRequest) (*pb.ThawGuestResponse, error) {
+// frozenFor returns the last freeze if it is this owner's, or nil.
+func (l *Launcher) frozenFor(owner string) *freeze.Frozen {
 	l.mu.Lock()
-	frozen := l.frozenByCall
-	l.frozenByCall = nil
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	if l.freezeOwner != owner {
+		return nil
+	}
+	return l.frozenByCall
+}
+
+// ThawGuest implements launcher.proto.
+func (l *Launcher) ThawGuest(ctx context.Context, r *pb.ThawGuestRequest) (*pb.ThawGuestResponse, error) {
+	frozen := l.frozenFor(r.GetOwner())
 	if frozen == nil {
-		return &pb.ThawGuestResponse{Skipped: "the guest was not frozen by virt-freezer"}, nil
+		by := "virt-freezer"
+		if r.GetOwner() != "" {
+			by = "this owner"
+		}
+		return &pb.ThawGuestResponse{Skipped: "the guest was not frozen by " + by}, nil
+	}
+	if r.GetOwner() == "" {
+		l.mu.Lock()
+		l.frozenByCall = nil
+		l.mu.Unlock()
 	}
 	frozen.AwaitThaw(ctx, freeze.AnswerPatience)
 	if early := frozen.ThawedEarly(); early != nil {

@@ -139,3 +139,59 @@ func TestFreezeGuest_leavesAGuestThatCannotBeFrozen(t *testing.T) {
 		}
 	})
 }
+
+// The handler may lose an answer, or start anew, at any time. What it asks again has the same answer.
+func TestFreezeGuest_ofAnOwnerMayBeRepeated(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upWithAgent()
+		defer b.shutOff()
+		freezeFor := func(owner string, limit time.Duration) error {
+			_, err := b.FreezeGuest(t.Context(), &pb.FreezeGuestRequest{Owner: owner, LimitMillis: limit.Milliseconds()})
+			return err
+		}
+		thawFor := func(owner string) (string, error) {
+			r, err := b.ThawGuest(t.Context(), &pb.ThawGuestRequest{Owner: owner})
+			return r.GetSkipped(), err
+		}
+		for range 2 {
+			if err := freezeFor("snapshot-1", 0); err != nil || b.guest.count("Freeze") != 1 {
+				t.Fatalf("%v, frozen %d times", err, b.guest.count("Freeze"))
+			}
+		}
+		// Nobody else begins, or ends, a freeze meanwhile.
+		if err := freezeFor("snapshot-2", 0); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("frozen for two owners: %v", err)
+		}
+		if r, err := b.thaw(); err != nil || r.Skipped == "" || b.guest.count("Thaw") != 0 {
+			t.Errorf("virt-freezer ends it: %v, %v", r, err)
+		}
+		if skipped, err := thawFor("snapshot-2"); err != nil || skipped == "" || b.guest.count("Thaw") != 0 {
+			t.Errorf("another owner ends it: %q, %v", skipped, err)
+		}
+		for range 2 {
+			if skipped, err := thawFor("snapshot-1"); err != nil || skipped != "" || b.guest.count("Thaw") != 1 {
+				t.Errorf("%q, %v, thawed %d times", skipped, err, b.guest.count("Thaw"))
+			}
+		}
+		if err := freezeFor("snapshot-1", 0); status.Code(err) != codes.FailedPrecondition || b.guest.count("Freeze") != 1 {
+			t.Errorf("frozen after the thaw: %v", err)
+		}
+		// A limit below 30 seconds holds, and the thaw says so each time.
+		if err := freezeFor("snapshot-3", 5*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(6 * time.Second)
+		if state, _ := b.State(); state.Frozen {
+			t.Error("frozen after the limit")
+		}
+		if err := freezeFor("snapshot-3", 0); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("a freeze that is over was said to last: %v", err)
+		}
+		for range 2 {
+			if _, err := thawFor("snapshot-3"); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "frozen for 5s, which is the limit") {
+				t.Errorf("%v", err)
+			}
+		}
+	})
+}

@@ -130,8 +130,9 @@ type Launcher struct {
 	job     *backupjob.Job
 	// pull is the job if that is a pull backup, or nil.
 	pull *pull.Job
-	// frozenByCall is what FreezeGuest froze and ThawGuest has not thawed.
+	// frozenByCall is what FreezeGuest froze last, for freezeOwner. It is nil when virt-freezer has thawed it.
 	frozenByCall *freeze.Frozen
+	freezeOwner  string
 	info         domain.Info
 	checkpoints  []domain.Checkpoint
 	// strayBitmaps are the overlays' bitmaps that belong to none of the checkpoints.

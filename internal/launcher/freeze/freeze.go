@@ -90,6 +90,7 @@ func (f *Freezer) Wait() { f.watchdogs.Wait() }
 type Frozen struct {
 	clock clock.WithTicker
 	since time.Time
+	limit time.Duration
 
 	once sync.Once
 	// foreign: somebody else froze the guest before, and will thaw it.
@@ -108,8 +109,14 @@ type Frozen struct {
 
 // Freeze freezes the guest's file systems. A guest that somebody else has already frozen counts as frozen, and is not
 // thawed later. After an error the guest is not frozen, or is being thawed.
-func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) {
-	z := &Frozen{clock: f.clock, release: make(chan struct{}), expired: make(chan struct{}), thawed: make(chan struct{})}
+func (f *Freezer) Freeze(ctx context.Context) (*Frozen, error) { return f.FreezeFor(ctx, Limit) }
+
+// FreezeFor is Freeze with another limit, after which the watchdog thaws the guest. It counts up to Limit; 0 is Limit.
+func (f *Freezer) FreezeFor(ctx context.Context, limit time.Duration) (*Frozen, error) {
+	if limit <= 0 || limit > Limit {
+		limit = Limit
+	}
+	z := &Frozen{clock: f.clock, limit: limit, release: make(chan struct{}), expired: make(chan struct{}), thawed: make(chan struct{})}
 	if !f.beginFreeze(z) {
 		return nil, ErrFrozen
 	}
@@ -159,7 +166,7 @@ func (f *Freezer) endFreeze() {
 
 // watchFreeze is the watchdog of one freeze.
 func (f *Freezer) watchFreeze(z *Frozen) {
-	timer := f.clock.NewTimer(Limit)
+	timer := f.clock.NewTimer(z.limit)
 	defer timer.Stop()
 	frozen := 0
 	select {
@@ -167,7 +174,7 @@ func (f *Freezer) watchFreeze(z *Frozen) {
 		frozen = z.count
 	case <-timer.C():
 		close(z.expired)
-		f.log.Error("guest frozen for too long, thawing it", "limit", Limit)
+		f.log.Error("guest frozen for too long, thawing it", "limit", z.limit)
 	case <-f.life.Done():
 	}
 	if !z.foreign {
@@ -242,6 +249,20 @@ func (f *Freezer) StillFrozen(ctx context.Context) error {
 	return nil
 }
 
+// IsOver says that the guest is thawed, was not thawed in time, or has ended.
+func (z *Frozen) IsOver() bool {
+	select {
+	case <-z.expired:
+		return true
+	case <-z.release:
+		return true
+	case <-z.thawed:
+		return true
+	default:
+		return false
+	}
+}
+
 // Foreign says that somebody else froze the guest.
 func (z *Frozen) Foreign() bool { return z.foreign }
 
@@ -251,7 +272,7 @@ func (z *Frozen) Foreign() bool { return z.foreign }
 func (z *Frozen) ThawedEarly() error {
 	select {
 	case <-z.expired:
-		return fmt.Errorf("it was frozen for %s, which is the limit", Limit)
+		return fmt.Errorf("it was frozen for %s, which is the limit", z.limit)
 	default:
 	}
 	select {

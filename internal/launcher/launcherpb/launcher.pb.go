@@ -561,7 +561,11 @@ func (*StartResponse) Descriptor() ([]byte, []int) {
 }
 
 type FreezeGuestRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose freeze it is. Empty: virt-freezer's, which gets no answer twice.
+	Owner string `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// The time after which the guest is thawed whatever happens, in milliseconds. 0, and more than 30 seconds, is 30 seconds.
+	LimitMillis   int64 `protobuf:"varint,2,opt,name=limit_millis,json=limitMillis,proto3" json:"limit_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -594,6 +598,20 @@ func (x *FreezeGuestRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use FreezeGuestRequest.ProtoReflect.Descriptor instead.
 func (*FreezeGuestRequest) Descriptor() ([]byte, []int) {
 	return file_launcher_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *FreezeGuestRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *FreezeGuestRequest) GetLimitMillis() int64 {
+	if x != nil {
+		return x.LimitMillis
+	}
+	return 0
 }
 
 type FreezeGuestResponse struct {
@@ -642,7 +660,9 @@ func (x *FreezeGuestResponse) GetSkipped() string {
 }
 
 type ThawGuestRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose freeze ends.
+	Owner         string `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -675,6 +695,13 @@ func (x *ThawGuestRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ThawGuestRequest.ProtoReflect.Descriptor instead.
 func (*ThawGuestRequest) Descriptor() ([]byte, []int) {
 	return file_launcher_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ThawGuestRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 type ThawGuestResponse struct {
@@ -2633,11 +2660,14 @@ const file_launcher_proto_rawDesc = "" +
 	"\x03run\x18\x05 \x01(\tR\x03run\x12!\n" +
 	"\fprevious_run\x18\x06 \x01(\tR\vpreviousRun\x12\x19\n" +
 	"\bhad_disk\x18\a \x01(\bR\ahadDisk\"\x0f\n" +
-	"\rStartResponse\"\x14\n" +
-	"\x12FreezeGuestRequest\"/\n" +
+	"\rStartResponse\"M\n" +
+	"\x12FreezeGuestRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12!\n" +
+	"\flimit_millis\x18\x02 \x01(\x03R\vlimitMillis\"/\n" +
 	"\x13FreezeGuestResponse\x12\x18\n" +
-	"\askipped\x18\x01 \x01(\tR\askipped\"\x12\n" +
-	"\x10ThawGuestRequest\"-\n" +
+	"\askipped\x18\x01 \x01(\tR\askipped\"(\n" +
+	"\x10ThawGuestRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\"-\n" +
 	"\x11ThawGuestResponse\x12\x18\n" +
 	"\askipped\x18\x01 \x01(\tR\askipped\"\x0e\n" +
 	"\fWatchRequest\"6\n" +

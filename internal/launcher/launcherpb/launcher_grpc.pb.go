@@ -70,11 +70,12 @@ type LauncherClient interface {
 	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.
 	FinishBackup(ctx context.Context, in *FinishBackupRequest, opts ...grpc.CallOption) (*FinishBackupResponse, error)
 	// FreezeGuest freezes the guest's file systems until ThawGuest, and for 30 seconds at most, for a program that backs the
-	// claims up in its own way. A guest without agent, or that is not running, stays as it is.
-	// FAILED_PRECONDITION: it is frozen already, for a backup or by an earlier call. Nothing changes then.
+	// claims up in its own way. A guest without agent, or that is not running, stays as it is. A second call with the owner of
+	// the first succeeds while the guest is still frozen by that one.
+	// FAILED_PRECONDITION: it is frozen already, for a backup or by another owner, or was by this one. Nothing changes then.
 	FreezeGuest(ctx context.Context, in *FreezeGuestRequest, opts ...grpc.CallOption) (*FreezeGuestResponse, error)
-	// ThawGuest ends what FreezeGuest began, and nothing else. FAILED_PRECONDITION: the guest is thawed, and was not, or may not
-	// have been, frozen until this call.
+	// ThawGuest ends what FreezeGuest began with the same owner, and nothing else. FAILED_PRECONDITION: the guest is thawed, and
+	// was not, or may not have been, frozen until this call. A second call of an owner has the answer of the first.
 	ThawGuest(ctx context.Context, in *ThawGuestRequest, opts ...grpc.CallOption) (*ThawGuestResponse, error)
 	// ForgetBackup drops the state of a finished backup.
 	ForgetBackup(ctx context.Context, in *ForgetBackupRequest, opts ...grpc.CallOption) (*ForgetBackupResponse, error)
@@ -261,11 +262,12 @@ type LauncherServer interface {
 	// FAILED_PRECONDITION: it is not SERVING. NOT_FOUND: the launcher has no backup with this uid.
 	FinishBackup(context.Context, *FinishBackupRequest) (*FinishBackupResponse, error)
 	// FreezeGuest freezes the guest's file systems until ThawGuest, and for 30 seconds at most, for a program that backs the
-	// claims up in its own way. A guest without agent, or that is not running, stays as it is.
-	// FAILED_PRECONDITION: it is frozen already, for a backup or by an earlier call. Nothing changes then.
+	// claims up in its own way. A guest without agent, or that is not running, stays as it is. A second call with the owner of
+	// the first succeeds while the guest is still frozen by that one.
+	// FAILED_PRECONDITION: it is frozen already, for a backup or by another owner, or was by this one. Nothing changes then.
 	FreezeGuest(context.Context, *FreezeGuestRequest) (*FreezeGuestResponse, error)
-	// ThawGuest ends what FreezeGuest began, and nothing else. FAILED_PRECONDITION: the guest is thawed, and was not, or may not
-	// have been, frozen until this call.
+	// ThawGuest ends what FreezeGuest began with the same owner, and nothing else. FAILED_PRECONDITION: the guest is thawed, and
+	// was not, or may not have been, frozen until this call. A second call of an owner has the answer of the first.
 	ThawGuest(context.Context, *ThawGuestRequest) (*ThawGuestResponse, error)
 	// ForgetBackup drops the state of a finished backup.
 	ForgetBackup(context.Context, *ForgetBackupRequest) (*ForgetBackupResponse, error)
