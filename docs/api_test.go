@@ -27,6 +27,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/verdict"
@@ -321,7 +322,7 @@ func manifestFields(t *testing.T) string {
 func TestExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, harvesterv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, corev1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, vmsnapshotv1.AddToScheme, harvesterv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, corev1.AddToScheme} {
 		if err := add(s); err != nil {
 			t.Fatal(err)
 		}

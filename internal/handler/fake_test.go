@@ -57,6 +57,13 @@ type fakeLauncher struct {
 	refuseRedefine error
 	// refuse is the error that BeginBackup returns instead of beginning.
 	refuse error
+	// freezeRequest is the last call of FreezeGuest, and frozenFor the owner of the last freeze.
+	freezeRequest *pb.FreezeGuestRequest
+	frozenFor     string
+	// refuseFreeze and refuseThaw are the errors that these calls return, and loseAnswer makes the next FreezeGuest
+	// freeze the guest and fail.
+	refuseFreeze, refuseThaw error
+	loseAnswer               bool
 	// mute makes Start accept calls and never answer them.
 	mute bool
 	// finish returns what a backup becomes at once. If nil, that is PREPARING.

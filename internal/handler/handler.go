@@ -25,6 +25,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
 	"github.com/varvebackup/varve/internal/handler/datamover"
 	"github.com/varvebackup/varve/internal/handler/instance"
@@ -32,6 +33,7 @@ import (
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/handler/mount"
+	"github.com/varvebackup/varve/internal/handler/vmsnapshot"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/metricsaccess"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -119,7 +121,7 @@ func Run(ctx context.Context, o Options) (err error) {
 // newManager returns a manager without leader election whose caches hold only this node's objects.
 func newManager(o Options) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
-	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, datamover.AddToScheme, snapshotv1.AddToScheme} {
+	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, datamover.AddToScheme, snapshotv1.AddToScheme, vmsnapshotv1.AddToScheme} {
 		if err := f(scheme); err != nil {
 			return nil, err
 		}
@@ -134,6 +136,8 @@ func newManager(o Options) (ctrl.Manager, error) {
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
 			&kubevirtv1.VirtualMachineInstance{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelNodeName: o.NodeName})},
 			&backupv1.VirtualMachineBackup{}:     {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName), Label: layout.UnfinishedBackups()},
+			// Those whose freeze is over have no node.
+			&vmsnapshotv1.VirtualMachineSnapshot{}: {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName)},
 		}},
 	})
 	if err != nil {
@@ -166,6 +170,10 @@ func addReconcilers(mgr ctrl.Manager, o Options, launchers *launcherclient.Clien
 	}
 	if err := backups.Setup(mgr); err != nil {
 		return fmt.Errorf("set up the backup reconciler: %w", err)
+	}
+	snapshots := &vmsnapshot.Reconciler{NodeName: o.NodeName, Writer: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers}
+	if err := snapshots.Setup(mgr); err != nil {
+		return fmt.Errorf("set up the snapshot reconciler: %w", err)
 	}
 	return addDataMover(mgr, o, recorder, measures)
 }

@@ -71,7 +71,8 @@ func newClient(clients *Clients, launcher types.UID, instance types.NamespacedNa
 	return c, nil
 }
 
-// callTimeout returns how long a launcher may take for one call. Start makes overlays and waits for libvirt.
+// callTimeout returns how long a launcher may take for one call. Start makes overlays and waits for libvirt; the guest agent
+// takes its time for a freeze and a thaw.
 func callTimeout(method string) time.Duration {
 	switch method {
 	case launcherpb.Launcher_Start_FullMethodName:
@@ -79,6 +80,8 @@ func callTimeout(method string) time.Duration {
 	case launcherpb.Launcher_RedefineCheckpoints_FullMethodName, launcherpb.Launcher_DeleteCheckpoints_FullMethodName,
 		launcherpb.Launcher_BeginBackup_FullMethodName:
 		return time.Minute
+	case launcherpb.Launcher_FreezeGuest_FullMethodName, launcherpb.Launcher_ThawGuest_FullMethodName:
+		return 30 * time.Second
 	}
 	return 15 * time.Second
 }
