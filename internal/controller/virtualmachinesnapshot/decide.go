@@ -318,12 +318,11 @@ func (in *input) decideDeletion() decision {
 	if closed && !left {
 		return decision{release: true}
 	}
-	switch {
-	case !closed:
-		setProgress(s, in.now, "the handler of node "+s.NodeName+" to say that the guest is thawed")
-	default:
-		setProgress(s, in.now, "the storage to delete its snapshots")
+	waiting := "the storage to delete its snapshots"
+	if !closed {
+		waiting = "the handler of node " + s.NodeName + " to say that the guest is thawed"
 	}
+	setProgress(s, in.now, waiting)
 	return decision{status: s, remove: !stays, again: removalPause(in.now.Sub(in.snapshot.DeletionTimestamp.Time))}
 }
 
