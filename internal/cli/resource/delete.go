@@ -1,6 +1,7 @@
 package resource
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,10 @@ type Deletion struct {
 	NewList              func() client.ObjectList
 	// State returns an object's phase and message while it is being deleted.
 	State func(client.Object) (phase, message string)
+	// Describe is the command that shows what a deletion waits for, without the object's name. Default: "NOUN describe".
+	Describe string
+	// Gone says what went with an object that is gone, as it was before. It may be nil.
+	Gone func(client.Object) string
 }
 
 // DeleteCommand makes a `delete` command.
@@ -54,7 +59,11 @@ func (s *Session) DeleteCommand(d Deletion) *cobra.Command {
 				if !w.Wait {
 					break
 				}
-				err := w.Run(cmd.Context(), s, d.Noun+" "+object.GetName()+" is gone", d.Noun+" describe "+object.GetName(), d.untilGone(c, object))
+				describe := cmp.Or(d.Describe, d.Noun+" describe") + " " + object.GetName()
+				err := w.Run(cmd.Context(), s, d.Noun+" "+object.GetName()+" is gone", describe, d.untilGone(c, object))
+				if err == nil && d.Gone != nil {
+					_, err = fmt.Fprintln(cmd.OutOrStdout(), d.Gone(object))
+				}
 				failures = append(failures, err)
 			}
 			return errors.Join(failures...)

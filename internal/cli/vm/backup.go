@@ -32,6 +32,24 @@ type backupRequest struct {
 	name, location string
 	exclude        []string
 	noFreeze       bool
+	// snapshot makes a snapshot by the machine's own storage, whose guest is frozen for freezeDeadline at the most.
+	snapshot       bool
+	freezeDeadline time.Duration
+}
+
+// check refuses flags that exclude each other.
+func (r *backupRequest) check() error {
+	switch {
+	case r.snapshot && r.location != "":
+		return failure.Usage("--location is for a backup: a --snapshot stays in the storage of its machine")
+	case !r.snapshot && r.freezeDeadline != 0:
+		return failure.Usage("--freeze-deadline is for a --snapshot: a backup holds the freeze for milliseconds, and for 30 s at the most")
+	case r.noFreeze && r.freezeDeadline != 0:
+		return failure.Usage("--no-freeze and --freeze-deadline exclude each other")
+	case r.freezeDeadline < 0:
+		return failure.Usage("--freeze-deadline %s must not be negative", r.freezeDeadline)
+	}
+	return nil
 }
 
 func newBackupCommand(s *resource.Session) *cobra.Command {
@@ -46,14 +64,24 @@ What was stored before is not read again: only what has changed. Of a machine th
 all that is allocated is read; leave it stopped until the backup is ready. Everything that the
 backup needs is made and removed for it. The backup is an object, a VirtualMachineBackup of
 harvesterhci.io; 'varve backup' has those of backup.kubevirt.io, jobs on the hypervisor, from
-which no machine comes back by itself.`,
+which no machine comes back by itself.
+
+--snapshot takes snapshots of all disks in the machine's own storage instead, tracked or not, and
+stores nothing in a location: it is quick, it is restored in its namespace, and it is lost with
+the storage.`,
 		Example: `  varve vm backup web --wait
 
   # Under a name, to a location that is not the default one
-  varve vm backup web --as web-before-upgrade --location shelf --wait`,
+  varve vm backup web --as web-before-upgrade --location shelf --wait
+
+  # Quickly, in the machine's own storage
+  varve vm backup web --snapshot --wait`,
 		Args:              cmdline.ExactArgs(1, "the name of a virtual machine"),
 		ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := r.check(); err != nil {
+				return err
+			}
 			c, err := s.Connect()
 			if err != nil {
 				return err
@@ -83,6 +111,9 @@ which no machine comes back by itself.`,
 		"volumes of the machine that are left out, such as scratch,swap")
 	c.Flags().BoolVar(&r.noFreeze, "no-freeze", false,
 		"do not freeze the guest's file systems for the moment that is stored")
+	c.Flags().BoolVar(&r.snapshot, "snapshot", false, "take snapshots in the machine's own storage, without a location")
+	c.Flags().DurationVar(&r.freezeDeadline, "freeze-deadline", 0,
+		"with --snapshot: how long the guest's file systems may be frozen (default: 30s)")
 	w.AddFlags(c, "the backup is ready", 0)
 	return c
 }
@@ -91,6 +122,12 @@ func (r *backupRequest) newObject(namespace, machine string, now time.Time) *har
 	b := &harvesterv1.VirtualMachineBackup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: r.name, Annotations: map[string]string{}},
 		Spec:       harvesterv1.VirtualMachineBackupSpec{Source: machineReference(machine), Type: harvesterv1.Backup},
+	}
+	if r.snapshot {
+		b.Spec.Type = harvesterv1.Snapshot
+	}
+	if r.freezeDeadline > 0 {
+		b.Spec.FSFreezeDeadline = &metav1.Duration{Duration: r.freezeDeadline}
 	}
 	if b.Name == "" {
 		b.Name = machine + "-" + now.UTC().Format(backupNameTime)
@@ -173,8 +210,16 @@ func phaseOfBackup(b *harvesterv1.VirtualMachineBackup) string {
 // describeStored says in one line what a backup has stored, and what it has not.
 func describeStored(b *harvesterv1.VirtualMachineBackup) string {
 	size, changed := storedBytes(b)
-	text := fmt.Sprintf("machine backup %s is ready: %s of %s, %s new or changed", b.Name,
-		human.Count(len(b.Status.VolumeBackups), "disk"), human.Bytes(size), human.Bytes(changed))
+	text := fmt.Sprintf("machine backup %s is ready: %s of %s", b.Name,
+		human.Count(len(b.Status.VolumeBackups), "disk"), human.Bytes(size))
+	if b.Spec.Type == harvesterv1.Snapshot {
+		text += " in snapshots of the storage"
+		if how := consistency(b); how != "" {
+			text += ", " + how
+		}
+	} else {
+		text += fmt.Sprintf(", %s new or changed", human.Bytes(changed))
+	}
 	for _, v := range b.Status.VolumeBackups {
 		if v.FullReason != "" {
 			text += fmt.Sprintf(", volume %s full because %s", v.VolumeName, v.FullReason)
@@ -198,7 +243,8 @@ func newBackupsCommand(s *resource.Session) *cobra.Command {
 	c := s.ListCommand(resource.Listing{
 		Short: "List the backups of whole virtual machines",
 		Long: `List the backups of whole virtual machines, by machine, the oldest first. 'varve vm restore' brings
-a machine back from one that is Ready.
+a machine back from one that is Ready. TYPE is backup for one in a location, and snapshot for one
+in the machine's own storage.
 
 -o wide adds the location, and what a backup waits for or why it failed. --from-location reads the
 repository instead: it lists the backups of other clusters, and of this one before it was made
@@ -253,7 +299,7 @@ again, which 'varve vm restore --from-location' restores.`,
 }
 
 func newBackupTable(list *harvesterv1.VirtualMachineBackupList, wide bool, now time.Time) *output.Table {
-	t := &output.Table{Header: []string{"NAME", "VM", "STATE", "PROGRESS", "DISKS", "SIZE", "CHANGED", "AGE"}}
+	t := &output.Table{Header: []string{"NAME", "VM", "TYPE", "STATE", "PROGRESS", "DISKS", "SIZE", "CHANGED", "AGE"}}
 	if wide {
 		t.Header = append(t.Header, "LOCATION", "MESSAGE")
 	}
@@ -261,7 +307,7 @@ func newBackupTable(list *harvesterv1.VirtualMachineBackupList, wide bool, now t
 		b := &list.Items[i]
 		size, changed := storedBytes(b)
 		row := []string{
-			b.Name, b.Spec.Source.Name, phaseOfBackup(b), fmt.Sprintf("%d%%", b.Status.Progress),
+			b.Name, b.Spec.Source.Name, string(b.Spec.Type), phaseOfBackup(b), fmt.Sprintf("%d%%", b.Status.Progress),
 			fmt.Sprint(len(b.Status.VolumeBackups)), human.Bytes(size), human.Bytes(changed),
 			human.Age(now, b.CreationTimestamp.Time),
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -24,8 +25,24 @@ type restoreRequest struct {
 	keepMAC, halt           bool
 	// replace puts the machine that exists back. stop and deleteOldDisks need it.
 	replace, stop, deleteOldDisks bool
-	// storageClasses are of the form OLD=NEW.
-	storageClasses, exclude []string
+	// storageClasses are of the form OLD=NEW, and diskSizes of the form VOLUME=SIZE.
+	storageClasses, diskSizes, exclude []string
+	// replaceUID confirms which machine is replaced. It needs replace.
+	replaceUID string
+}
+
+// check refuses flags that need another one.
+func (r *restoreRequest) check() error {
+	if !r.replace && (r.stop || r.deleteOldDisks || r.replaceUID != "") {
+		return failure.Usage("--stop, --delete-old-disks and --replace-uid are about the machine that is replaced: they need --replace")
+	}
+	for _, pair := range r.diskSizes {
+		volume, size, both := strings.Cut(pair, "=")
+		if _, err := apiresource.ParseQuantity(size); !both || volume == "" || err != nil {
+			return failure.Usage("--disk-size %.80q is not of the form VOLUME=SIZE, such as data=20Gi", pair)
+		}
+	}
+	return nil
 }
 
 func newRestoreCommand(s *resource.Session) *cobra.Command {
@@ -39,7 +56,7 @@ them, with the labels, the annotations and the run strategy that it had.
 The name must be free, unless --replace puts the machine back that has it: this one must be
 stopped, or --stop stops it when the disks are restored. Its old claims stay, unless
 --delete-old-disks deletes them once it runs again. A machine other than the one that was
-backed up is not replaced.
+backed up is replaced only if --replace-uid has its UID, which the refusal names.
 
 Without --name it is the name that the machine had. The next backup of the restored machine is
 full, because its disks are new ones.`,
@@ -58,12 +75,15 @@ full, because its disks are new ones.`,
   varve vm restore web-20261129-020000 --replace --stop --delete-old-disks --wait
 
   # On a cluster with other StorageClasses
-  varve vm restore web-20261129-020000 --storage-class fast=premium --wait`,
+  varve vm restore web-20261129-020000 --storage-class fast=premium --wait
+
+  # With a larger disk
+  varve vm restore web-20261129-020000 --disk-size data=20Gi --wait`,
 		Args:              cmdline.ExactArgs(1, "the name of a machine backup"),
 		ValidArgsFunction: s.CompleteArgs(newMachineBackups, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !r.replace && (r.stop || r.deleteOldDisks) {
-				return failure.Usage("--stop and --delete-old-disks are about the machine that is replaced: they need --replace")
+			if err := r.check(); err != nil {
+				return err
 			}
 			c, err := s.Connect()
 			if err != nil {
@@ -114,6 +134,10 @@ full, because its disks are new ones.`,
 		"with --replace: delete the machine's old claims once it runs again")
 	c.Flags().StringSliceVar(&r.storageClasses, "storage-class", nil,
 		"the StorageClass of new claims, as OLD=NEW; *=NEW is for every other one")
+	c.Flags().StringSliceVar(&r.diskSizes, "disk-size", nil,
+		"the size of a new claim that is to be larger than it was, as VOLUME=SIZE, such as data=20Gi")
+	c.Flags().StringVar(&r.replaceUID, "replace-uid", "",
+		"with --replace: the UID of the machine to replace, if it is not the one that was backed up")
 	c.Flags().StringSliceVar(&r.exclude, "exclude-volume", nil, "volumes that the restored machine does not have")
 	w.AddFlags(c, "the restored machine runs, or with --halt, is there", 0)
 	return c
@@ -162,6 +186,12 @@ func (r *restoreRequest) choiceAnnotations() map[string]string {
 	}
 	if len(r.storageClasses) > 0 {
 		all[harvesterv1.AnnotationStorageClassMap] = strings.Join(r.storageClasses, ",")
+	}
+	if len(r.diskSizes) > 0 {
+		all[harvesterv1.AnnotationDiskSizes] = strings.Join(r.diskSizes, ",")
+	}
+	if r.replaceUID != "" {
+		all[harvesterv1.AnnotationReplaceUID] = r.replaceUID
 	}
 	if len(r.exclude) > 0 {
 		all[harvesterv1.AnnotationExcludeVolumes] = strings.Join(r.exclude, ",")

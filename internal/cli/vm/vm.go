@@ -35,7 +35,8 @@ tracking) says Enabled. PendingRestart means that you must restart the machine f
   varve vm restore web-20261129-020000 --keep-mac --wait`,
 		[]string{"vms", "virtualmachine", "virtualmachines"},
 		newListCommand(s), newDescribeCommand(s), newStartCommand(s), newStopCommand(s), newRestartCommand(s),
-		newBackupCommand(s), newBackupsCommand(s), newRestoreCommand(s))
+		newBackupCommand(s), newBackupsCommand(s), newDescribeBackupCommand(s), newDeleteBackupCommand(s),
+		newRestoreCommand(s))
 }
 
 func newListCommand(s *resource.Session) *cobra.Command {
