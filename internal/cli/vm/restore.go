@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
@@ -112,9 +113,9 @@ full, because its disks are new ones.`,
 				untilRestored(c, o)); err != nil {
 				return err
 			}
-			how := "runs"
-			if r.halt {
-				how = "is there, and stopped"
+			how, err := describeRestored(cmd.Context(), c, machine)
+			if err != nil {
+				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "virtual machine %s %s\n", machine, how)
 			return err
@@ -141,6 +142,18 @@ full, because its disks are new ones.`,
 	c.Flags().StringSliceVar(&r.exclude, "exclude-volume", nil, "volumes that the restored machine does not have")
 	w.AddFlags(c, "the restored machine runs, or with --halt, is there", 0)
 	return c
+}
+
+// describeRestored says what became of a restored machine: one that was stopped when it was backed up is stopped again.
+func describeRestored(ctx context.Context, c *cluster.Client, machine string) (string, error) {
+	vm := &kubevirtv1.VirtualMachine{}
+	if err := c.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: machine}, vm); err != nil {
+		return "", fmt.Errorf("get virtual machine %s: %w", machine, err)
+	}
+	if vm.Spec.Strategy() == kubevirtv1.RunStrategyHalted {
+		return "is there, and stopped", nil
+	}
+	return "runs", nil
 }
 
 // newObject returns the restore to create. It reads the backup, for the machine's name, and to refuse one that cannot
