@@ -35,6 +35,8 @@ type fakeGuest struct {
 	destroyTakes time.Duration
 	job          domain.JobInfo
 	checkpoints  []domain.Checkpoint
+	// frozen: somebody else has frozen it.
+	frozen bool
 }
 
 func (f *fakeGuest) call(name string) {
@@ -144,7 +146,9 @@ func (f *fakeGuest) DeleteCheckpoint(_ context.Context, name string) error {
 func (f *fakeGuest) Resume(context.Context) error { f.call("Resume"); return nil }
 func (f *fakeGuest) FSFrozen(context.Context, time.Duration) (bool, error) {
 	f.call("FSFrozen")
-	return false, nil
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.frozen, nil
 }
 
 func (f *fakeGuest) Freeze(context.Context, time.Duration) (int, error) {

@@ -1,7 +1,9 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -28,7 +30,10 @@ func (l *Launcher) FreezeGuest(ctx context.Context, r *pb.FreezeGuestRequest) (*
 		return &pb.FreezeGuestResponse{}, nil
 	}
 	frozen, err := l.freezer.FreezeFor(ctx, time.Duration(r.GetLimitMillis())*time.Millisecond)
-	if err != nil {
+	switch {
+	case errors.Is(err, freeze.ErrFrozen) && r.GetOwner() != "":
+		return nil, status.Errorf(codes.Aborted, "the guest was not frozen: %v", err) // a backup freezes it for a moment: ask again
+	case err != nil:
 		return nil, status.Errorf(codes.FailedPrecondition, "the guest was not frozen: %v", err)
 	}
 	l.mu.Lock()
@@ -62,8 +67,12 @@ func (l *Launcher) ThawGuest(ctx context.Context, r *pb.ThawGuestRequest) (*pb.T
 		l.frozenByCall = nil
 		l.mu.Unlock()
 	}
+	var early error
+	if frozen.Foreign() && !frozen.IsOver() {
+		early = l.freezer.StillFrozen(ctx)
+	}
 	frozen.AwaitThaw(ctx, freeze.AnswerPatience)
-	if early := frozen.ThawedEarly(); early != nil {
+	if early = cmp.Or(early, frozen.ThawedEarly()); early != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "the guest may have been thawed before this call, so that a backup made meanwhile is crash consistent: %v", early)
 	}
 	return &pb.ThawGuestResponse{}, nil

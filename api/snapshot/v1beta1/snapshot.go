@@ -15,6 +15,10 @@ const DefaultFailureDeadline = 5 * time.Minute
 // longer than 30 s, is 30 s. "false" is for a guest that is not to be frozen. KubeVirt does not know it.
 const AnnotationFreezeDeadline = "varvebackup.io/freeze-deadline"
 
+// AnnotationExcludeVolumes is on a VirtualMachineSnapshot: the names of volumes that are left out, separated by commas.
+// KubeVirt does not know it, and leaves none out that its storage can make a snapshot of.
+const AnnotationExcludeVolumes = "varvebackup.io/exclude-volumes"
+
 // VirtualMachineSnapshot is a set of snapshots that the storage has of the disks of a virtual machine.
 //
 // +kubebuilder:object:root=true

@@ -22,6 +22,7 @@ import (
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 	"github.com/varvebackup/varve/test/verdict"
 )
 
@@ -141,8 +142,9 @@ func snapshotTaken(w *world) {
 	b.Spec.FSFreezeDeadline = &metav1.Duration{Duration: 5 * time.Second}
 	w.create(b)
 	s := w.snapshotOf(b)
-	if s.Spec.Source.Name != "web" || *s.Spec.DeletionPolicy != vmsnapshotv1.DeleteContent || !metav1.IsControlledBy(s, b) ||
-		s.Annotations[vmsnapshotv1.AnnotationFreezeDeadline] != "5s" {
+	if s.Spec.Source.Name != "web" || *s.Spec.DeletionPolicy != vmsnapshotv1.DeleteContent || len(s.OwnerReferences) > 0 ||
+		s.Annotations[vmsnapshotv1.AnnotationFreezeDeadline] != "5s" ||
+		s.Annotations[vmsnapshotv1.AnnotationExcludeVolumes] != "data" {
 		w.Errorf("snapshot %+v", s)
 	}
 	if diff := cmp.Diff(map[string]harvesterv1.ExclusionReason{
@@ -209,9 +211,9 @@ func snapshotTaken(w *world) {
 	w.gone(b)
 }
 
-// snapshotStopped: of a machine that does not run.
+// snapshotStopped: of a machine that does not run, until it is taken. A disk that is to be made of a snapshot holds it.
 func snapshotStopped(w *world) {
-	w.stopped()
+	vm := w.stopped()
 	b := w.readySnapshot("monday")
 	if len(b.Status.VolumeBackups) != 3 || b.Status.Stopped != nil ||
 		!cmp.Equal(b.Status.SecretBackups, []harvesterv1.SecretBackup{{Name: "pull"}}) {
@@ -222,6 +224,27 @@ func snapshotStopped(w *world) {
 			verdict.Errorf(w.T, "volume %+v", v)
 		}
 	}
+
+	early := w.newSnapshot("early", nil)
+	w.create(early)
+	w.snapshotOf(early)
+	w.start(vm.Spec.Template.Spec)
+	w.backupSays(early, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"virtual machine web was started while its disks were read"))
+
+	claim := gen.Claim(w.meta("late"), func(c *corev1.PersistentVolumeClaim) {
+		c.Spec.DataSource = &corev1.TypedLocalObjectReference{
+			APIGroup: ptr.To(snapshotv1.GroupName), Kind: "VolumeSnapshot", Name: *b.Status.VolumeBackups[0].VolumeSnapshotName,
+		}
+	})
+	w.create(claim)
+	w.must(w.admin.Delete(w.Context(), b))
+	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "Deleting",
+		"the deletion waits for PersistentVolumeClaim late to be made from VolumeSnapshot "))
+	controlplane.Update(w.T, w.admin, claim, true, func(c *corev1.PersistentVolumeClaim) {
+		c.Status.Phase = corev1.ClaimBound
+	})
+	w.gone(b)
 }
 
 // snapshotFails: nothing of a snapshot stays that has failed.

@@ -203,13 +203,16 @@ func (in *input) decideCut() (decision, *obstacle) {
 		return decision{status: s, again: lookSoon}, nil
 	}
 	pause := lookEvery
-	if in.status().NodeName != "" {
-		pause = lookSoon
+	if q := in.status().Quiesce; q != nil && in.now.Before(q.RequestTime.Add(2*in.freezePatience)) {
+		pause = lookSoon // the guest may be frozen
 	}
 	taken, o := in.findTaken()
 	switch {
 	case len(in.made) < len(in.content.Spec.VolumeBackups):
-		return decision{cut: true, again: lookSoon}, nil
+		if in.now.Before(in.deadline()) {
+			return decision{cut: true, again: lookSoon}, nil
+		}
+		return decision{}, waitFor("the API server to accept a VolumeSnapshot of each volume")
 	case o != nil:
 		return decision{again: pause, contentStatus: in.contentStatus()}, o
 	}

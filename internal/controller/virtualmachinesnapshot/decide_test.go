@@ -149,20 +149,28 @@ func TestDecide(t *testing.T) {
 		"no CSI": {planInput, func(in *input) {
 			in.claims["data"] = claim{PersistentVolumeClaim: in.claims["data"].PersistentVolumeClaim, bound: true}
 		}, "Failed", "volume data (PersistentVolumeClaim data): its volume has no CSI driver", waits},
+		"no CSI, and left out": {planInput, func(in *input) {
+			in.claims["data"] = claim{PersistentVolumeClaim: in.claims["data"].PersistentVolumeClaim, bound: true}
+			in.snapshot.Annotations = map[string]string{vmsnapshotv1.AnnotationExcludeVolumes: "other, data"}
+		}, "InProgress", "the freeze of the guest", freeze | waits},
 		"a content of somebody else": {planInput, func(in *input) {
 			in.content = &vmsnapshotv1.VirtualMachineSnapshotContent{ObjectMeta: gen.Meta("ns", "vmsnapshot-content-1")}
 		}, "Failed", "is in the way", waits},
 
-		"not frozen yet":           {cutInput, func(*input) {}, "", "", waits},
-		"never answered":           {cutInput, func(in *input) { in.snapshot.Status.Quiesce.RequestTime = ago(30 * time.Second) }, "InProgress", "", thaw | waits},
-		"frozen":                   {cutInput, func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.Frozen }, "", "", cut | waits},
-		"cannot be frozen":         {cutInput, func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.NotFrozen }, "", "", cut | waits},
-		"a restart":                {cutInput, func(in *input) { in.instance.UID = "vmi-2" }, "Failed", "was stopped or restarted", thaw | waits},
-		"the guest ends":           {cutInput, func(in *input) { in.instance.Status.Phase = kubevirtv1.PhaseSucceeded }, "Failed", "was stopped or restarted", thaw | waits},
-		"another machine":          {cutInput, func(in *input) { in.machine.SetUID("vm-2") }, "Failed", "was deleted before", thaw | waits},
-		"the content is deleted":   {cutInput, func(in *input) { in.content = nil }, "Failed", "VirtualMachineSnapshotContent vmsnapshot-content-1 was deleted", thaw | waits},
-		"deleted while frozen":     {cutInput, func(in *input) { in.snapshot.DeletionTimestamp = ago(0) }, "Deleting", "the handler of node node-1 to say that the guest is thawed", thaw | remove | waits},
-		"one is missing":           {madeInput, func(in *input) { delete(in.made, "vmsnapshot-1-volume-data") }, "", "", cut | waits},
+		"not frozen yet":         {cutInput, func(*input) {}, "", "", waits},
+		"never answered":         {cutInput, func(in *input) { in.snapshot.Status.Quiesce.RequestTime = ago(30 * time.Second) }, "InProgress", "", thaw | waits},
+		"frozen":                 {cutInput, func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.Frozen }, "", "", cut | waits},
+		"cannot be frozen":       {cutInput, func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.NotFrozen }, "", "", cut | waits},
+		"a restart":              {cutInput, func(in *input) { in.instance.UID = "vmi-2" }, "Failed", "was stopped or restarted", thaw | waits},
+		"the guest ends":         {cutInput, func(in *input) { in.instance.Status.Phase = kubevirtv1.PhaseSucceeded }, "Failed", "was stopped or restarted", thaw | waits},
+		"another machine":        {cutInput, func(in *input) { in.machine.SetUID("vm-2") }, "Failed", "was deleted before", thaw | waits},
+		"the content is deleted": {cutInput, func(in *input) { in.content = nil }, "Failed", "VirtualMachineSnapshotContent vmsnapshot-content-1 was deleted", thaw | waits},
+		"deleted while frozen":   {cutInput, func(in *input) { in.snapshot.DeletionTimestamp = ago(0) }, "Deleting", "the handler of node node-1 to say that the guest is thawed", thaw | remove | waits},
+		"one is missing":         {madeInput, func(in *input) { delete(in.made, "vmsnapshot-1-volume-data") }, "", "", cut | waits},
+		"one is refused for long": {madeInput, func(in *input) {
+			delete(in.made, "vmsnapshot-1-volume-data")
+			in.snapshot.CreationTimestamp = *ago(time.Hour)
+		}, "Failed", "snapshot deadline exceeded: waited 5m0s for the API server to accept", thaw | waits},
 		"not taken yet":            {madeInput, func(*input) {}, "InProgress", "the storage to take VolumeSnapshot vmsnapshot-1-volume-root of volume root", waits},
 		"not all are taken":        {endInput, func(in *input) { in.snapshot.Status.CreationTime, in.volume("data").Status = nil, nil }, "InProgress", "of volume data", waits},
 		"one is deleted":           {madeInput, func(in *input) { in.volume("data").DeletionTimestamp = ago(0) }, "Failed", "of volume data was deleted", thaw | waits},
@@ -304,8 +312,13 @@ func TestChooseClass(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotationDefaultClass: isDefault}}, Driver: driver,
 		}
 	}
+	keeps := func(c snapshotv1.VolumeSnapshotClass) snapshotv1.VolumeSnapshotClass {
+		c.DeletionPolicy = snapshotv1.VolumeSnapshotContentRetain
+		return c
+	}
 	all := []snapshotv1.VolumeSnapshotClass{
 		class("only", "only.test", ""), class("a", "default.test", "false"), class("b", "default.test", "true"),
+		keeps(class("g", "kept.test", "true")), class("h", "kept.test", ""), keeps(class("i", "leaky.test", "")),
 		class("c", "many.test", ""), class("d", "many.test", ""), class("e", "two.test", "true"), class("f", "two.test", "true"),
 	}
 	for driver, want := range map[string][2]string{
@@ -313,6 +326,8 @@ func TestChooseClass(t *testing.T) {
 		"default.test": {"b", ""},
 		"many.test":    {"", "c, d, and none is the default one"},
 		"two.test":     {"", "e, f are all the default one"},
+		"kept.test":    {"h", ""},
+		"leaky.test":   {"i", ""},
 		"none.test":    {"", "no VolumeSnapshotClass of the driver none.test"},
 		"":             {"", "no CSI driver"},
 	} {

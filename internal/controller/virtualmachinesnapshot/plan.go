@@ -101,7 +101,7 @@ func (in *input) planVolumes() (*volumePlan, *obstacle) {
 func (in *input) planVolume(p *volumePlan, guest *kubevirtv1.VirtualMachineInstanceSpec, v kubevirtv1.Volume) *obstacle {
 	writable := slices.Contains(tracking.EligibleVolumes(guest), v.Name)
 	readOnly := tracking.IsReadOnly(guest, v.Name) && !tracking.IsShareable(guest, v.Name)
-	if v.PersistentVolumeClaim == nil || !writable && !readOnly {
+	if v.PersistentVolumeClaim == nil || !writable && !readOnly || isLeftOut(in.snapshot, v.Name) {
 		p.excluded = append(p.excluded, v.Name)
 		return nil
 	}
@@ -125,18 +125,32 @@ func (in *input) planVolume(p *volumePlan, guest *kubevirtv1.VirtualMachineInsta
 	return nil
 }
 
+// isLeftOut says whether the user does not want a volume in a snapshot.
+func isLeftOut(s *vmsnapshotv1.VirtualMachineSnapshot, volume string) bool {
+	for name := range strings.SplitSeq(s.Annotations[vmsnapshotv1.AnnotationExcludeVolumes], ",") {
+		if strings.TrimSpace(name) == volume {
+			return true
+		}
+	}
+	return false
+}
+
 // annotationDefaultClass marks the class that a driver's snapshots have if they name none.
 const annotationDefaultClass = "snapshot.storage.kubernetes.io/is-default-class"
 
-// chooseClass returns the VolumeSnapshotClass of a driver's snapshots: the default one, or else the only one. Otherwise it
-// says why there is none.
+// chooseClass returns the VolumeSnapshotClass of a driver's snapshots: the default one, or else the only one, of those
+// whose snapshots the storage deletes with their objects, if there are any. Otherwise it says why there is none.
 func chooseClass(all []snapshotv1.VolumeSnapshotClass, driver string) (class, why string) {
 	if driver == "" {
 		return "", "its volume has no CSI driver: move the disk to a StorageClass of one"
 	}
 	var names, defaults []string
+	deletes := func(c snapshotv1.VolumeSnapshotClass) bool {
+		return c.Driver == driver && c.DeletionPolicy != snapshotv1.VolumeSnapshotContentRetain
+	}
+	leaky := !slices.ContainsFunc(all, deletes)
 	for i := range all {
-		if all[i].Driver != driver {
+		if all[i].Driver != driver || !leaky && !deletes(all[i]) {
 			continue
 		}
 		names = append(names, all[i].Name)

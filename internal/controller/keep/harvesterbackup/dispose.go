@@ -24,8 +24,8 @@ import (
 const disposalDeadline = 2 * time.Minute
 
 // deleteStored deletes the DataUploads of a deleted backup, and with them its restore points, or its
-// VirtualMachineSnapshot, and lets the backup go. A restore that reads the backup holds it. What is stored of a namespace that is deleted stays stored: that is what
-// backups are for.
+// VirtualMachineSnapshot, and lets the backup go. A restore that reads the backup holds it, and so does a restored disk
+// that is not made yet. What is stored of a namespace that is deleted stays stored: that is what backups are for.
 func (r *reconciler) deleteStored(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(b, Finalizer) {
 		return ctrl.Result{}, nil
@@ -40,6 +40,13 @@ func (r *reconciler) deleteStored(ctx context.Context, b *harvesterv1.VirtualMac
 	ending, err := r.isEnding(ctx, b.Namespace)
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	waiting, err := r.findWaitingClaim(ctx, b)
+	switch {
+	case err != nil:
+		return ctrl.Result{}, err
+	case waiting != "" && !ending:
+		return r.waitToGo(ctx, b, waiting)
 	}
 	if left, err := r.deleteRequest(ctx, b); err != nil || left {
 		return ctrl.Result{RequeueAfter: lookEvery}, err
@@ -73,6 +80,31 @@ func (r *reconciler) findRestores(ctx context.Context, b *harvesterv1.VirtualMac
 		}
 	}
 	return names, nil
+}
+
+// findWaitingClaim says which restored disk is still to be made from the VolumeSnapshots of a backup, or "". Where volumes
+// are made for the node of the first pod, that is so until the machine starts.
+func (r *reconciler) findWaitingClaim(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
+	if !isSnapshot(b) {
+		return "", nil
+	}
+	var claims corev1.PersistentVolumeClaimList
+	if err := r.live.List(ctx, &claims, client.InNamespace(b.Namespace)); err != nil {
+		return "", fmt.Errorf("list the claims of %s: %w", b.Namespace, err)
+	}
+	for i := range claims.Items {
+		c := &claims.Items[i]
+		if c.Status.Phase == corev1.ClaimBound || c.DeletionTimestamp != nil || c.Spec.DataSource == nil {
+			continue
+		}
+		for _, v := range b.Status.VolumeBackups {
+			if v.VolumeSnapshotName != nil && c.Spec.DataSource.Kind == "VolumeSnapshot" && c.Spec.DataSource.Name == *v.VolumeSnapshotName {
+				return fmt.Sprintf("PersistentVolumeClaim %s to be made from VolumeSnapshot %s: start its machine, or delete the claim",
+					c.Name, c.Spec.DataSource.Name), nil
+			}
+		}
+	}
+	return "", nil
 }
 
 // isEnding says whether a namespace is being deleted, with everything in it.

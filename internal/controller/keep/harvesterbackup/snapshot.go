@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -22,8 +23,9 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// snapshotDeadline is how long a VirtualMachineSnapshot may take: some storages copy a disk before its snapshot is ready.
-const snapshotDeadline = 30 * time.Minute
+// snapshotDeadline is how long a VirtualMachineSnapshot may take: some storages copy a disk, or upload it, before its
+// snapshot is ready.
+const snapshotDeadline = 6 * time.Hour
 
 // isSnapshot says whether a backup is a set of snapshots that stay in the machine's storage.
 func isSnapshot(b *harvesterv1.VirtualMachineBackup) bool { return b.Spec.Type == harvesterv1.Snapshot }
@@ -47,6 +49,11 @@ func (in *input) planSnapshot() plan {
 	if p := in.addVolumes(status); p != nil {
 		return *p
 	}
+	if in.stopped != nil {
+		if p := in.recordStopped(status); p != nil {
+			return *p
+		}
+	}
 	return plan{status: status}
 }
 
@@ -59,6 +66,12 @@ func (r *reconciler) takeSnapshot(ctx context.Context, b *harvesterv1.VirtualMac
 	base, now := b.DeepCopy(), r.Clock.Now()
 	if refused != "" {
 		return ctrl.Result{}, r.endFailed(ctx, base, b, refused)
+	}
+	if failed, err := r.failWritten(ctx, b); failed || err != nil {
+		return ctrl.Result{}, err
+	}
+	if s != nil && (s.IsReady() || s.Status != nil && s.Status.CreationTime != nil) {
+		b.Status.Stopped = nil // all snapshots are taken: from now on the machine may start
 	}
 	content, err := r.findContent(ctx, b, s)
 	if err != nil {
@@ -140,13 +153,23 @@ func newSnapshot(b *harvesterv1.VirtualMachineBackup) *vmsnapshotv1.VirtualMachi
 	machine := definition.MachineKind
 	s := &vmsnapshotv1.VirtualMachineSnapshot{
 		ObjectMeta: metav1.ObjectMeta{
+			// Without an owner reference: with one, a deletion of the backup in the foreground would delete it while a
+			// restore reads it.
 			Namespace: b.Namespace, Name: b.Status.Group, Annotations: map[string]string{},
-			OwnerReferences: []metav1.OwnerReference{ownerReference(b)},
 		},
 		Spec: vmsnapshotv1.VirtualMachineSnapshotSpec{
 			Source:         corev1.TypedLocalObjectReference{APIGroup: ptr.To(machine.Group), Kind: machine.Kind, Name: b.Spec.Source.Name},
 			DeletionPolicy: ptr.To(vmsnapshotv1.DeleteContent), FailureDeadline: &metav1.Duration{Duration: snapshotDeadline},
 		},
+	}
+	var without []string
+	for _, v := range b.Status.ExcludedVolumes {
+		if v.Reason == harvesterv1.ExcludedByUser {
+			without = append(without, v.Name)
+		}
+	}
+	if len(without) > 0 {
+		s.Annotations[vmsnapshotv1.AnnotationExcludeVolumes] = strings.Join(without, ",")
 	}
 	switch deadline := b.Spec.FSFreezeDeadline; {
 	case b.Annotations[harvesterv1.AnnotationFreeze] == "false":

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -31,12 +32,20 @@ func TestPlan_snapshotNeedsNoLocation(t *testing.T) {
 	t.Parallel()
 	in := snapshotInput(t)
 	p := makePlan(in)
-	if p.status == nil || p.status.Location != nil || len(p.status.VolumeBackups) != 1 || p.status.Stopped != nil {
+	if p.status == nil || p.status.Location != nil || len(p.status.VolumeBackups) != 1 || p.status.Stopped == nil {
 		t.Fatalf("%+v", p)
 	}
 	if v := p.status.VolumeBackups[0]; v.VolumeName != "root" || v.DataUpload != "" || p.status.SourceUID == nil ||
 		p.status.ScratchBytes != 0 {
 		t.Errorf("%+v", p.status)
+	}
+	in.pods = []corev1.Pod{*gen.Pod(gen.Meta("app", "fsck"), func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "web-root"},
+		}}}
+	})}
+	if p := makePlan(in); !strings.HasPrefix(p.waiting, "pod fsck to end, which can write to PersistentVolumeClaim web-root") {
+		t.Errorf("%+v", p)
 	}
 	in.earlier = "sunday"
 	if p := makePlan(in); !strings.HasPrefix(p.waiting, "VirtualMachineBackup sunday of the machine to end") {

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"slices"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,8 +58,8 @@ func (r *reconciler) deleteReplacedClaims(ctx context.Context, base, o *harveste
 	return nil
 }
 
-// findClaimUsers returns a machine, an instance or a pod for each claim that one of a namespace has as a volume. Pods that
-// have ended do not count.
+// findClaimUsers returns a machine, an instance or a pod for each claim that one of a namespace has as a volume, or a
+// VolumeSnapshot of the claim. Pods that have ended do not count.
 func (r *reconciler) findClaimUsers(ctx context.Context, namespace string) (map[string]string, error) {
 	users := map[string]string{}
 	for _, kind := range []string{definition.MachineKind.Kind, "VirtualMachineInstance"} {
@@ -70,6 +72,16 @@ func (r *reconciler) findClaimUsers(ctx context.Context, namespace string) (map[
 			for _, name := range claimsOf(&list.Items[i]) {
 				users[name] = kind + " " + list.Items[i].GetName()
 			}
+		}
+	}
+	var snapshots snapshotv1.VolumeSnapshotList
+	if err := r.live.List(ctx, &snapshots, client.InNamespace(namespace)); err != nil && !meta.IsNoMatchError(err) {
+		return nil, fmt.Errorf("list VolumeSnapshots: %w", err)
+	}
+	for i := range snapshots.Items {
+		// Many storages have a volume's snapshots in the volume.
+		if name := snapshots.Items[i].Spec.Source.PersistentVolumeClaimName; name != nil {
+			users[*name] = "VolumeSnapshot " + snapshots.Items[i].Name
 		}
 	}
 	var pods corev1.PodList

@@ -21,8 +21,9 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// bindDeadline is how long the claim of a disk may take to be bound, where that does not wait for the machine.
-const bindDeadline = 10 * time.Minute
+// bindDeadline is how long the claim of a disk may take to be bound, where that does not wait for the machine. Some storages
+// copy the disk first.
+const bindDeadline = 6 * time.Hour
 
 // isSnapshot says whether the disks of a backup are in snapshots that stayed in the machine's storage.
 func isSnapshot(b *harvesterv1.VirtualMachineBackup) bool { return b.Spec.Type == harvesterv1.Snapshot }
@@ -181,6 +182,8 @@ type claimState struct {
 	claim *corev1.PersistentVolumeClaim
 	// snapshot is nil if there is none. It is read for a claim that is not bound.
 	snapshot *snapshotv1.VolumeSnapshot
+	// volume is the claim's, or nil.
+	volume *corev1.PersistentVolume
 	// waits: its volume is made when the machine starts.
 	waits bool
 	// warning is the latest one about the claim, or "".
@@ -195,7 +198,8 @@ func (r *reconciler) readClaim(ctx context.Context, o *harvesterv1.VirtualMachin
 		return c, err
 	}
 	if c.claim = claim; claim.Status.Phase == corev1.ClaimBound {
-		return c, nil
+		c.volume, err = reconcile.Find(ctx, r.live, types.NamespacedName{Name: claim.Spec.VolumeName}, &corev1.PersistentVolume{})
+		return c, err
 	}
 	key := types.NamespacedName{Name: ptr.Deref(claim.Spec.StorageClassName, "")}
 	class, err := reconcile.Find(ctx, r.cached, key, &storagev1.StorageClass{})
@@ -216,6 +220,9 @@ func (c *claimState) decide(now time.Time) (bound bool, waiting, failed string) 
 	switch {
 	case c.claim == nil || c.claim.DeletionTimestamp != nil:
 		return false, "", fmt.Sprintf("PersistentVolumeClaim %s was deleted by somebody else", c.name)
+	case c.volume != nil && c.volume.CreationTimestamp.Before(&c.claim.CreationTimestamp):
+		// Kubernetes binds a claim to any volume that fits, whatever the claim is to be made of.
+		return false, "", fmt.Sprintf("PersistentVolumeClaim %s was bound to PersistentVolume %s, which was there before it and has something else: delete that volume, or map the StorageClass to another one, and restore again", c.name, c.volume.Name)
 	case c.claim.Status.Phase == corev1.ClaimBound:
 		return true, "", ""
 	case c.claim.Status.Phase == corev1.ClaimLost:

@@ -105,13 +105,17 @@ func TestDecideClaim(t *testing.T) {
 		bound           bool
 		waiting, failed string
 	}{
-		"bound":   {func(c *claimState) { c.claim.Status.Phase = corev1.ClaimBound }, time.Hour, true, "", ""},
-		"waits":   {func(*claimState) {}, 0, false, "PersistentVolumeClaim c to be bound, until 2026-11-29T08:10:00Z", ""},
-		"says so": {func(c *claimState) { c.warning = "ProvisioningFailed: full" }, 0, false, "PersistentVolumeClaim c to be bound, until 2026-11-29T08:10:00Z: ProvisioningFailed: full", ""},
+		"bound": {func(c *claimState) { c.claim.Status.Phase = corev1.ClaimBound }, time.Hour, true, "", ""},
+		"bound to another volume": {func(c *claimState) {
+			c.claim.Status.Phase, c.volume = corev1.ClaimBound, &corev1.PersistentVolume{}
+			c.volume.Name, c.volume.CreationTimestamp = "old", metav1.NewTime(made.Add(-time.Hour))
+		}, 0, false, "", "PersistentVolumeClaim c was bound to PersistentVolume old, which was there before it and has something else: delete that volume, or map the StorageClass to another one, and restore again"},
+		"waits":   {func(*claimState) {}, 0, false, "PersistentVolumeClaim c to be bound, until 2026-11-29T14:00:00Z", ""},
+		"says so": {func(c *claimState) { c.warning = "ProvisioningFailed: full" }, 0, false, "PersistentVolumeClaim c to be bound, until 2026-11-29T14:00:00Z: ProvisioningFailed: full", ""},
 		"too late": {func(c *claimState) {
 			c.warning = "ProvisioningFailed: full"
 			c.snapshot.Status = &snapshotv1.VolumeSnapshotStatus{Error: &snapshotv1.VolumeSnapshotError{Message: ptr.To("no pool")}}
-		}, 11 * time.Minute, false, "", "PersistentVolumeClaim c was not bound within 10m0s: no pool: ProvisioningFailed: full"},
+		}, 7 * time.Hour, false, "", "PersistentVolumeClaim c was not bound within 6h0m0s: no pool: ProvisioningFailed: full"},
 		"made by the start":    {func(c *claimState) { c.waits = true }, time.Hour, true, "", ""},
 		"its snapshot is gone": {func(c *claimState) { c.waits, c.snapshot = true, nil }, 0, false, "", "VolumeSnapshot s was deleted before PersistentVolumeClaim c was bound"},
 		"deleted":              {func(c *claimState) { c.claim = nil }, 0, false, "", "PersistentVolumeClaim c was deleted by somebody else"},
