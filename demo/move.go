@@ -28,7 +28,8 @@ func (s *story) storeMoments(ctx context.Context) error {
 		return err
 	}
 	for _, name := range []string{"thursday", "friday"} {
-		s.tellStep("back up the machine, %s: freeze the guest and hash its disks; it goes on while they are stored", name)
+		s.tellStep("back up the machine, %s: freeze the guest and hash its disks; it goes on while they are stored",
+			name)
 		began := time.Now()
 		s.stored, err = s.lab.BackUpMachine(ctx, name, vmName, `head -c 3000000 /dev/urandom >/data/a/9; echo `+name+
 			` is over >/etc/note; sync`, backupTimeout, at)
@@ -40,7 +41,8 @@ func (s *story) storeMoments(ctx context.Context) error {
 			r.Volumes = append(r.Volumes, storedResult{
 				Name: v.VolumeName, VirtualBytes: v.VolumeSize, NewBytes: v.ChangedBytes, FullReason: v.FullReason,
 			})
-			s.tellStep("  %s: %s new or changed of %s", v.VolumeName, formatMiB(v.ChangedBytes), formatMiB(v.VolumeSize))
+			s.tellStep("  %s: %s new or changed of %s", v.VolumeName, formatMiB(v.ChangedBytes),
+				formatMiB(v.VolumeSize))
 		}
 		s.result.Stored = append(s.result.Stored, r)
 	}

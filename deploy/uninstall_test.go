@@ -104,7 +104,8 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	if left := run("", kubectl, "-n", "varve", "get", "volumesnapshots", "-o", "name"); strings.TrimSpace(left) != "volumesnapshot.snapshot.storage.k8s.io/users" {
 		t.Errorf("snapshots that are left: %s", left)
 	}
-	if owners := run("", kubectl, "-n", "default", "get", "volumesnapshots", "machines", "-o", "jsonpath=.{.metadata.ownerReferences}"); owners != "." {
+	if owners := run("", kubectl, "-n", "default", "get", "volumesnapshots", "machines", "-o",
+		"jsonpath=.{.metadata.ownerReferences}"); owners != "." {
 		t.Errorf("the storage's snapshot of a machine goes with its owner: %s", owners)
 	}
 	run("", kubectl, "-n", "varve", "delete", "secret", "repository-password-default-1")

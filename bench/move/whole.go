@@ -38,7 +38,8 @@ func (b *bench) measureWhole(ctx context.Context) (_ []report.Row, err error) {
 	}
 	what := fmt.Sprintf("a machine with %d disks of %d GiB, half used", parallelDisks, parallelDiskBytes/gib)
 	return []report.Row{
-		f.row("vm-backup-overhead", what+", nothing changed, create to readyToUse", "s", "aim", parallelDisks*parallelDiskBytes),
+		f.row("vm-backup-overhead", what+", nothing changed, create to readyToUse", "s", "aim",
+			parallelDisks*parallelDiskBytes),
 		f.row("vm-restore", "restore of "+what+", create to complete, halted", "s",
 			"qemu-img convert of the same disks, synced", parallelDisks*parallelDiskBytes),
 	}, b.deleteMachine(ctx, disks...)
@@ -141,7 +142,8 @@ func (b *bench) convertAll(ctx context.Context, disks []lab.Disk) (seconds float
 		}
 		from := lab.ClaimName(vmName, d.Name)
 		claims = append(claims, from, to)
-		commands = append(commands, fmt.Sprintf("qemu-img convert -U -f raw -O raw %s %s; sync -f %[2]s", imageOn(from), imageOn(to)))
+		commands = append(commands, fmt.Sprintf("qemu-img convert -U -f raw -O raw %s %s; sync -f %[2]s",
+			imageOn(from), imageOn(to)))
 	}
 	tool, err := b.Toolbox(ctx, "convert", claims...)
 	if err != nil {
@@ -150,7 +152,8 @@ func (b *bench) convertAll(ctx context.Context, disks []lab.Disk) (seconds float
 	if err := dropCaches(); err != nil {
 		return 0, errors.Join(err, tool.Close(context.WithoutCancel(ctx)))
 	}
-	out, err := tool.Run(ctx, "set -e; a=$(date +%s%N); "+strings.Join(commands, "; ")+"; b=$(date +%s%N); echo $((b-a))")
+	out, err := tool.Run(ctx, "set -e; a=$(date +%s%N); "+strings.Join(commands,
+		"; ")+"; b=$(date +%s%N); echo $((b-a))")
 	if err := errors.Join(err, tool.Close(context.WithoutCancel(ctx))); err != nil {
 		return 0, err
 	}

@@ -272,7 +272,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			})
 		}},
 		{"virtualmachinesnapshot", func() error {
-			return virtualmachinesnapshot.Setup(mgr, virtualmachinesnapshot.Options{Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix})
+			return virtualmachinesnapshot.Setup(mgr, virtualmachinesnapshot.Options{
+				Clock:            o.Clock,
+				ControllerSuffix: o.Backup.ControllerSuffix,
+			})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},

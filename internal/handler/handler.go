@@ -171,7 +171,10 @@ func addReconcilers(mgr ctrl.Manager, o Options, launchers *launcherclient.Clien
 	if err := backups.Setup(mgr); err != nil {
 		return fmt.Errorf("set up the backup reconciler: %w", err)
 	}
-	snapshots := &vmsnapshot.Reconciler{NodeName: o.NodeName, Writer: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers}
+	snapshots := &vmsnapshot.Reconciler{
+		NodeName: o.NodeName, Writer: mgr.GetClient(), Live: mgr.GetAPIReader(),
+		Launchers: launchers,
+	}
 	if err := snapshots.Setup(mgr); err != nil {
 		return fmt.Errorf("set up the snapshot reconciler: %w", err)
 	}

@@ -66,7 +66,8 @@ func (w *world) request(s *vmsnapshotv1.VirtualMachineSnapshot, request vmsnapsh
 	controlplane.Update(w.t, w.client, s, true, func(s *vmsnapshotv1.VirtualMachineSnapshot) {
 		if s.Status == nil {
 			s.Status = &vmsnapshotv1.VirtualMachineSnapshotStatus{
-				Phase: vmsnapshotv1.InProgress, NodeName: w.node, InstanceUID: instance, Quiesce: &vmsnapshotv1.Quiesce{},
+				Phase: vmsnapshotv1.InProgress, NodeName: w.node, InstanceUID: instance,
+				Quiesce: &vmsnapshotv1.Quiesce{},
 			}
 		}
 		s.Status.Quiesce.Request, s.Status.Quiesce.RequestTime = request, ptr.To(metav1.Now())
@@ -122,7 +123,10 @@ func TestSnapshot_freezesAndThaws(t *testing.T) {
 	w.becomes(s, vmsnapshotv1.Thawed, "")
 
 	// A guest that is frozen for somebody else stays so.
-	w.launcher.view(func() { w.launcher.refuseFreeze = status.Error(codes.FailedPrecondition, "the guest is still frozen") })
+	w.launcher.view(func() {
+		w.launcher.refuseFreeze = status.Error(codes.FailedPrecondition,
+			"the guest is still frozen")
+	})
 	thawed := w.launcher.count("ThawGuest")
 	s = w.snapshot("taken", w.vmi.UID)
 	w.becomes(s, vmsnapshotv1.NotFrozen, "the guest is still frozen")

@@ -25,7 +25,8 @@ func (l *Launcher) FreezeGuest(ctx context.Context, r *pb.FreezeGuestRequest) (*
 	}
 	if earlier := l.frozenFor(r.GetOwner()); earlier != nil && r.GetOwner() != "" {
 		if earlier.IsOver() {
-			return nil, status.Error(codes.FailedPrecondition, "the guest was frozen for this owner before, and is thawed")
+			return nil, status.Error(codes.FailedPrecondition,
+				"the guest was frozen for this owner before, and is thawed")
 		}
 		return &pb.FreezeGuestResponse{}, nil
 	}

@@ -171,7 +171,10 @@ func TestFreezeGuest_ofAnOwnerMayBeRepeated(t *testing.T) {
 		b.upWithAgent()
 		defer b.shutOff()
 		freezeFor := func(owner string, limit time.Duration) error {
-			_, err := b.FreezeGuest(t.Context(), &pb.FreezeGuestRequest{Owner: owner, LimitMillis: limit.Milliseconds()})
+			_, err := b.FreezeGuest(t.Context(), &pb.FreezeGuestRequest{
+				Owner:       owner,
+				LimitMillis: limit.Milliseconds(),
+			})
 			return err
 		}
 		thawFor := func(owner string) (string, error) {
@@ -198,7 +201,8 @@ func TestFreezeGuest_ofAnOwnerMayBeRepeated(t *testing.T) {
 				t.Errorf("%q, %v, thawed %d times", skipped, err, b.guest.count("Thaw"))
 			}
 		}
-		if err := freezeFor("snapshot-1", 0); status.Code(err) != codes.FailedPrecondition || b.guest.count("Freeze") != 1 {
+		if err := freezeFor("snapshot-1", 0); status.Code(err) != codes.FailedPrecondition ||
+			b.guest.count("Freeze") != 1 {
 			t.Errorf("frozen after the thaw: %v", err)
 		}
 		// A limit below 30 seconds holds, and the thaw says so each time.
@@ -213,7 +217,8 @@ func TestFreezeGuest_ofAnOwnerMayBeRepeated(t *testing.T) {
 			t.Errorf("a freeze that is over was said to last: %v", err)
 		}
 		for range 2 {
-			if _, err := thawFor("snapshot-3"); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "frozen for 5s, which is the limit") {
+			if _, err := thawFor("snapshot-3"); status.Code(err) != codes.FailedPrecondition ||
+				!strings.Contains(err.Error(), "frozen for 5s, which is the limit") {
 				t.Errorf("%v", err)
 			}
 		}

@@ -66,7 +66,10 @@ func place(t *testing.T) placed {
 	}
 	p.snapshot.Status = &vmsnapshotv1.VirtualMachineSnapshotStatus{
 		Phase: vmsnapshotv1.InProgress, NodeName: "node-b", InstanceUID: p.vmi.UID,
-		Quiesce: &vmsnapshotv1.Quiesce{Request: vmsnapshotv1.FreezeRequest, RequestTime: ptr.To(metav1.Now().Rfc3339Copy())},
+		Quiesce: &vmsnapshotv1.Quiesce{
+			Request:     vmsnapshotv1.FreezeRequest,
+			RequestTime: ptr.To(metav1.Now().Rfc3339Copy()),
+		},
 	}
 	for _, o := range []client.Object{p.vmi, p.backup, p.tracker, p.snapshot} {
 		admitted(t, controller.Status().Update(t.Context(), o))
@@ -162,14 +165,29 @@ var attacks = []attack{
 		p.snapshot.Status.Quiesce.Request = vmsnapshotv1.ThawRequest
 		return p.snapshot
 	}, "what became of the freeze"},
-	{"nobody has asked for the freeze", func(p *placed) client.Object { p.snapshot.Status.Quiesce = nil; return p.snapshot }, "what became of the freeze"},
+	{
+		"nobody has asked for the freeze",
+		func(p *placed) client.Object { p.snapshot.Status.Quiesce = nil; return p.snapshot },
+		"what became of the freeze",
+	},
 	{"the freeze was asked for later", func(p *placed) client.Object {
 		p.snapshot.Status.Quiesce.RequestTime = nil
 		return p.snapshot
 	}, "what became of the freeze"},
-	{"the snapshot can be used", func(p *placed) client.Object { p.snapshot.Status.ReadyToUse = ptr.To(true); return p.snapshot }, "what became of the freeze"},
-	{"the snapshot is of another instance", func(p *placed) client.Object { p.snapshot.Status.InstanceUID = "victim"; return p.snapshot }, "what became of the freeze"},
-	{"the snapshot is of another node", func(p *placed) client.Object { p.snapshot.Status.NodeName = "node-a"; return p.snapshot }, notThisNode},
+	{
+		"the snapshot can be used",
+		func(p *placed) client.Object { p.snapshot.Status.ReadyToUse = ptr.To(true); return p.snapshot },
+		"what became of the freeze",
+	},
+	{
+		"the snapshot is of another instance",
+		func(p *placed) client.Object { p.snapshot.Status.InstanceUID = "victim"; return p.snapshot },
+		"what became of the freeze",
+	},
+	{
+		"the snapshot is of another node",
+		func(p *placed) client.Object { p.snapshot.Status.NodeName = "node-a"; return p.snapshot }, notThisNode,
+	},
 	{"every disk is discarded", func(p *placed) client.Object { p.tracker.Status.LatestCheckpoint = nil; return p.tracker }, ""},
 }
 

@@ -101,12 +101,14 @@ func TestShortNames(t *testing.T) {
 	want := map[string]string{
 		"virtualmachines.kubevirt.io": "vm", "virtualmachineinstances.kubevirt.io": "vmi", "kubevirts.kubevirt.io": "kv",
 		"virtualmachinebackups.backup.kubevirt.io": "vmbackup", "virtualmachinebackuptrackers.backup.kubevirt.io": "vmbackuptracker",
-		"virtualmachineexports.export.kubevirt.io": "vmexport", "virtualmachinesnapshots.snapshot.kubevirt.io": "vmsnapshot",
+		"virtualmachineexports.export.kubevirt.io":            "vmexport",
+		"virtualmachinesnapshots.snapshot.kubevirt.io":        "vmsnapshot",
 		"virtualmachinesnapshotcontents.snapshot.kubevirt.io": "vmsnapshotcontent",
 		"virtualmachinebackups.harvesterhci.io":               "machinebackup",
 		"virtualmachinerestores.harvesterhci.io":              "machinerestore",
-		"datauploads.velero.io":                               "du", "datadownloads.velero.io": "dd", "backupstoragelocations.velero.io": "bsl",
-		"backuprepositories.velero.io": "", "deletebackuprequests.velero.io": "", // none, as Velero has them
+		"datauploads.velero.io":                               "du", "datadownloads.velero.io": "dd",
+		"backupstoragelocations.velero.io": "bsl",
+		"backuprepositories.velero.io":     "", "deletebackuprequests.velero.io": "", // none, as Velero has them
 	}
 	for _, crd := range crds(t) {
 		name, _, _ := unstructured.NestedString(crd, "metadata", "name")

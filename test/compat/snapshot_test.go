@@ -44,7 +44,8 @@ func TestSnapshotTypesAreUpstreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	decodeStrictly(t, sent, theirs)
-	if vm := theirs.Spec.Source.VirtualMachine; vm == nil || vm.UID != types.UID("1") || *vm.Spec.RunStrategy != "Halted" {
+	if vm := theirs.Spec.Source.VirtualMachine; vm == nil || vm.UID != types.UID("1") ||
+		*vm.Spec.RunStrategy != "Halted" {
 		t.Errorf("the machine: %+v", vm)
 	}
 	content.Spec.Source.VirtualMachine, theirs.Spec.Source.VirtualMachine = nil, nil
@@ -96,6 +97,7 @@ func TestSnapshotConstantsAreUpstreams(t *testing.T) {
 		}
 	}
 	if vmsnapshotv1.DefaultFailureDeadline != upstream.DefaultFailureDeadline {
-		t.Errorf("the default deadline is %s, upstream's is %s", vmsnapshotv1.DefaultFailureDeadline, upstream.DefaultFailureDeadline)
+		t.Errorf("the default deadline is %s, upstream's is %s", vmsnapshotv1.DefaultFailureDeadline,
+			upstream.DefaultFailureDeadline)
 	}
 }

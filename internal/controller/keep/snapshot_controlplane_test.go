@@ -71,7 +71,8 @@ func (w *world) takes(b *harvesterv1.VirtualMachineBackup, without ...string) *v
 		w.create(snapshot)
 		controlplane.Update(w.T, w.admin, snapshot, true, func(s *snapshotv1.VolumeSnapshot) {
 			s.Status = &snapshotv1.VolumeSnapshotStatus{
-				CreationTime: &now, ReadyToUse: ptr.To(true), RestoreSize: resource.NewQuantity(1<<30, resource.BinarySI),
+				CreationTime: &now, ReadyToUse: ptr.To(true),
+				RestoreSize: resource.NewQuantity(1<<30, resource.BinarySI),
 			}
 		})
 		content.Spec.VolumeBackups = append(content.Spec.VolumeBackups, vmsnapshotv1.VolumeBackup{
@@ -84,7 +85,10 @@ func (w *world) takes(b *harvesterv1.VirtualMachineBackup, without ...string) *v
 	}
 	w.must(w.varve.Create(w.Context(), content))
 	controlplane.Update(w.T, w.varve, content, true, func(c *vmsnapshotv1.VirtualMachineSnapshotContent) {
-		c.Status = &vmsnapshotv1.VirtualMachineSnapshotContentStatus{ReadyToUse: ptr.To(true), VolumeSnapshotStatus: states}
+		c.Status = &vmsnapshotv1.VirtualMachineSnapshotContentStatus{
+			ReadyToUse:           ptr.To(true),
+			VolumeSnapshotStatus: states,
+		}
 	})
 	w.snapshotSays(s, func(status *vmsnapshotv1.VirtualMachineSnapshotStatus) {
 		status.Phase, status.ReadyToUse = vmsnapshotv1.Succeeded, ptr.To(true)
@@ -142,7 +146,8 @@ func snapshotTaken(w *world) {
 	b.Spec.FSFreezeDeadline = &metav1.Duration{Duration: 5 * time.Second}
 	w.create(b)
 	s := w.snapshotOf(b)
-	if s.Spec.Source.Name != "web" || *s.Spec.DeletionPolicy != vmsnapshotv1.DeleteContent || len(s.OwnerReferences) > 0 ||
+	if s.Spec.Source.Name != "web" || *s.Spec.DeletionPolicy != vmsnapshotv1.DeleteContent ||
+		len(s.OwnerReferences) > 0 ||
 		s.Annotations[vmsnapshotv1.AnnotationFreezeDeadline] != "5s" ||
 		s.Annotations[vmsnapshotv1.AnnotationExcludeVolumes] != "data" {
 		w.Errorf("snapshot %+v", s)
@@ -160,7 +165,8 @@ func snapshotTaken(w *world) {
 	w.snapshotSays(s, func(status *vmsnapshotv1.VirtualMachineSnapshotStatus) {
 		status.Phase, status.SourceUID = vmsnapshotv1.InProgress, &vm.UID
 		status.Conditions = []vmsnapshotv1.Condition{{
-			Type: vmsnapshotv1.ConditionProgressing, Status: corev1.ConditionTrue, Message: "the storage takes its time",
+			Type: vmsnapshotv1.ConditionProgressing, Status: corev1.ConditionTrue,
+			Message: "the storage takes its time",
 		}}
 	})
 	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
@@ -185,7 +191,10 @@ func snapshotTaken(w *world) {
 		v.DataUpload != "" || v.SnapshotID != "" || b.Status.Location != nil {
 		verdict.Errorf(w.T, "volume %+v", v)
 	}
-	if diff := cmp.Diff([]harvesterv1.SourceIndication{{Indication: "GuestAgent", Message: "its file systems were frozen"}},
+	if diff := cmp.Diff([]harvesterv1.SourceIndication{{
+		Indication: "GuestAgent",
+		Message:    "its file systems were frozen",
+	}},
 		b.Status.SourceIndications); diff != "" {
 		w.Error(diff)
 	}
@@ -234,7 +243,8 @@ func snapshotStopped(w *world) {
 
 	claim := gen.Claim(w.meta("late"), func(c *corev1.PersistentVolumeClaim) {
 		c.Spec.DataSource = &corev1.TypedLocalObjectReference{
-			APIGroup: ptr.To(snapshotv1.GroupName), Kind: "VolumeSnapshot", Name: *b.Status.VolumeBackups[0].VolumeSnapshotName,
+			APIGroup: ptr.To(snapshotv1.GroupName), Kind: "VolumeSnapshot",
+			Name: *b.Status.VolumeBackups[0].VolumeSnapshotName,
 		}
 	})
 	w.create(claim)
@@ -258,7 +268,8 @@ func snapshotFails(w *world) {
 			part.create(b)
 			s := part.snapshotOf(b)
 			play(b, s)
-			part.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError, words))
+			part.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+				words))
 			part.gone(s)
 			for _, v := range b.Status.VolumeBackups {
 				if ptr.Deref(v.ReadyToUse, false) || v.VolumeSnapshotName != nil {
@@ -269,26 +280,30 @@ func snapshotFails(w *world) {
 			part.gone(b)
 		})
 	}
-	fails("storage", "failed: volume root: the storage is full", func(_ *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMachineSnapshot) {
-		w.snapshotSays(s, func(status *vmsnapshotv1.VirtualMachineSnapshotStatus) {
-			status.Phase, status.Error = vmsnapshotv1.Failed, &vmsnapshotv1.Error{Message: ptr.To("volume root: the storage is full")}
+	fails("storage", "failed: volume root: the storage is full",
+		func(_ *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMachineSnapshot) {
+			w.snapshotSays(s, func(status *vmsnapshotv1.VirtualMachineSnapshotStatus) {
+				status.Phase, status.Error = vmsnapshotv1.Failed, &vmsnapshotv1.Error{Message: ptr.To("volume root: the storage is full")}
+			})
 		})
-	})
-	fails("missing", "volume data (PersistentVolumeClaim web-data) is not in VirtualMachineSnapshot ", func(b *harvesterv1.VirtualMachineBackup, _ *vmsnapshotv1.VirtualMachineSnapshot) {
-		w.takes(b, "data")
-	})
-	fails("again", "virtual machine web was made again before its snapshot was taken", func(_ *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMachineSnapshot) {
-		w.snapshotSays(s, func(status *vmsnapshotv1.VirtualMachineSnapshotStatus) { status.SourceUID = ptr.To(s.UID) })
-	})
-	fails("deleted", "was deleted by somebody else", func(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMachineSnapshot) {
-		wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-			if b.Annotations[layout.Prefix+"children-made"] == "" {
-				return fmt.Errorf("not noted: %+v", b)
-			}
-			return nil
+	fails("missing", "volume data (PersistentVolumeClaim web-data) is not in VirtualMachineSnapshot ",
+		func(b *harvesterv1.VirtualMachineBackup, _ *vmsnapshotv1.VirtualMachineSnapshot) {
+			w.takes(b, "data")
 		})
-		w.must(w.admin.Delete(w.Context(), s))
-	})
+	fails("again", "virtual machine web was made again before its snapshot was taken",
+		func(_ *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMachineSnapshot) {
+			w.snapshotSays(s, func(status *vmsnapshotv1.VirtualMachineSnapshotStatus) { status.SourceUID = ptr.To(s.UID) })
+		})
+	fails("deleted", "was deleted by somebody else",
+		func(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMachineSnapshot) {
+			wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
+				if b.Annotations[layout.Prefix+"children-made"] == "" {
+					return fmt.Errorf("not noted: %+v", b)
+				}
+				return nil
+			})
+			w.must(w.admin.Delete(w.Context(), s))
+		})
 	for _, name := range []string{harvesterv1.AnnotationLocation, harvesterv1.AnnotationScratchClass, harvesterv1.AnnotationSnapshotID} {
 		b := w.newSnapshot("annotated", map[string]string{name: shelf})
 		w.create(b)

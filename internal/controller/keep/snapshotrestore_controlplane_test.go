@@ -30,7 +30,8 @@ func (w *world) fromSnapshots(r *harvesterv1.VirtualMachineRestore) map[string]*
 	claims := map[string]*corev1.PersistentVolumeClaim{}
 	for i := range r.Status.VolumeRestores {
 		v := &r.Status.VolumeRestores[i]
-		claims[v.VolumeName] = wait(w, &corev1.PersistentVolumeClaim{ObjectMeta: w.meta(v.PersistentVolumeClaim.ObjectMeta.Name)}, exists)
+		claims[v.VolumeName] = wait(w,
+			&corev1.PersistentVolumeClaim{ObjectMeta: w.meta(v.PersistentVolumeClaim.ObjectMeta.Name)}, exists)
 	}
 	return claims
 }
@@ -58,7 +59,10 @@ func (w *world) volumeSnapshot(b *harvesterv1.VirtualMachineBackup, volume strin
 func snapshotRestored(w *world) {
 	w.stopped()
 	b := w.readySnapshot("monday")
-	r := w.newRestore(b, func(s *harvesterv1.VirtualMachineRestoreSpec) { s.Target.Name, s.KeepMacAddress = "beside", false })
+	r := w.newRestore(b, func(s *harvesterv1.VirtualMachineRestoreSpec) {
+		s.Target.Name, s.KeepMacAddress = "beside",
+			false
+	})
 	r.Annotations = map[string]string{
 		harvesterv1.AnnotationExcludeVolumes: "later", harvesterv1.AnnotationDiskSizes: "data=2Gi",
 	}
@@ -81,13 +85,18 @@ func snapshotRestored(w *world) {
 	w.bind(claims["data"])
 	root := claims["root"]
 	w.create(&corev1.Event{
-		ObjectMeta: w.meta("no-room"), Type: corev1.EventTypeWarning, Reason: "ProvisioningFailed", Message: "the pool is full",
-		InvolvedObject: corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: w.ns, Name: root.Name, UID: root.UID},
-		LastTimestamp:  metav1.Now(),
+		ObjectMeta: w.meta("no-room"), Type: corev1.EventTypeWarning, Reason: "ProvisioningFailed",
+		Message: "the pool is full",
+		InvolvedObject: corev1.ObjectReference{
+			Kind: "PersistentVolumeClaim", Namespace: w.ns, Name: root.Name,
+			UID: root.UID,
+		},
+		LastTimestamp: metav1.Now(),
 	})
 	w.restoreSays(r, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
 		"Creating new PVCs: waits for volume root: PersistentVolumeClaim "+root.Name+" to be bound, until "))
-	w.restoreSays(r, says(harvesterv1.ConditionReady, corev1.ConditionFalse, "", "ProvisioningFailed: the pool is full"))
+	w.restoreSays(r, says(harvesterv1.ConditionReady, corev1.ConditionFalse, "",
+		"ProvisioningFailed: the pool is full"))
 	controlplane.Update(w.T, w.admin, r, false, func(r *harvesterv1.VirtualMachineRestore) {
 		delete(r.Annotations, layout.Prefix+"children-made")
 	})
@@ -118,7 +127,8 @@ func snapshotReplaced(w *world) {
 	deletes := w.replacing("deletes", "web", b, harvesterv1.DeletionPolicyDelete)
 	w.create(deletes)
 	w.refuses(deletes, "delete policy with backup type snapshot for replacing VM is not supported")
-	r := w.replacing("back", "web", b, harvesterv1.DeletionPolicyRetain, harvesterv1.AnnotationStorageClassMap, "*="+w.ns)
+	r := w.replacing("back", "web", b, harvesterv1.DeletionPolicyRetain, harvesterv1.AnnotationStorageClassMap,
+		"*="+w.ns)
 	controlplane.Eventually(w, func() error { // the class may not have reached the controller yet
 		r.ResourceVersion, r.UID = "", ""
 		if err := w.admin.Create(w.Context(), r); err != nil {
@@ -183,7 +193,8 @@ func snapshotNotRestored(w *world) {
 	for _, c := range claims {
 		w.deleted(c.Name)
 	}
-	refuses("lost", fmt.Sprintf("volume later of VMBackup %s/monday: VolumeSnapshot %q does not exist", w.ns, later.Name))
+	refuses("lost", fmt.Sprintf("volume later of VMBackup %s/monday: VolumeSnapshot %q does not exist", w.ns,
+		later.Name))
 
 	root := w.volumeSnapshot(b, "root")
 	controlplane.Update(w.T, w.admin, root, true, func(s *snapshotv1.VolumeSnapshot) {
@@ -193,5 +204,6 @@ func snapshotNotRestored(w *world) {
 	refuses("broken", "volume root of VMBackup "+w.ns+"/monday: VolumeSnapshot "+root.Name+" is not ready to use: the pool is gone")
 
 	w.must(w.admin.Delete(w.Context(), &corev1.Secret{ObjectMeta: w.meta("pull")}))
-	refuses("without-secret", "which has no copy of what its machine refers to: Secret pull. Create these in namespace "+w.ns)
+	refuses("without-secret",
+		"which has no copy of what its machine refers to: Secret pull. Create these in namespace "+w.ns)
 }

@@ -80,7 +80,8 @@ func newVolumeSnapshots(in *input) ([]*snapshotv1.VolumeSnapshot, error) {
 	content := in.content
 	classes := map[string]string{}
 	if err := json.Unmarshal([]byte(content.Annotations[annotationClasses]), &classes); err != nil {
-		return nil, fmt.Errorf("annotation %s of VirtualMachineSnapshotContent %s: %w", annotationClasses, content.Name, err)
+		return nil, fmt.Errorf("annotation %s of VirtualMachineSnapshotContent %s: %w", annotationClasses,
+			content.Name, err)
 	}
 	var missing []*snapshotv1.VolumeSnapshot
 	for _, v := range content.Spec.VolumeBackups {

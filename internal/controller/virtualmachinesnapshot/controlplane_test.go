@@ -42,7 +42,8 @@ func frozen(w *world) {
 	vm, vmi := w.running()
 	s := w.snapshot()
 	w.asked(s, vmsnapshotv1.FreezeRequest)
-	if s.Status.InstanceUID != vmi.UID || *s.Status.SourceUID != vm.UID || !slices.Equal(s.Status.SnapshotVolumes.IncludedVolumes, []string{"root", "data"}) {
+	if s.Status.InstanceUID != vmi.UID || *s.Status.SourceUID != vm.UID ||
+		!slices.Equal(s.Status.SnapshotVolumes.IncludedVolumes, []string{"root", "data"}) {
 		w.Errorf("%+v", s.Status)
 	}
 	// Nothing is taken of a guest that is not frozen yet.
@@ -58,17 +59,20 @@ func frozen(w *world) {
 	w.must(w.admin.Get(w.Context(), client.ObjectKeyFromObject(content), content))
 	for i, v := range all {
 		class := map[string]string{"root": "one", "data": "default"}[*v.Spec.Source.PersistentVolumeClaimName]
-		if *v.Spec.VolumeSnapshotClassName != class || !metav1.IsControlledBy(v, content) || v.Labels[LabelSnapshot] != string(s.UID) {
+		if *v.Spec.VolumeSnapshotClassName != class || !metav1.IsControlledBy(v, content) ||
+			v.Labels[LabelSnapshot] != string(s.UID) {
 			w.Errorf("VolumeSnapshot %d: %+v", i, v)
 		}
 	}
 	machine := &kubevirtv1.VirtualMachine{}
 	w.must(json.Unmarshal(content.Spec.Source.VirtualMachine.Raw, machine))
-	if machine.UID != vm.UID || len(machine.Spec.Template.Spec.Volumes) != 2 || !controllerutil.ContainsFinalizer(content, ContentFinalizer) {
+	if machine.UID != vm.UID || len(machine.Spec.Template.Spec.Volumes) != 2 ||
+		!controllerutil.ContainsFinalizer(content, ContentFinalizer) {
 		w.Errorf("%+v", content)
 	}
 	for _, b := range content.Spec.VolumeBackups {
-		if *b.VolumeSnapshotName != "vmsnapshot-"+string(s.UID)+"-volume-"+b.VolumeName || b.PersistentVolumeClaim.Name != b.VolumeName {
+		if *b.VolumeSnapshotName != "vmsnapshot-"+string(s.UID)+"-volume-"+b.VolumeName ||
+			b.PersistentVolumeClaim.Name != b.VolumeName {
 			w.Errorf("%+v", b)
 		}
 	}
@@ -99,7 +103,8 @@ func frozen(w *world) {
 	w.uploads(all[1])
 	w.succeeds(s, vmsnapshotv1.Online, vmsnapshotv1.GuestAgent)
 	w.must(w.admin.Get(w.Context(), client.ObjectKeyFromObject(content), content))
-	if c := content.Status; c == nil || !*c.ReadyToUse || len(c.VolumeSnapshotStatus) != 2 || !c.CreationTime.Equal(s.Status.CreationTime) {
+	if c := content.Status; c == nil || !*c.ReadyToUse || len(c.VolumeSnapshotStatus) != 2 ||
+		!c.CreationTime.Equal(s.Status.CreationTime) {
 		w.Errorf("%+v", content.Status)
 	}
 	// What the machine does later is its own business.
@@ -132,7 +137,8 @@ func withoutAgent(w *world) {
 	w.answers(s, vmsnapshotv1.NotFrozen, "no guest agent is connected")
 	w.finish(s, "", "")
 	w.succeeds(s, vmsnapshotv1.Online, vmsnapshotv1.NoGuestAgent)
-	if m := s.Status.SourceIndications[1].Message; !strings.Contains(m, "no guest agent is connected") || !strings.Contains(m, "not of exactly the same moment") {
+	if m := s.Status.SourceIndications[1].Message; !strings.Contains(m, "no guest agent is connected") ||
+		!strings.Contains(m, "not of exactly the same moment") {
 		w.Error(m)
 	}
 }
@@ -228,12 +234,14 @@ func storageWithout(w *world) {
 	w.gone(s)
 	vm = gen.VirtualMachine(gen.Meta(w.ns, "vm"), gen.Guest(gen.Disk("root", "root"),
 		gen.Disk("local", "local", func(d *kubevirtv1.Disk) { d.Disk.ReadOnly = true }),
-		gen.Disk("shared", "shared", func(d *kubevirtv1.Disk) { d.Shareable = ptr.To(true) })), gen.SetRunStrategy(kubevirtv1.RunStrategyHalted))
+		gen.Disk("shared", "shared",
+			func(d *kubevirtv1.Disk) { d.Shareable = ptr.To(true) })), gen.SetRunStrategy(kubevirtv1.RunStrategyHalted))
 	w.create(vm)
 	s = w.snapshot()
 	w.made(s, "root")
 	w.until(s, func(st *vmsnapshotv1.VirtualMachineSnapshotStatus) bool {
-		return slices.Equal(st.SnapshotVolumes.IncludedVolumes, []string{"root"}) && slices.Equal(st.SnapshotVolumes.ExcludedVolumes, []string{"local", "shared"})
+		return slices.Equal(st.SnapshotVolumes.IncludedVolumes, []string{"root"}) &&
+			slices.Equal(st.SnapshotVolumes.ExcludedVolumes, []string{"local", "shared"})
 	})
 }
 
@@ -291,10 +299,14 @@ func deletion(w *world) {
 	s := w.stoppedSnapshot()
 	// The storage takes its time.
 	v := w.volumeSnapshots()[0]
-	controlplane.Update(w.T, w.admin, v, false, func(v *snapshotv1.VolumeSnapshot) { v.Finalizers = []string{"example.com/storage"} })
+	controlplane.Update(w.T, w.admin, v, false,
+		func(v *snapshotv1.VolumeSnapshot) { v.Finalizers = []string{"example.com/storage"} })
 	w.delete(s)
 	w.until(s, func(st *vmsnapshotv1.VirtualMachineSnapshotStatus) bool { return st.Phase == vmsnapshotv1.Deleting })
-	controlplane.Consistently(w, time.Second, func() error { return w.admin.Get(w.Context(), client.ObjectKeyFromObject(s), s) })
+	controlplane.Consistently(w, time.Second, func() error {
+		return w.admin.Get(w.Context(),
+			client.ObjectKeyFromObject(s), s)
+	})
 	controlplane.Update(w.T, w.admin, v, false, func(v *snapshotv1.VolumeSnapshot) { v.Finalizers = nil })
 	w.gone(s)
 	w.nothingLeft(s)

@@ -105,7 +105,8 @@ func (in *input) findFailure() *obstacle {
 	}
 	content := in.ownContent()
 	if content == nil || content.DeletionTimestamp != nil {
-		return failWith("VirtualMachineSnapshotContent %s was deleted: create another snapshot", contentName(in.snapshot))
+		return failWith("VirtualMachineSnapshotContent %s was deleted: create another snapshot",
+			contentName(in.snapshot))
 	}
 	if in.notInstalled {
 		return failWith("the kinds of snapshots (snapshot.storage.k8s.io) were removed from this cluster: create another snapshot when they are back")
@@ -114,7 +115,8 @@ func (in *input) findFailure() *obstacle {
 		made := in.made[*v.VolumeSnapshotName]
 		deleted := made == nil && in.status().CreationTime != nil || made != nil && made.DeletionTimestamp != nil
 		if deleted {
-			return failWith("VolumeSnapshot %s of volume %s was deleted: create another snapshot", *v.VolumeSnapshotName, v.VolumeName)
+			return failWith("VolumeSnapshot %s of volume %s was deleted: create another snapshot",
+				*v.VolumeSnapshotName, v.VolumeName)
 		}
 	}
 	if in.status().CreationTime != nil {
@@ -148,7 +150,8 @@ func (in *input) findChange() *obstacle {
 
 // isUnused says that no guest of Varve's has begun to write to a claim since it was noted in the content.
 func isUnused(before vmsnapshotv1.PersistentVolumeClaim, now claim) bool {
-	return before.UID == now.UID && before.Annotations[layout.AnnotationRunEpoch] == now.Annotations[layout.AnnotationRunEpoch]
+	return before.UID == now.UID &&
+		before.Annotations[layout.AnnotationRunEpoch] == now.Annotations[layout.AnnotationRunEpoch]
 }
 
 // decidePlan begins the snapshot.
@@ -229,7 +232,8 @@ func (in *input) findTaken() (*metav1.Time, *obstacle) {
 		made := in.made[*v.VolumeSnapshotName]
 		at := takenAt(made)
 		if at == nil {
-			return nil, waitFor("the storage to take VolumeSnapshot %s of volume %s%s", *v.VolumeSnapshotName, v.VolumeName, errorOf(made))
+			return nil, waitFor("the storage to take VolumeSnapshot %s of volume %s%s", *v.VolumeSnapshotName,
+				v.VolumeName, errorOf(made))
 		}
 		if last == nil || last.Before(at) {
 			last = at
@@ -274,7 +278,8 @@ func (in *input) decideEnd() (decision, *obstacle) {
 	for _, v := range in.content.Spec.VolumeBackups {
 		if made := in.made[*v.VolumeSnapshotName]; !isReady(made) {
 			return decision{status: s, contentStatus: in.contentStatus()},
-				waitFor("VolumeSnapshot %s of volume %s to be ready to use%s", *v.VolumeSnapshotName, v.VolumeName, errorOf(made))
+				waitFor("VolumeSnapshot %s of volume %s to be ready to use%s", *v.VolumeSnapshotName, v.VolumeName,
+					errorOf(made))
 		}
 	}
 	succeed(s, in.now)
@@ -316,7 +321,8 @@ func (in *input) decideDeletion() decision {
 	s.Phase = vmsnapshotv1.Deleting
 	requestThaw(s, in.now)
 	closed := in.closeFreeze(s)
-	stays := ready && ptr.Deref(in.snapshot.Spec.DeletionPolicy, vmsnapshotv1.DeleteContent) == vmsnapshotv1.RetainContent
+	stays := ready && ptr.Deref(in.snapshot.Spec.DeletionPolicy,
+		vmsnapshotv1.DeleteContent) == vmsnapshotv1.RetainContent
 	left := !stays && (len(in.made) > 0 || in.ownContent() != nil)
 	if closed && !left {
 		return decision{release: true}

@@ -130,19 +130,37 @@ func TestDecide(t *testing.T) {
 		words   string // of the error or of what is waited for
 		actions int
 	}{
-		"a guest that runs":   {planInput, func(*input) {}, "InProgress", "the freeze of the guest", freeze | waits},
-		"a guest that starts": {planInput, func(in *input) { in.instance.Status.Phase = kubevirtv1.PhaseScheduled }, "InProgress", "virtual machine ns/vm to run: its instance is Scheduled", waits},
-		"a guest that stops":  {planInput, func(in *input) { in.instance.DeletionTimestamp = ago(0) }, "InProgress", "virtual machine ns/vm to have stopped", waits},
+		"a guest that runs": {planInput, func(*input) {}, "InProgress", "the freeze of the guest", freeze | waits},
+		"a guest that starts": {
+			planInput, func(in *input) { in.instance.Status.Phase = kubevirtv1.PhaseScheduled },
+			"InProgress", "virtual machine ns/vm to run: its instance is Scheduled", waits,
+		},
+		"a guest that stops": {
+			planInput, func(in *input) { in.instance.DeletionTimestamp = ago(0) }, "InProgress",
+			"virtual machine ns/vm to have stopped", waits,
+		},
 		"a guest that moves": {planInput, func(in *input) {
 			in.instance.Status.ActivePods = map[types.UID]string{"a": "node-1", "b": "node-2"}
 		}, "InProgress", "one launcher pod", waits},
-		"a guest that is about to start": {planInput, func(in *input) { in.instance = nil }, "InProgress", "its runStrategy is Always", waits},
+		"a guest that is about to start": {
+			planInput, func(in *input) { in.instance = nil }, "InProgress",
+			"its runStrategy is Always", waits,
+		},
 		"waited too long": {planInput, func(in *input) {
 			in.instance, in.snapshot.CreationTimestamp = nil, *ago(5 * time.Minute)
 		}, "Failed", "snapshot deadline exceeded: waited 5m0s for virtual machine ns/vm to run", waits},
-		"no machine":         {planInput, func(in *input) { in.machine, in.instance = nil, nil }, "Failed", "does not exist", waits},
-		"no kinds":           {planInput, func(in *input) { in.notInstalled = true }, "Failed", "does not have the kinds of snapshots", waits},
-		"a claim is missing": {planInput, func(in *input) { delete(in.claims, "data") }, "InProgress", "PersistentVolumeClaim data of volume data", waits},
+		"no machine": {
+			planInput, func(in *input) { in.machine, in.instance = nil, nil }, "Failed",
+			"does not exist", waits,
+		},
+		"no kinds": {
+			planInput, func(in *input) { in.notInstalled = true }, "Failed",
+			"does not have the kinds of snapshots", waits,
+		},
+		"a claim is missing": {
+			planInput, func(in *input) { delete(in.claims, "data") }, "InProgress",
+			"PersistentVolumeClaim data of volume data", waits,
+		},
 		"a claim is unbound": {planInput, func(in *input) {
 			in.claims["data"] = claim{PersistentVolumeClaim: in.claims["data"].PersistentVolumeClaim}
 		}, "InProgress", "to be bound", waits},
@@ -157,31 +175,85 @@ func TestDecide(t *testing.T) {
 			in.content = &vmsnapshotv1.VirtualMachineSnapshotContent{ObjectMeta: gen.Meta("ns", "vmsnapshot-content-1")}
 		}, "Failed", "is in the way", waits},
 
-		"not frozen yet":         {cutInput, func(*input) {}, "", "", waits},
-		"never answered":         {cutInput, func(in *input) { in.snapshot.Status.Quiesce.RequestTime = ago(30 * time.Second) }, "InProgress", "", thaw | waits},
-		"frozen":                 {cutInput, func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.Frozen }, "", "", cut | waits},
-		"cannot be frozen":       {cutInput, func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.NotFrozen }, "", "", cut | waits},
-		"a restart":              {cutInput, func(in *input) { in.instance.UID = "vmi-2" }, "Failed", "was stopped or restarted", thaw | waits},
-		"the guest ends":         {cutInput, func(in *input) { in.instance.Status.Phase = kubevirtv1.PhaseSucceeded }, "Failed", "was stopped or restarted", thaw | waits},
-		"another machine":        {cutInput, func(in *input) { in.machine.SetUID("vm-2") }, "Failed", "was deleted before", thaw | waits},
-		"the content is deleted": {cutInput, func(in *input) { in.content = nil }, "Failed", "VirtualMachineSnapshotContent vmsnapshot-content-1 was deleted", thaw | waits},
-		"deleted while frozen":   {cutInput, func(in *input) { in.snapshot.DeletionTimestamp = ago(0) }, "Deleting", "the handler of node node-1 to say that the guest is thawed", thaw | remove | waits},
-		"one is missing":         {madeInput, func(in *input) { delete(in.made, "vmsnapshot-1-volume-data") }, "", "", cut | waits},
+		"not frozen yet": {cutInput, func(*input) {}, "", "", waits},
+		"never answered": {
+			cutInput,
+			func(in *input) { in.snapshot.Status.Quiesce.RequestTime = ago(30 * time.Second) }, "InProgress", "",
+			thaw | waits,
+		},
+		"frozen": {
+			cutInput,
+			func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.Frozen }, "", "", cut | waits,
+		},
+		"cannot be frozen": {
+			cutInput,
+			func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.NotFrozen }, "", "", cut | waits,
+		},
+		"a restart": {
+			cutInput, func(in *input) { in.instance.UID = "vmi-2" }, "Failed",
+			"was stopped or restarted", thaw | waits,
+		},
+		"the guest ends": {
+			cutInput, func(in *input) { in.instance.Status.Phase = kubevirtv1.PhaseSucceeded },
+			"Failed", "was stopped or restarted", thaw | waits,
+		},
+		"another machine": {
+			cutInput, func(in *input) { in.machine.SetUID("vm-2") }, "Failed",
+			"was deleted before", thaw | waits,
+		},
+		"the content is deleted": {
+			cutInput, func(in *input) { in.content = nil }, "Failed",
+			"VirtualMachineSnapshotContent vmsnapshot-content-1 was deleted", thaw | waits,
+		},
+		"deleted while frozen": {
+			cutInput, func(in *input) { in.snapshot.DeletionTimestamp = ago(0) }, "Deleting",
+			"the handler of node node-1 to say that the guest is thawed", thaw | remove | waits,
+		},
+		"one is missing": {
+			madeInput, func(in *input) { delete(in.made, "vmsnapshot-1-volume-data") }, "", "",
+			cut | waits,
+		},
 		"one is refused for long": {madeInput, func(in *input) {
 			delete(in.made, "vmsnapshot-1-volume-data")
 			in.snapshot.CreationTimestamp = *ago(time.Hour)
 		}, "Failed", "snapshot deadline exceeded: waited 5m0s for the API server to accept", thaw | waits},
-		"not taken yet":            {madeInput, func(*input) {}, "InProgress", "the storage to take VolumeSnapshot vmsnapshot-1-volume-root of volume root", waits},
-		"not all are taken":        {endInput, func(in *input) { in.snapshot.Status.CreationTime, in.volume("data").Status = nil, nil }, "InProgress", "of volume data", waits},
-		"one is deleted":           {madeInput, func(in *input) { in.volume("data").DeletionTimestamp = ago(0) }, "Failed", "of volume data was deleted", thaw | waits},
-		"the storage hangs":        {madeInput, func(in *input) { in.snapshot.CreationTimestamp = *ago(time.Hour) }, "Failed", "snapshot deadline exceeded", thaw | waits},
-		"a restart after the cut":  {endInput, func(in *input) { in.instance.UID = "vmi-2" }, "Succeeded", "", 0},
-		"ready":                    {endInput, func(*input) {}, "Succeeded", "", 0},
-		"thawed, and not ready":    {endInput, func(in *input) { in.volume("data").Status.ReadyToUse = nil }, "InProgress", "of volume data to be ready to use", waits},
-		"ready, and not thawed":    {endInput, func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.Frozen }, "InProgress", "the handler of node node-1 to say", waits},
-		"lost after the cut":       {endInput, func(in *input) { delete(in.made, "vmsnapshot-1-volume-data") }, "Failed", "of volume data was deleted", waits},
-		"a stopped machine":        {stoppedInput, func(*input) {}, "", "", cut | waits},
-		"a stopped machine starts": {stoppedInput, func(in *input) { in.instance = gen.VirtualMachineInstance(gen.Meta("ns", "vm"), gen.Guest()) }, "Failed", "was started before", waits},
+		"not taken yet": {
+			madeInput, func(*input) {}, "InProgress",
+			"the storage to take VolumeSnapshot vmsnapshot-1-volume-root of volume root", waits,
+		},
+		"not all are taken": {endInput, func(in *input) {
+			in.snapshot.Status.CreationTime,
+				in.volume("data").Status = nil, nil
+		}, "InProgress", "of volume data", waits},
+		"one is deleted": {
+			madeInput, func(in *input) { in.volume("data").DeletionTimestamp = ago(0) },
+			"Failed", "of volume data was deleted", thaw | waits,
+		},
+		"the storage hangs": {
+			madeInput, func(in *input) { in.snapshot.CreationTimestamp = *ago(time.Hour) },
+			"Failed", "snapshot deadline exceeded", thaw | waits,
+		},
+		"a restart after the cut": {endInput, func(in *input) { in.instance.UID = "vmi-2" }, "Succeeded", "", 0},
+		"ready":                   {endInput, func(*input) {}, "Succeeded", "", 0},
+		"thawed, and not ready": {
+			endInput, func(in *input) { in.volume("data").Status.ReadyToUse = nil },
+			"InProgress", "of volume data to be ready to use", waits,
+		},
+		"ready, and not thawed": {
+			endInput,
+			func(in *input) { in.snapshot.Status.Quiesce.State = vmsnapshotv1.Frozen }, "InProgress",
+			"the handler of node node-1 to say", waits,
+		},
+		"lost after the cut": {
+			endInput, func(in *input) { delete(in.made, "vmsnapshot-1-volume-data") },
+			"Failed", "of volume data was deleted", waits,
+		},
+		"a stopped machine": {stoppedInput, func(*input) {}, "", "", cut | waits},
+		"a stopped machine starts": {
+			stoppedInput,
+			func(in *input) { in.instance = gen.VirtualMachineInstance(gen.Meta("ns", "vm"), gen.Guest()) }, "Failed",
+			"was started before", waits,
+		},
 		"a stopped machine has run": {stoppedInput, func(in *input) {
 			in.claims["data"].Annotations = map[string]string{layout.AnnotationRunEpoch: "another"}
 		}, "Failed", "has run", waits},
@@ -202,7 +274,10 @@ func TestDecide(t *testing.T) {
 				}
 			}
 			if d.status != nil && d.status.Quiesce != nil && d.status.Quiesce.Request != before {
-				actions |= map[vmsnapshotv1.QuiesceRequest]int{vmsnapshotv1.FreezeRequest: freeze, vmsnapshotv1.ThawRequest: thaw}[d.status.Quiesce.Request]
+				actions |= map[vmsnapshotv1.QuiesceRequest]int{
+					vmsnapshotv1.FreezeRequest: freeze,
+					vmsnapshotv1.ThawRequest:   thaw,
+				}[d.status.Quiesce.Request]
 			}
 			if actions != c.actions {
 				t.Errorf("actions %b, want %b: %+v", actions, c.actions, d)
@@ -262,14 +337,19 @@ func TestDecide_indications(t *testing.T) {
 			if c.want != "" {
 				want = append(want, c.want)
 			}
-			if d := decide(in); !slices.Equal(d.status.Indications, want) || (d.status.NodeName == "") != (c.want != "") {
+			if d := decide(in); !slices.Equal(d.status.Indications, want) ||
+				(d.status.NodeName == "") != (c.want != "") {
 				t.Errorf("%v, want %v: %+v", d.status.Indications, want, d.status)
 			}
 		})
 	}
 	in := planInput(t)
-	in.instance.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionPaused, Status: corev1.ConditionTrue}}
-	if s := decide(in).status; s.Quiesce != nil || s.NodeName != "" || !slices.Equal(s.Indications, []vmsnapshotv1.Indication{"Online", "Paused"}) {
+	in.instance.Status.Conditions = []kubevirtv1.Condition{{
+		Type:   kubevirtv1.ConditionPaused,
+		Status: corev1.ConditionTrue,
+	}}
+	if s := decide(in).status; s.Quiesce != nil || s.NodeName != "" ||
+		!slices.Equal(s.Indications, []vmsnapshotv1.Indication{"Online", "Paused"}) {
 		t.Errorf("a paused guest: %+v", s)
 	}
 }
@@ -309,7 +389,10 @@ func TestChooseClass(t *testing.T) {
 	t.Parallel()
 	class := func(name, driver, isDefault string) snapshotv1.VolumeSnapshotClass {
 		return snapshotv1.VolumeSnapshotClass{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotationDefaultClass: isDefault}}, Driver: driver,
+			ObjectMeta: metav1.ObjectMeta{
+				Name:        name,
+				Annotations: map[string]string{annotationDefaultClass: isDefault},
+			}, Driver: driver,
 		}
 	}
 	keeps := func(c snapshotv1.VolumeSnapshotClass) snapshotv1.VolumeSnapshotClass {
@@ -319,7 +402,8 @@ func TestChooseClass(t *testing.T) {
 	all := []snapshotv1.VolumeSnapshotClass{
 		class("only", "only.test", ""), class("a", "default.test", "false"), class("b", "default.test", "true"),
 		keeps(class("g", "kept.test", "true")), class("h", "kept.test", ""), keeps(class("i", "leaky.test", "")),
-		class("c", "many.test", ""), class("d", "many.test", ""), class("e", "two.test", "true"), class("f", "two.test", "true"),
+		class("c", "many.test", ""), class("d", "many.test", ""), class("e", "two.test", "true"),
+		class("f", "two.test", "true"),
 	}
 	for driver, want := range map[string][2]string{
 		"only.test":    {"only", ""},

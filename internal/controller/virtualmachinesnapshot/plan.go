@@ -92,7 +92,8 @@ func (in *input) planVolumes() (*volumePlan, *obstacle) {
 		}
 	}
 	if len(p.included) == 0 {
-		return nil, failWith("virtual machine %s has no volume of which the storage makes snapshots", in.snapshot.Spec.Source.Name)
+		return nil, failWith("virtual machine %s has no volume of which the storage makes snapshots",
+			in.snapshot.Spec.Source.Name)
 	}
 	return p, nil
 }
@@ -119,7 +120,8 @@ func (in *input) planVolume(p *volumePlan, guest *kubevirtv1.VirtualMachineInsta
 		p.classes[v.Name] = class
 		return nil
 	case writable:
-		return failWith("the storage cannot make a snapshot of volume %s (PersistentVolumeClaim %s): %s", v.Name, c.Name, why)
+		return failWith("the storage cannot make a snapshot of volume %s (PersistentVolumeClaim %s): %s", v.Name,
+			c.Name, why)
 	}
 	p.excluded = append(p.excluded, v.Name)
 	return nil

@@ -134,7 +134,8 @@ func (r *reconciler) writeStatus(ctx context.Context, s *vmsnapshotv1.VirtualMac
 }
 
 func (r *reconciler) writeContentStatus(
-	ctx context.Context, c *vmsnapshotv1.VirtualMachineSnapshotContent, status *vmsnapshotv1.VirtualMachineSnapshotContentStatus,
+	ctx context.Context, c *vmsnapshotv1.VirtualMachineSnapshotContent,
+	status *vmsnapshotv1.VirtualMachineSnapshotContentStatus,
 ) error {
 	if equality.Semantic.DeepEqual(c.Status, status) {
 		return nil

@@ -55,7 +55,8 @@ func (r *contentReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 }
 
 func isDeletedContent(c *vmsnapshotv1.VirtualMachineSnapshotContent) bool {
-	return c.DeletionTimestamp != nil && controllerutil.ContainsFinalizer(c, ContentFinalizer) && c.Labels[LabelSnapshot] != ""
+	return c.DeletionTimestamp != nil && controllerutil.ContainsFinalizer(c, ContentFinalizer) &&
+		c.Labels[LabelSnapshot] != ""
 }
 
 // releaseContent takes the finalizer from a content.

@@ -26,7 +26,8 @@ func setCondition(
 	status corev1.ConditionStatus, reason, message string,
 ) {
 	c := vmsnapshotv1.Condition{
-		Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
+		Type: kind, Status: status, Reason: reason, Message: message,
+		LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
 	}
 	i := slices.IndexFunc(s.Conditions, func(c vmsnapshotv1.Condition) bool { return c.Type == kind })
 	if i < 0 {
@@ -44,7 +45,8 @@ func setProgress(s *vmsnapshotv1.VirtualMachineSnapshotStatus, now time.Time, wa
 	if s.Phase == "" {
 		s.Phase, s.ReadyToUse = vmsnapshotv1.InProgress, ptr.To(false)
 	}
-	setCondition(s, now, vmsnapshotv1.ConditionProgressing, corev1.ConditionTrue, reasonProgressing, "waiting for "+waiting)
+	setCondition(s, now, vmsnapshotv1.ConditionProgressing, corev1.ConditionTrue, reasonProgressing,
+		"waiting for "+waiting)
 	setCondition(s, now, vmsnapshotv1.ConditionReady, corev1.ConditionFalse, reasonNotReady, "")
 }
 
@@ -65,7 +67,10 @@ func setFailed(s *vmsnapshotv1.VirtualMachineSnapshotStatus, now time.Time, why 
 // indicate adds an indication.
 func indicate(s *vmsnapshotv1.VirtualMachineSnapshotStatus, i vmsnapshotv1.Indication, format string, args ...any) {
 	s.Indications = append(s.Indications, i)
-	s.SourceIndications = append(s.SourceIndications, vmsnapshotv1.SourceIndication{Indication: i, Message: fmt.Sprintf(format, args...)})
+	s.SourceIndications = append(s.SourceIndications, vmsnapshotv1.SourceIndication{
+		Indication: i,
+		Message:    fmt.Sprintf(format, args...),
+	})
 }
 
 // crashConsistent says what the disks of a guest are like that was not frozen.
@@ -81,13 +86,17 @@ func (in *input) planFreeze(s *vmsnapshotv1.VirtualMachineSnapshotStatus, wanted
 	indicate(s, vmsnapshotv1.Online, "the guest was running")
 	switch {
 	case isPaused(in.instance):
-		indicate(s, vmsnapshotv1.Paused, "the guest was paused, so that its file systems could not be frozen: what it had not written is not in the snapshot")
+		indicate(s, vmsnapshotv1.Paused,
+			"the guest was paused, so that its file systems could not be frozen: what it had not written is not in the snapshot")
 	case !wanted:
 		indicate(s, vmsnapshotv1.NoGuestAgent, "the guest was not frozen, as the annotation %s says: %s",
 			vmsnapshotv1.AnnotationFreezeDeadline, crashConsistent(s))
 	default:
 		s.NodeName = in.instance.Status.NodeName
-		s.Quiesce = &vmsnapshotv1.Quiesce{Request: vmsnapshotv1.FreezeRequest, RequestTime: ptr.To(metav1.NewTime(in.now))}
+		s.Quiesce = &vmsnapshotv1.Quiesce{
+			Request:     vmsnapshotv1.FreezeRequest,
+			RequestTime: ptr.To(metav1.NewTime(in.now)),
+		}
 	}
 }
 
@@ -112,11 +121,17 @@ func (in *input) closeFreeze(s *vmsnapshotv1.VirtualMachineSnapshotStatus) (clos
 	case q.State == vmsnapshotv1.Thawed:
 		indicate(s, vmsnapshotv1.GuestAgent, "the guest's file systems were frozen until the storage had all snapshots")
 	case q.State == vmsnapshotv1.ThawedEarly:
-		indicate(s, vmsnapshotv1.QuiesceTimeout, "the guest may have been thawed before the storage had all snapshots (%s): %s", q.Message, crashConsistent(s))
+		indicate(s, vmsnapshotv1.QuiesceTimeout,
+			"the guest may have been thawed before the storage had all snapshots (%s): %s", q.Message,
+			crashConsistent(s))
 	case late && q.State == "":
-		indicate(s, vmsnapshotv1.NoGuestAgent, "the handler of node %s did not answer, so that the guest was not frozen: %s", s.NodeName, crashConsistent(s))
+		indicate(s, vmsnapshotv1.NoGuestAgent,
+			"the handler of node %s did not answer, so that the guest was not frozen: %s", s.NodeName,
+			crashConsistent(s))
 	case late:
-		indicate(s, vmsnapshotv1.QuiesceTimeout, "the handler of node %s did not say whether the guest was frozen until the storage had all snapshots: %s", s.NodeName, crashConsistent(s))
+		indicate(s, vmsnapshotv1.QuiesceTimeout,
+			"the handler of node %s did not say whether the guest was frozen until the storage had all snapshots: %s",
+			s.NodeName, crashConsistent(s))
 	default:
 		return false
 	}
@@ -134,7 +149,10 @@ func (in *input) contentStatus() *vmsnapshotv1.VirtualMachineSnapshotContentStat
 			s.ReadyToUse = ptr.To(false)
 			continue
 		}
-		one := vmsnapshotv1.VolumeSnapshotStatus{VolumeSnapshotName: made.Name, CreationTime: takenAt(made), ReadyToUse: ptr.To(isReady(made))}
+		one := vmsnapshotv1.VolumeSnapshotStatus{
+			VolumeSnapshotName: made.Name, CreationTime: takenAt(made),
+			ReadyToUse: ptr.To(isReady(made)),
+		}
 		if made.Status != nil && made.Status.Error != nil && !isReady(made) {
 			one.Error = &vmsnapshotv1.Error{Time: made.Status.Error.Time, Message: made.Status.Error.Message}
 			if s.Error == nil {

@@ -57,7 +57,8 @@ func TestControlPlane(t *testing.T) {
 		"one": driverOne, "default": driverDefault, "other": driverDefault, "many-a": driverMany, "many-b": driverMany,
 	} {
 		class := &snapshotv1.VolumeSnapshotClass{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Driver: driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete,
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Driver: driver,
+			DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete,
 		}
 		if name == "default" {
 			class.Annotations = map[string]string{annotationDefaultClass: "true"}
@@ -110,7 +111,8 @@ const node = "node-1"
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{
-		T: t, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin), user: cluster.Client(t, controlplane.Plain),
+		T: t, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin),
+		user:    cluster.Client(t, controlplane.Plain),
 		handler: cluster.Client(t, controlplane.HandlerOn(node)),
 	}
 	w.start()
@@ -155,7 +157,8 @@ func (w *world) delete(o client.Object) {
 // claim makes a claim with a volume of a driver.
 func (w *world) claim(name, driver string) {
 	w.Helper()
-	c := gen.Claim(gen.Meta(w.ns, name), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = w.ns + "-" + name })
+	c := gen.Claim(gen.Meta(w.ns, name),
+		func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = w.ns + "-" + name })
 	w.create(c)
 	w.create(&corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: c.Spec.VolumeName},
@@ -177,7 +180,8 @@ func (w *world) machine(claims ...string) *kubevirtv1.VirtualMachine {
 	for _, c := range claims {
 		disks = append(disks, gen.Disk(c, c))
 	}
-	vm := gen.VirtualMachine(gen.Meta(w.ns, "vm"), gen.Guest(disks...), gen.SetRunStrategy(kubevirtv1.RunStrategyHalted))
+	vm := gen.VirtualMachine(gen.Meta(w.ns, "vm"), gen.Guest(disks...),
+		gen.SetRunStrategy(kubevirtv1.RunStrategyHalted))
 	w.create(vm)
 	return vm
 }
@@ -187,10 +191,11 @@ func (w *world) run(vm *kubevirtv1.VirtualMachine) *kubevirtv1.VirtualMachineIns
 	w.Helper()
 	vmi := gen.VirtualMachineInstance(gen.Meta(w.ns, "vm"), vm.Spec.Template.Spec)
 	w.create(vmi)
-	controlplane.Update(w.T, cluster.Client(w.T, controlplane.Controller), vmi, true, func(i *kubevirtv1.VirtualMachineInstance) {
-		i.Status.Phase, i.Status.NodeName = kubevirtv1.PhaseRunning, node
-		i.Status.ActivePods = map[types.UID]string{"launcher": node}
-	})
+	controlplane.Update(w.T, cluster.Client(w.T, controlplane.Controller), vmi, true,
+		func(i *kubevirtv1.VirtualMachineInstance) {
+			i.Status.Phase, i.Status.NodeName = kubevirtv1.PhaseRunning, node
+			i.Status.ActivePods = map[types.UID]string{"launcher": node}
+		})
 	return vmi
 }
 
@@ -289,7 +294,8 @@ func (w *world) takes(v *snapshotv1.VolumeSnapshot, at time.Time) {
 // uploads plays the storage: the snapshot can be used.
 func (w *world) uploads(v *snapshotv1.VolumeSnapshot) {
 	w.Helper()
-	controlplane.Update(w.T, w.admin, v, true, func(v *snapshotv1.VolumeSnapshot) { v.Status.ReadyToUse = ptr.To(true) })
+	controlplane.Update(w.T, w.admin, v, true,
+		func(v *snapshotv1.VolumeSnapshot) { v.Status.ReadyToUse = ptr.To(true) })
 }
 
 // succeeds waits until the snapshot can be used, and checks what it says of the guest.
@@ -299,7 +305,8 @@ func (w *world) succeeds(s *vmsnapshotv1.VirtualMachineSnapshot, indications ...
 	if !slices.Equal(s.Status.Indications, indications) || len(s.Status.SourceIndications) != len(indications) {
 		w.Errorf("indications %v, want %v: %+v", s.Status.Indications, indications, s.Status.SourceIndications)
 	}
-	if !s.IsReady() || s.Status.NodeName != "" || condition(s, vmsnapshotv1.ConditionReady) != "True/Operation complete" ||
+	if !s.IsReady() || s.Status.NodeName != "" || condition(s,
+		vmsnapshotv1.ConditionReady) != "True/Operation complete" ||
 		condition(s, vmsnapshotv1.ConditionProgressing) != "False/Operation complete" {
 		w.Errorf("%+v", s.Status)
 	}

@@ -21,10 +21,19 @@ func TestOutcome(t *testing.T) {
 		freeze, thawOfFrozen, thawOfNothing vmsnapshotv1.QuiesceState
 		words                               string
 	}{
-		"done":           {done, vmsnapshotv1.Frozen, vmsnapshotv1.Thawed, vmsnapshotv1.NotFrozen, ""},
-		"skipped":        {skipped, vmsnapshotv1.NotFrozen, vmsnapshotv1.ThawedEarly, vmsnapshotv1.NotFrozen, "no guest agent is connected"},
-		"refused":        {refused, vmsnapshotv1.NotFrozen, vmsnapshotv1.ThawedEarly, vmsnapshotv1.NotFrozen, "it was frozen for 30s"},
-		"an old version": {old, vmsnapshotv1.NotFrozen, vmsnapshotv1.ThawedEarly, vmsnapshotv1.NotFrozen, "unknown method"},
+		"done": {done, vmsnapshotv1.Frozen, vmsnapshotv1.Thawed, vmsnapshotv1.NotFrozen, ""},
+		"skipped": {
+			skipped, vmsnapshotv1.NotFrozen, vmsnapshotv1.ThawedEarly, vmsnapshotv1.NotFrozen,
+			"no guest agent is connected",
+		},
+		"refused": {
+			refused, vmsnapshotv1.NotFrozen, vmsnapshotv1.ThawedEarly, vmsnapshotv1.NotFrozen,
+			"it was frozen for 30s",
+		},
+		"an old version": {
+			old, vmsnapshotv1.NotFrozen, vmsnapshotv1.ThawedEarly, vmsnapshotv1.NotFrozen,
+			"unknown method",
+		},
 	} {
 		if c.answer.isLost() {
 			t.Errorf("%s: it is asked again", name)

@@ -64,7 +64,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		a = ask(ctx, launcher, s)
 	}
 	if a.isLost() {
-		return ctrl.Result{}, fmt.Errorf("%s the guest for VirtualMachineSnapshot %s: %w", q.Request, req.NamespacedName, a.err)
+		return ctrl.Result{}, fmt.Errorf("%s the guest for VirtualMachineSnapshot %s: %w", q.Request,
+			req.NamespacedName, a.err)
 	}
 	base := s.DeepCopy()
 	if freezes {
@@ -107,6 +108,9 @@ func ask(ctx context.Context, launcher *launcherclient.Client, s *vmsnapshotv1.V
 	}
 	// The controller refuses an annotation that is no duration. 0 is the launcher's limit.
 	limit, _ := time.ParseDuration(s.Annotations[vmsnapshotv1.AnnotationFreezeDeadline])
-	response, err := launcher.RPC().FreezeGuest(ctx, &launcherpb.FreezeGuestRequest{Owner: owner, LimitMillis: limit.Milliseconds()})
+	response, err := launcher.RPC().FreezeGuest(ctx, &launcherpb.FreezeGuestRequest{
+		Owner:       owner,
+		LimitMillis: limit.Milliseconds(),
+	})
 	return answer{skipped: response.GetSkipped(), err: err}
 }

@@ -116,7 +116,10 @@ func (f *Freezer) FreezeFor(ctx context.Context, limit time.Duration) (*Frozen, 
 	if limit <= 0 || limit > Limit {
 		limit = Limit
 	}
-	z := &Frozen{clock: f.clock, limit: limit, release: make(chan struct{}), expired: make(chan struct{}), thawed: make(chan struct{})}
+	z := &Frozen{
+		clock: f.clock, limit: limit, release: make(chan struct{}), expired: make(chan struct{}),
+		thawed: make(chan struct{}),
+	}
 	if !f.beginFreeze(z) {
 		return nil, ErrFrozen
 	}

@@ -158,8 +158,12 @@ func newSnapshot(b *harvesterv1.VirtualMachineBackup) *vmsnapshotv1.VirtualMachi
 			Namespace: b.Namespace, Name: b.Status.Group, Annotations: map[string]string{},
 		},
 		Spec: vmsnapshotv1.VirtualMachineSnapshotSpec{
-			Source:         corev1.TypedLocalObjectReference{APIGroup: ptr.To(machine.Group), Kind: machine.Kind, Name: b.Spec.Source.Name},
-			DeletionPolicy: ptr.To(vmsnapshotv1.DeleteContent), FailureDeadline: &metav1.Duration{Duration: snapshotDeadline},
+			Source: corev1.TypedLocalObjectReference{
+				APIGroup: ptr.To(machine.Group), Kind: machine.Kind,
+				Name: b.Spec.Source.Name,
+			},
+			DeletionPolicy:  ptr.To(vmsnapshotv1.DeleteContent),
+			FailureDeadline: &metav1.Duration{Duration: snapshotDeadline},
 		},
 	}
 	var without []string
@@ -184,7 +188,8 @@ func newSnapshot(b *harvesterv1.VirtualMachineBackup) *vmsnapshotv1.VirtualMachi
 func describeSnapshotFailure(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMachineSnapshot) string {
 	switch {
 	case s == nil || s.DeletionTimestamp != nil:
-		return fmt.Sprintf("VirtualMachineSnapshot %s was deleted by somebody else: create another backup", b.Status.Group)
+		return fmt.Sprintf("VirtualMachineSnapshot %s was deleted by somebody else: create another backup",
+			b.Status.Group)
 	case s.HasFailed():
 		return fmt.Sprintf("VirtualMachineSnapshot %s failed: %s", s.Name, cmp.Or(errorOf(s), "it does not say why"))
 	case s.Status != nil && s.Status.SourceUID != nil && *s.Status.SourceUID != *b.Status.SourceUID:
@@ -264,7 +269,8 @@ func describeTaken(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualM
 	case s.Status.SourceUID == nil:
 		return fmt.Sprintf("VirtualMachineSnapshot %s does not say of which machine it is%s", s.Name, another)
 	case content == nil:
-		return fmt.Sprintf("VirtualMachineSnapshot %s is ready, and its VirtualMachineSnapshotContent is not there%s", s.Name,
+		return fmt.Sprintf("VirtualMachineSnapshot %s is ready, and its VirtualMachineSnapshotContent is not there%s",
+			s.Name,
 			another)
 	}
 	b.Status.SourceIndications = nil
@@ -281,8 +287,10 @@ func describeTaken(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualM
 	}
 	for i := range content.Spec.VolumeBackups {
 		name := content.Spec.VolumeBackups[i].VolumeName
-		if !slices.ContainsFunc(b.Status.VolumeBackups, func(v harvesterv1.VolumeBackup) bool { return v.VolumeName == name }) &&
-			!slices.ContainsFunc(b.Status.ExcludedVolumes, func(v harvesterv1.ExcludedVolume) bool { return v.Name == name }) {
+		if !slices.ContainsFunc(b.Status.VolumeBackups,
+			func(v harvesterv1.VolumeBackup) bool { return v.VolumeName == name }) &&
+			!slices.ContainsFunc(b.Status.ExcludedVolumes,
+				func(v harvesterv1.ExcludedVolume) bool { return v.Name == name }) {
 			return fmt.Sprintf("volume %s was added to the machine before its snapshot was taken%s", name, another)
 		}
 	}

@@ -44,7 +44,8 @@ func TestPlan_snapshotNeedsNoLocation(t *testing.T) {
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "web-root"},
 		}}}
 	})}
-	if p := makePlan(in); !strings.HasPrefix(p.waiting, "pod fsck to end, which can write to PersistentVolumeClaim web-root") {
+	if p := makePlan(in); !strings.HasPrefix(p.waiting,
+		"pod fsck to end, which can write to PersistentVolumeClaim web-root") {
 		t.Errorf("%+v", p)
 	}
 	in.earlier = "sunday"
@@ -118,11 +119,20 @@ func TestDescribeTaken(t *testing.T) {
 		taken []vmsnapshotv1.VolumeBackup
 		words string
 	}{
-		"as planned":             {[]vmsnapshotv1.VolumeBackup{taken("root", "a"), taken("iso", "c")}, ""},
-		"one is missing":         {nil, "volume root (PersistentVolumeClaim a) is not in VirtualMachineSnapshot g"},
-		"on another claim":       {[]vmsnapshotv1.VolumeBackup{taken("root", "b")}, "volume root (PersistentVolumeClaim a) is not in"},
-		"without VolumeSnapshot": {[]vmsnapshotv1.VolumeBackup{{VolumeName: "root"}}, "volume root (PersistentVolumeClaim a) is not in"},
-		"one was added":          {[]vmsnapshotv1.VolumeBackup{taken("root", "a"), taken("new", "d")}, "volume new was added to the machine"},
+		"as planned":     {[]vmsnapshotv1.VolumeBackup{taken("root", "a"), taken("iso", "c")}, ""},
+		"one is missing": {nil, "volume root (PersistentVolumeClaim a) is not in VirtualMachineSnapshot g"},
+		"on another claim": {
+			[]vmsnapshotv1.VolumeBackup{taken("root", "b")},
+			"volume root (PersistentVolumeClaim a) is not in",
+		},
+		"without VolumeSnapshot": {
+			[]vmsnapshotv1.VolumeBackup{{VolumeName: "root"}},
+			"volume root (PersistentVolumeClaim a) is not in",
+		},
+		"one was added": {
+			[]vmsnapshotv1.VolumeBackup{taken("root", "a"), taken("new", "d")},
+			"volume new was added to the machine",
+		},
 	} {
 		b := &harvesterv1.VirtualMachineBackup{Status: harvesterv1.VirtualMachineBackupStatus{
 			Group: "g", SourceUID: ptr.To(types.UID("m")),
@@ -153,7 +163,8 @@ func TestSnapshot_kindIsNotInstalled(t *testing.T) {
 	r := &reconciler{live: kindless{}}
 	b := &harvesterv1.VirtualMachineBackup{Status: harvesterv1.VirtualMachineBackupStatus{Group: "g"}}
 	_, refused, err := r.makeSnapshot(t.Context(), b)
-	if err != nil || !strings.HasPrefix(refused, "the cluster does not have the kind VirtualMachineSnapshot of snapshot.kubevirt.io") {
+	if err != nil || !strings.HasPrefix(refused,
+		"the cluster does not have the kind VirtualMachineSnapshot of snapshot.kubevirt.io") {
 		t.Errorf("%q %v", refused, err)
 	}
 	left, err := r.deleteSnapshot(t.Context(), b)

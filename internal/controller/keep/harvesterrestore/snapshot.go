@@ -51,7 +51,8 @@ func (r *reconciler) gatherSnapshots(ctx context.Context, in *input) error {
 
 // findVolumeSnapshot returns a VolumeSnapshot, or nil.
 func (r *reconciler) findVolumeSnapshot(ctx context.Context, namespace, name string) (*snapshotv1.VolumeSnapshot, error) {
-	s, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: name}, &snapshotv1.VolumeSnapshot{})
+	s, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: namespace, Name: name},
+		&snapshotv1.VolumeSnapshot{})
 	if meta.IsNoMatchError(err) {
 		return nil, nil //nolint:nilnil // without the kind there is none
 	}
@@ -198,7 +199,8 @@ func (r *reconciler) readClaim(ctx context.Context, o *harvesterv1.VirtualMachin
 		return c, err
 	}
 	if c.claim = claim; claim.Status.Phase == corev1.ClaimBound {
-		c.volume, err = reconcile.Find(ctx, r.live, types.NamespacedName{Name: claim.Spec.VolumeName}, &corev1.PersistentVolume{})
+		c.volume, err = reconcile.Find(ctx, r.live, types.NamespacedName{Name: claim.Spec.VolumeName},
+			&corev1.PersistentVolume{})
 		return c, err
 	}
 	key := types.NamespacedName{Name: ptr.Deref(claim.Spec.StorageClassName, "")}
@@ -228,7 +230,8 @@ func (c *claimState) decide(now time.Time) (bound bool, waiting, failed string) 
 	case c.claim.Status.Phase == corev1.ClaimLost:
 		return false, "", fmt.Sprintf("PersistentVolumeClaim %s has lost its volume", c.name)
 	case c.snapshot == nil:
-		return false, "", fmt.Sprintf("VolumeSnapshot %s was deleted before PersistentVolumeClaim %s was bound", c.snapshotName, c.name)
+		return false, "", fmt.Sprintf("VolumeSnapshot %s was deleted before PersistentVolumeClaim %s was bound",
+			c.snapshotName, c.name)
 	case c.waits:
 		return true, "", ""
 	}

@@ -75,11 +75,17 @@ func TestPlan_snapshotIsRefused(t *testing.T) {
 			annotate(harvesterv1.AnnotationStorageClassMap, "*=other"),
 			"StorageClass other is of provisioner another, and VolumeSnapshot s-root of driver csi",
 		},
-		"smaller":                {annotate(harvesterv1.AnnotationDiskSizes, "data=1Ki"), "has 1Ki as its size"},
-		"a snapshot is gone":     {func(in *input) { delete(in.snapshots, "s-data") }, `VolumeSnapshot "s-data" does not exist`},
-		"a snapshot goes":        {func(in *input) { in.snapshots["s-data"].DeletionTimestamp = ptr.To(metav1.Now()) }, "VolumeSnapshot s-data is being deleted"},
-		"a snapshot is not read": {func(in *input) { in.snapshots["s-data"].Status = nil }, "VolumeSnapshot s-data is not ready to use"},
-		"a Secret is missing":    {func(in *input) { in.missing = "Secret keys" }, "no copy of what its machine refers to: Secret keys"},
+		"smaller":            {annotate(harvesterv1.AnnotationDiskSizes, "data=1Ki"), "has 1Ki as its size"},
+		"a snapshot is gone": {func(in *input) { delete(in.snapshots, "s-data") }, `VolumeSnapshot "s-data" does not exist`},
+		"a snapshot goes":    {func(in *input) { in.snapshots["s-data"].DeletionTimestamp = ptr.To(metav1.Now()) }, "VolumeSnapshot s-data is being deleted"},
+		"a snapshot is not read": {
+			func(in *input) { in.snapshots["s-data"].Status = nil },
+			"VolumeSnapshot s-data is not ready to use",
+		},
+		"a Secret is missing": {
+			func(in *input) { in.missing = "Secret keys" },
+			"no copy of what its machine refers to: Secret keys",
+		},
 	} {
 		in := snapshotInput()
 		c.edit(in)
@@ -110,19 +116,38 @@ func TestDecideClaim(t *testing.T) {
 			c.claim.Status.Phase, c.volume = corev1.ClaimBound, &corev1.PersistentVolume{}
 			c.volume.Name, c.volume.CreationTimestamp = "old", metav1.NewTime(made.Add(-time.Hour))
 		}, 0, false, "", "PersistentVolumeClaim c was bound to PersistentVolume old, which was there before it and has something else: delete that volume, or map the StorageClass to another one, and restore again"},
-		"waits":   {func(*claimState) {}, 0, false, "PersistentVolumeClaim c to be bound, until 2026-11-29T14:00:00Z", ""},
-		"says so": {func(c *claimState) { c.warning = "ProvisioningFailed: full" }, 0, false, "PersistentVolumeClaim c to be bound, until 2026-11-29T14:00:00Z: ProvisioningFailed: full", ""},
-		"too late": {func(c *claimState) {
-			c.warning = "ProvisioningFailed: full"
-			c.snapshot.Status = &snapshotv1.VolumeSnapshotStatus{Error: &snapshotv1.VolumeSnapshotError{Message: ptr.To("no pool")}}
-		}, 7 * time.Hour, false, "", "PersistentVolumeClaim c was not bound within 6h0m0s: no pool: ProvisioningFailed: full"},
-		"made by the start":    {func(c *claimState) { c.waits = true }, time.Hour, true, "", ""},
-		"its snapshot is gone": {func(c *claimState) { c.waits, c.snapshot = true, nil }, 0, false, "", "VolumeSnapshot s was deleted before PersistentVolumeClaim c was bound"},
-		"deleted":              {func(c *claimState) { c.claim = nil }, 0, false, "", "PersistentVolumeClaim c was deleted by somebody else"},
-		"lost":                 {func(c *claimState) { c.claim.Status.Phase = corev1.ClaimLost }, 0, false, "", "PersistentVolumeClaim c has lost its volume"},
+		"waits": {
+			func(*claimState) {}, 0, false, "PersistentVolumeClaim c to be bound, until 2026-11-29T14:00:00Z",
+			"",
+		},
+		"says so": {
+			func(c *claimState) { c.warning = "ProvisioningFailed: full" }, 0, false,
+			"PersistentVolumeClaim c to be bound, until 2026-11-29T14:00:00Z: ProvisioningFailed: full", "",
+		},
+		"too late": {
+			func(c *claimState) {
+				c.warning = "ProvisioningFailed: full"
+				c.snapshot.Status = &snapshotv1.VolumeSnapshotStatus{Error: &snapshotv1.VolumeSnapshotError{Message: ptr.To("no pool")}}
+			}, 7 * time.Hour, false, "",
+			"PersistentVolumeClaim c was not bound within 6h0m0s: no pool: ProvisioningFailed: full",
+		},
+		"made by the start": {func(c *claimState) { c.waits = true }, time.Hour, true, "", ""},
+		"its snapshot is gone": {
+			func(c *claimState) { c.waits, c.snapshot = true, nil }, 0, false, "",
+			"VolumeSnapshot s was deleted before PersistentVolumeClaim c was bound",
+		},
+		"deleted": {
+			func(c *claimState) { c.claim = nil }, 0, false, "",
+			"PersistentVolumeClaim c was deleted by somebody else",
+		},
+		"lost": {
+			func(c *claimState) { c.claim.Status.Phase = corev1.ClaimLost }, 0, false, "",
+			"PersistentVolumeClaim c has lost its volume",
+		},
 	} {
 		state := &claimState{
-			name: "c", snapshotName: "s", claim: &corev1.PersistentVolumeClaim{}, snapshot: &snapshotv1.VolumeSnapshot{},
+			name: "c", snapshotName: "s", claim: &corev1.PersistentVolumeClaim{},
+			snapshot: &snapshotv1.VolumeSnapshot{},
 		}
 		state.claim.CreationTimestamp = metav1.NewTime(made)
 		c.edit(state)
