@@ -42,8 +42,8 @@ func TestControlPlane(t *testing.T) { //nolint:paralleltest,tparallel // one aft
 	runScenarios(t)
 }
 
-// TestControlPlane_diesAtEachWrite is TestControlPlane with a controller that dies once after each of its writes, and
-// starts again.
+// TestControlPlane_diesAtEachWrite is TestControlPlane with a controller that dies after a third of its writes, others in
+// each run, and goes on with what the API server has.
 func TestControlPlane_diesAtEachWrite(t *testing.T) { //nolint:paralleltest,tparallel // see above
 	runScenarios(t, controlplane.LoseAnswers(t))
 }
