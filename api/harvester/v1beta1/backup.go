@@ -17,6 +17,9 @@ const (
 	// AnnotationScratchClass names the StorageClass of the claim for what the guest overwrites while its disks are read.
 	// Without it, the class of a disk is used that is a file, or else the cluster's default one.
 	AnnotationScratchClass = "varvebackup.io/scratch-storage-class"
+	// AnnotationScratchSize is the size of that claim, such as 20Gi, for a machine that overwrites more than it is made for.
+	// Without it, all of small disks has room, and a tenth of large ones.
+	AnnotationScratchSize = "varvebackup.io/scratch-size"
 	// AnnotationSnapshotID names a disk of a machine that a location has already, by its snapshot ID. The backup is then not
 	// made, but found: it has the disks that were stored together with this one, and the machine's definition.
 	AnnotationSnapshotID = "varvebackup.io/snapshot-id"

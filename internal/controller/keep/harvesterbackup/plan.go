@@ -93,7 +93,10 @@ func (in *input) planBackup() plan {
 	status.Location = &harvesterv1.LocationReference{Namespace: location.Namespace, Name: location.Name}
 	status.BackupTarget = targetOf(location)
 	if in.stopped == nil {
-		status.ScratchBytes = in.scratchBytes()
+		var err error
+		if status.ScratchBytes, err = in.scratchBytes(); err != nil {
+			return refusePlan("%v", err)
+		}
 	}
 	if p := in.addVolumes(status); p != nil {
 		return *p
@@ -365,10 +368,17 @@ func targetOf(l *velerov1.BackupStorageLocation) *harvesterv1.BackupTarget {
 	}
 }
 
-// scratchBytes returns how large the claim is that takes in what the guest overwrites while its disks are read: all of
-// small disks, and a tenth of large ones. Every tracked disk counts: the hypervisor keeps what is overwritten on those
+// scratchBytes returns how large the claim is that takes in what the guest overwrites while its disks are read: what the
+// user says, or all of small disks, and a tenth of large ones. Every tracked disk counts: the hypervisor keeps what is overwritten on those
 // that are left out, too.
-func (in *input) scratchBytes() int64 {
+func (in *input) scratchBytes() (int64, error) {
+	if text, has := in.backup.Annotations[harvesterv1.AnnotationScratchSize]; has {
+		size, err := resource.ParseQuantity(text)
+		if err != nil || size.Sign() <= 0 {
+			return 0, fmt.Errorf("the annotation %s is %q: it must be a size, such as 20Gi", harvesterv1.AnnotationScratchSize, text)
+		}
+		return size.Value(), nil
+	}
 	const (
 		mib   = 1 << 20
 		small = 10 << 30
@@ -381,7 +391,7 @@ func (in *input) scratchBytes() int64 {
 		}
 	}
 	room := 64*mib + disks*8*mib // what a backup wants to be free, and metadata
-	return min(sum, max(small, sum/10)) + room
+	return min(sum, max(small, sum/10)) + room, nil
 }
 
 // staticProvisioner is that of classes whose volumes nobody makes.

@@ -78,14 +78,27 @@ func TestScratchBytes_countsEveryTrackedDisk(t *testing.T) {
 		[]int64{gib, 19 * gib},
 		10 * gib,
 	}, "huge": {[]int64{2000 * gib}, 200 * gib}} {
-		in := &input{instance: &kubevirtv1.VirtualMachineInstance{}, claims: map[string]*corev1.PersistentVolumeClaim{}}
+		in := &input{
+			backup: &harvesterv1.VirtualMachineBackup{}, instance: &kubevirtv1.VirtualMachineInstance{},
+			claims: map[string]*corev1.PersistentVolumeClaim{},
+		}
 		for i, bytes := range c.disks {
 			claim := fmt.Sprint("disk", i)
 			gen.Disk(claim, claim)(&in.instance.Spec)
 			in.claims[claim] = gen.Claim(gen.Meta("app", claim), gen.SetSize(fmt.Sprint(bytes)))
 		}
-		if got := in.scratchBytes(); got < c.want || got > c.want+100<<20 {
-			t.Errorf("%s: %d, want about %d", name, got, c.want)
+		if got, err := in.scratchBytes(); err != nil || got < c.want || got > c.want+100<<20 {
+			t.Errorf("%s: %d, want about %d; %v", name, got, c.want, err)
+		}
+		in.backup.Annotations = map[string]string{harvesterv1.AnnotationScratchSize: "300Gi"}
+		if got, err := in.scratchBytes(); err != nil || got != 300*gib {
+			t.Errorf("%s, with the annotation: %d; %v", name, got, err)
+		}
+		for _, text := range []string{"", "much", "-1Gi", "0"} {
+			in.backup.Annotations[harvesterv1.AnnotationScratchSize] = text
+			if got, err := in.scratchBytes(); err == nil {
+				t.Errorf("%q is %d", text, got)
+			}
 		}
 	}
 }

@@ -34,6 +34,7 @@ func isSnapshot(b *harvesterv1.VirtualMachineBackup) bool { return b.Spec.Type =
 func (in *input) planSnapshot() plan {
 	for _, name := range []string{
 		harvesterv1.AnnotationLocation, harvesterv1.AnnotationSnapshotID, harvesterv1.AnnotationScratchClass,
+		harvesterv1.AnnotationScratchSize,
 	} {
 		if _, has := in.backup.Annotations[name]; has {
 			return refusePlan("the annotation %s is for type backup, and a snapshot stays in the storage of its machine: leave it out, or set spec.type to backup", name)

@@ -93,6 +93,7 @@ func TestPlan_refusesWhatASnapshotHasNot(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
 		harvesterv1.AnnotationLocation, harvesterv1.AnnotationSnapshotID, harvesterv1.AnnotationScratchClass,
+		harvesterv1.AnnotationScratchSize,
 	} {
 		in := snapshotInput(t)
 		in.backup.Annotations = map[string]string{name: "x"}
