@@ -83,10 +83,14 @@ func (r *run) leaveDefinition(ctx context.Context, data map[string][]byte) error
 	name := datamove.ChildName(r.Job.Kind, r.Job.UID)
 	trying, cancel := context.WithTimeout(ctx, r.limits.secret)
 	defer cancel()
+	missing := false
 	for attempt := 1; ; attempt++ {
 		err := r.objects.patchSecret(trying, name, data)
 		if err == nil {
 			return nil
+		}
+		if trying.Err() == nil { // otherwise the request was cut short, and the answer before it counts
+			missing = apierrors.IsNotFound(err)
 		}
 		if attempt == 1 {
 			r.Log.Info("the definition cannot be left yet; trying again", "why", err.Error())
@@ -94,7 +98,7 @@ func (r *run) leaveDefinition(ctx context.Context, data map[string][]byte) error
 		if pause(trying, r.limits.retry) {
 			continue
 		}
-		if apierrors.IsNotFound(err) && ctx.Err() == nil {
+		if missing && ctx.Err() == nil {
 			return lasting(fmt.Errorf("nobody waits for the definition: Secret %s does not exist", name),
 				"restore the machine by a VirtualMachineRestore, or read the definition with `varve disk definition`")
 		}
