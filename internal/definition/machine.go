@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
 // MachineKind is that of virtual machines.
@@ -130,6 +131,18 @@ func NodeSelector(source *harvesterv1.VirtualMachineSourceSpec) (map[string]stri
 	}
 	selector, _, err := unstructured.NestedStringMap(spec, "template", "spec", "nodeSelector")
 	return selector, err
+}
+
+// AboutToRun says why a machine without a guest is about to have one, or "".
+func AboutToRun(vm *kubevirtv1.VirtualMachine) (why string) {
+	starts := func(r kubevirtv1.StateChangeRequest) bool { return r.Action == kubevirtv1.StartRequest }
+	switch {
+	case vm.Spec.Strategy() == kubevirtv1.RunStrategyAlways:
+		return fmt.Sprintf("its runStrategy is %s, and it has no instance that runs", kubevirtv1.RunStrategyAlways)
+	case slices.ContainsFunc(vm.Status.StateChangeRequests, starts):
+		return "somebody has started it"
+	}
+	return ""
 }
 
 // RunStrategy returns the run strategy of a machine, whichever of its two fields says it.

@@ -25,9 +25,9 @@ type losses struct {
 	verbs map[string]int
 }
 
-// LoseAnswers makes a manager's client lose the answers to a third of the writes, others in each run, because names
-// and UIDs are: the API server has carried the write out, and whoever asked for it gets an error. That leaves what a
-// controller leaves that dies right after the write. None is lost twice. More of them would make the delays of
+// LoseAnswers makes a manager's client lose the answers to a third of the writes: the API server carries the write out,
+// but the caller gets an error, which leaves things as a controller does that dies right after the write. Which ones are
+// lost depends on names and UIDs, so it differs from run to run. None is lost twice. More of them would make the delays of
 // failures long, which a controller that starts again does not have. The test logs how many were lost, and fails if none
 // was.
 func LoseAnswers(tb testing.TB) func(*ctrl.Options) {
@@ -53,29 +53,29 @@ func (l *losses) newClient(config *rest.Config, o client.Options) (client.Client
 	return interceptor.NewClient(c, interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
 			key := fmt.Sprintf("create %T %s", obj, client.ObjectKeyFromObject(obj))
-			return l.lose(c.Create(ctx, obj, opts...), "create", key)
+			return l.loseOnce(c.Create(ctx, obj, opts...), "create", key)
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 			key := fmt.Sprintf("delete %T %s %s", obj, client.ObjectKeyFromObject(obj), obj.GetUID())
-			return l.lose(c.Delete(ctx, obj, opts...), "delete", key)
+			return l.loseOnce(c.Delete(ctx, obj, opts...), "delete", key)
 		},
 		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
 			key := fmt.Sprintf("update %T %s %s", obj, obj.GetUID(), obj.GetResourceVersion())
-			return l.lose(c.Update(ctx, obj, opts...), "update", key)
+			return l.loseOnce(c.Update(ctx, obj, opts...), "update", key)
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			key, err := patchKey(obj, patch)
 			if err != nil {
 				return err
 			}
-			return l.lose(c.Patch(ctx, obj, patch, opts...), "patch", key)
+			return l.loseOnce(c.Patch(ctx, obj, patch, opts...), "patch", key)
 		},
 		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
 			key, err := patchKey(obj, patch)
 			if err != nil {
 				return err
 			}
-			return l.lose(c.SubResource(sub).Patch(ctx, obj, patch, opts...), "patch of "+sub, sub+" "+key)
+			return l.loseOnce(c.SubResource(sub).Patch(ctx, obj, patch, opts...), "patch of "+sub, sub+" "+key)
 		},
 	}), nil
 }
@@ -85,8 +85,8 @@ func patchKey(obj client.Object, patch client.Patch) (string, error) {
 	return fmt.Sprintf("patch %T %s %s", obj, obj.GetUID(), body), err
 }
 
-// lose returns the error of a write, or else errLost if such a one is to be lost and was not lost yet.
-func (l *losses) lose(err error, verb, key string) error {
+// loseOnce returns the error of a write, or else errLost if such a one is to be lost and was not lost yet.
+func (l *losses) loseOnce(err error, verb, key string) error {
 	if err != nil {
 		return err
 	}

@@ -116,7 +116,7 @@ const (
 	InProgress Phase = "InProgress"
 	// Succeeded: the snapshot can be used.
 	Succeeded Phase = "Succeeded"
-	// Failed: there is no snapshot; error says why.
+	// Failed: the snapshot could not be taken; error says why.
 	Failed Phase = "Failed"
 	// Deleting: the snapshot is being deleted.
 	Deleting Phase = "Deleting"

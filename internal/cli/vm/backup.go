@@ -43,7 +43,8 @@ func (r *backupRequest) check() error {
 	case r.snapshot && r.location != "":
 		return failure.Usage("--location is for a backup: a --snapshot stays in the storage of its machine")
 	case !r.snapshot && r.freezeDeadline != 0:
-		return failure.Usage("--freeze-deadline is for a --snapshot: a backup holds the freeze for milliseconds, and for 30 s at the most")
+		return failure.Usage("--freeze-deadline is for a --snapshot: a backup holds the freeze for milliseconds, " +
+			"and for 30 s at the most")
 	case r.noFreeze && r.freezeDeadline != 0:
 		return failure.Usage("--no-freeze and --freeze-deadline exclude each other")
 	case r.freezeDeadline < 0:
@@ -214,7 +215,7 @@ func describeStored(b *harvesterv1.VirtualMachineBackup) string {
 		human.Count(len(b.Status.VolumeBackups), "disk"), human.Bytes(size))
 	if b.Spec.Type == harvesterv1.Snapshot {
 		text += " in snapshots of the storage"
-		if how := consistency(b); how != "" {
+		if how := describeConsistency(b); how != "" {
 			text += ", " + how
 		}
 	} else {

@@ -106,7 +106,7 @@ func writeBackup(p *output.Page, b *harvesterv1.VirtualMachineBackup, restores [
 		"Ready since", p.Timestamp(b.Status.CreationTime),
 		"Size", human.Bytes(size),
 		"New or changed", changedText,
-		"Consistency", consistency(b),
+		"Consistency", describeConsistency(b),
 	)
 	writeBackedUpDisks(p, b)
 	left := &output.Table{Header: []string{"VOLUME", "REASON", "MESSAGE"}}
@@ -159,8 +159,8 @@ func phaseOfRestore(r *harvesterv1.VirtualMachineRestore) string {
 	return "Restoring"
 }
 
-// consistency says what a snapshot says of the guest at its moment, or "".
-func consistency(b *harvesterv1.VirtualMachineBackup) string {
+// describeConsistency says what a snapshot says of the guest at its moment, or "".
+func describeConsistency(b *harvesterv1.VirtualMachineBackup) string {
 	var texts []string
 	for _, i := range b.Status.SourceIndications {
 		text := i.Indication

@@ -35,7 +35,8 @@ type restoreRequest struct {
 // check refuses flags that need another one.
 func (r *restoreRequest) check() error {
 	if !r.replace && (r.stop || r.deleteOldDisks || r.replaceUID != "") {
-		return failure.Usage("--stop, --delete-old-disks and --replace-uid are about the machine that is replaced: they need --replace")
+		return failure.Usage("--stop, --delete-old-disks and --replace-uid are about the machine that is " +
+			"replaced: they need --replace")
 	}
 	for _, pair := range r.diskSizes {
 		volume, size, both := strings.Cut(pair, "=")

@@ -225,7 +225,8 @@ func storageWithout(w *world) {
 	w.claim("local", driverNone)
 	vm := w.machine("root", "local")
 	s := w.snapshot()
-	w.fails(s, "cannot make a snapshot of volume local (PersistentVolumeClaim local): there is no VolumeSnapshotClass of the driver none.csi.test")
+	w.fails(s, "cannot make a snapshot of volume local (PersistentVolumeClaim local): there is no "+
+		"VolumeSnapshotClass of the driver none.csi.test")
 	if s.Status.VirtualMachineSnapshotContentName != nil || len(s.Finalizers) > 0 {
 		w.Errorf("%+v", s)
 	}

@@ -52,7 +52,7 @@ func decide(in *input) decision {
 		return in.cleanUp()
 	}
 	if o := in.findFailure(); o != nil {
-		return in.fail(o.message)
+		return in.failSnapshot(o.message)
 	}
 	var o *obstacle
 	var d decision
@@ -68,9 +68,9 @@ func decide(in *input) decision {
 	case o == nil:
 		return d
 	case o.fails:
-		return in.fail(o.message)
+		return in.failSnapshot(o.message)
 	case !in.now.Before(in.deadline()):
-		return in.fail("snapshot deadline exceeded: waited " + failureDeadline(in.snapshot).String() + " for " + o.message)
+		return in.failSnapshot("snapshot deadline exceeded: waited " + failureDeadline(in.snapshot).String() + " for " + o.message)
 	}
 	if d.status == nil {
 		d.status = in.status().DeepCopy()
@@ -109,7 +109,8 @@ func (in *input) findFailure() *obstacle {
 			contentName(in.snapshot))
 	}
 	if in.notInstalled {
-		return failWith("the kinds of snapshots (snapshot.storage.k8s.io) were removed from this cluster: create another snapshot when they are back")
+		return failWith("the kinds of snapshots (snapshot.storage.k8s.io) were removed from this cluster: create " +
+			"another snapshot when they are back")
 	}
 	for _, v := range content.Spec.VolumeBackups {
 		made := in.made[*v.VolumeSnapshotName]
@@ -133,16 +134,19 @@ func (in *input) findChange() *obstacle {
 	case in.machine == nil || in.machine.GetUID() != ptr.Deref(in.status().SourceUID, ""):
 		return failWith("virtual machine %s was deleted before the storage had all snapshots of it", name)
 	case planned == "" && in.isRunning():
-		return failWith("virtual machine %s was started before the storage had all snapshots of it: create another snapshot", name)
+		return failWith("virtual machine %s was started before the storage had all snapshots of it: create "+
+			"another snapshot", name)
 	case planned != "" && (!in.isRunning() || in.instance.UID != planned):
-		return failWith("virtual machine %s was stopped or restarted before the storage had all snapshots of it: create another snapshot", name)
+		return failWith("virtual machine %s was stopped or restarted before the storage had all snapshots of it: "+
+			"create another snapshot", name)
 	case planned != "":
 		return nil
 	}
 	for _, v := range in.content.Spec.VolumeBackups {
 		before := v.PersistentVolumeClaim
 		if now, there := in.claims[before.Name]; !there || !isUnused(before, now) {
-			return failWith("virtual machine %s has run, or PersistentVolumeClaim %s was made again, before the storage had all snapshots: create another snapshot", name, before.Name)
+			return failWith("virtual machine %s has run, or PersistentVolumeClaim %s was made again, before the "+
+				"storage had all snapshots: create another snapshot", name, before.Name)
 		}
 	}
 	return nil
@@ -158,7 +162,8 @@ func isUnused(before vmsnapshotv1.PersistentVolumeClaim, now claim) bool {
 func (in *input) decidePlan() (decision, *obstacle) {
 	if in.content != nil {
 		if in.ownContent() == nil {
-			return decision{}, failWith("VirtualMachineSnapshotContent %s is in the way, and was made by somebody else: delete it, and create another snapshot", in.content.Name)
+			return decision{}, failWith("VirtualMachineSnapshotContent %s is in the way, and was made by somebody "+
+				"else: delete it, and create another snapshot", in.content.Name)
 		}
 		// Its controller ended before it could write the status. Nothing was made from it.
 		return decision{finalizer: true, remove: true, again: lookSoon}, nil
@@ -282,12 +287,12 @@ func (in *input) decideEnd() (decision, *obstacle) {
 					errorOf(made))
 		}
 	}
-	succeed(s, in.now)
+	setSucceeded(s, in.now)
 	return decision{status: s, contentStatus: in.contentStatus()}, nil
 }
 
-// fail ends the snapshot. What was made goes with the next look.
-func (in *input) fail(why string) decision {
+// failSnapshot ends the snapshot. What was made goes with the next look.
+func (in *input) failSnapshot(why string) decision {
 	s := in.status().DeepCopy()
 	setFailed(s, in.now, why)
 	requestThaw(s, in.now)

@@ -26,7 +26,8 @@ type input struct {
 	now                          time.Time
 	freezePatience, thawPatience time.Duration
 	snapshot                     *vmsnapshotv1.VirtualMachineSnapshot
-	// content has the snapshot's name for it, whoever made it. It is nil if there is none.
+	// content is the object with the name that the snapshot's content has. Somebody else may have made it. nil if it does
+	// not exist.
 	content *vmsnapshotv1.VirtualMachineSnapshotContent
 	// made are the VolumeSnapshots that were made for the snapshot, by their names.
 	made map[string]*snapshotv1.VolumeSnapshot

@@ -11,6 +11,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
+	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
@@ -41,7 +42,8 @@ func (in *input) checkMachine() *obstacle {
 	name := in.snapshot.Namespace + "/" + in.snapshot.Spec.Source.Name
 	switch i := in.instance; {
 	case in.machine == nil:
-		return failWith("virtual machine %s does not exist: create a snapshot whose spec.source.name names one that does", name)
+		return failWith("virtual machine %s does not exist: create a snapshot whose spec.source.name names one "+
+			"that does", name)
 	case in.machine.GetDeletionTimestamp() != nil:
 		return failWith("virtual machine %s is being deleted", name)
 	case !in.isRunning():
@@ -58,15 +60,12 @@ func (in *input) checkMachine() *obstacle {
 
 // checkStopped says why no snapshot of a machine can begin that does not run, or returns nil.
 func (in *input) checkStopped(name string) *obstacle {
-	starts := func(r kubevirtv1.StateChangeRequest) bool { return r.Action == kubevirtv1.StartRequest }
-	switch vm := in.typedMachine(); {
-	case vm == nil:
+	vm := in.typedMachine()
+	if vm == nil {
 		return failWith("the definition of virtual machine %s cannot be read: it has no template", name)
-	case vm.Spec.Strategy() == kubevirtv1.RunStrategyAlways:
-		return waitFor("virtual machine %s to run: its runStrategy is %s, and it has no instance that runs", name,
-			kubevirtv1.RunStrategyAlways)
-	case slices.ContainsFunc(vm.Status.StateChangeRequests, starts):
-		return waitFor("virtual machine %s to run: somebody has started it", name)
+	}
+	if why := definition.AboutToRun(vm); why != "" {
+		return waitFor("virtual machine %s to run: %s", name, why)
 	}
 	return nil
 }
@@ -74,7 +73,8 @@ func (in *input) checkStopped(name string) *obstacle {
 // planVolumes chooses the volumes, or says what is in the way.
 func (in *input) planVolumes() (*volumePlan, *obstacle) {
 	if in.notInstalled {
-		return nil, failWith("this cluster does not have the kinds of snapshots (snapshot.storage.k8s.io): install the CRDs and the controller of kubernetes-csi/external-snapshotter, and create another snapshot")
+		return nil, failWith("this cluster does not have the kinds of snapshots (snapshot.storage.k8s.io): " +
+			"install the CRDs and the controller of kubernetes-csi/external-snapshotter, and create another snapshot")
 	}
 	guest := in.guestSpec()
 	p := &volumePlan{classes: map[string]string{}}
@@ -164,15 +164,18 @@ func chooseClass(all []snapshotv1.VolumeSnapshotClass, driver string) (class, wh
 	case len(defaults) == 1:
 		return defaults[0], ""
 	case len(defaults) > 1:
-		return "", fmt.Sprintf("the VolumeSnapshotClasses %s are all the default one of the driver %s: take the annotation %s from all but one",
+		return "", fmt.Sprintf("the VolumeSnapshotClasses %s are all the default one of the driver %s: take the "+
+			"annotation %s from all but one",
 			strings.Join(defaults, ", "), driver, annotationDefaultClass)
 	case len(names) == 1:
 		return names[0], ""
 	case len(names) > 1:
-		return "", fmt.Sprintf("the driver %s has the VolumeSnapshotClasses %s, and none is the default one: give one the annotation %s: \"true\"",
+		return "", fmt.Sprintf("the driver %s has the VolumeSnapshotClasses %s, and none is the default one: give "+
+			"one the annotation %s: \"true\"",
 			driver, strings.Join(names, ", "), annotationDefaultClass)
 	}
-	return "", fmt.Sprintf("there is no VolumeSnapshotClass of the driver %s: create one if the driver makes snapshots", driver)
+	return "", fmt.Sprintf("there is no VolumeSnapshotClass of the driver %s: create one if the driver makes "+
+		"snapshots", driver)
 }
 
 // freezeWanted says whether the guest is to be frozen, or what is wrong with the annotation that says so.
@@ -182,7 +185,8 @@ func freezeWanted(s *vmsnapshotv1.VirtualMachineSnapshot) (wanted bool, o *obsta
 		return !has, nil
 	}
 	if d, err := time.ParseDuration(text); err != nil || d < 0 {
-		return false, failWith("the annotation %s is %.80q: make it a duration such as 5s, or \"false\" for a guest that is not to be frozen",
+		return false, failWith("the annotation %s is %.80q: make it a duration such as 5s, or \"false\" for a "+
+			"guest that is not to be frozen",
 			vmsnapshotv1.AnnotationFreezeDeadline, text)
 	}
 	return true, nil

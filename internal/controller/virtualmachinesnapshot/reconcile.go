@@ -28,7 +28,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	d := decide(in)
 	refused, err := r.applyDecision(ctx, in, d)
 	if err == nil && refused != "" {
-		failed := in.fail(refused)
+		failed := in.failSnapshot(refused)
 		d.again = failed.again
 		err = r.writeStatus(ctx, s, failed.status)
 	}
@@ -67,7 +67,7 @@ func (r *reconciler) applyDecision(ctx context.Context, in *input, d decision) (
 		}
 	}
 	if d.remove {
-		if err := r.remove(ctx, in); err != nil {
+		if err := r.removeMade(ctx, in); err != nil {
 			return "", err
 		}
 	}
@@ -93,8 +93,8 @@ func (r *reconciler) makeVolumeSnapshots(ctx context.Context, in *input) (refuse
 	return "", nil
 }
 
-// remove deletes the VolumeSnapshots, and the content when they are gone.
-func (r *reconciler) remove(ctx context.Context, in *input) error {
+// removeMade deletes the VolumeSnapshots, and the content when they are gone.
+func (r *reconciler) removeMade(ctx context.Context, in *input) error {
 	for _, o := range in.made {
 		if err := r.children.Remove(ctx, o); err != nil {
 			return err

@@ -8,16 +8,10 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
-
-// isDeleted selects the contents that are deleted and that the finalizer holds.
-var isDeleted = predicate.NewPredicateFuncs(func(o client.Object) bool {
-	return o.GetDeletionTimestamp() != nil && controllerutil.ContainsFinalizer(o, ContentFinalizer)
-})
 
 // contentReconciler lets a deleted content go whose snapshot is gone, as is that of one that was retained, and its
 // VolumeSnapshots before it. The content of a snapshot that is there stays: the snapshot's deletion deletes it.
@@ -26,7 +20,7 @@ type contentReconciler struct{ *reconciler }
 // Reconcile looks at one content.
 func (r *contentReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	c, err := reconcile.Find(ctx, r.live, req.NamespacedName, &vmsnapshotv1.VirtualMachineSnapshotContent{})
-	if err != nil || c == nil || !isDeletedContent(c) {
+	if err != nil || c == nil || !isHeld(c) {
 		return ctrl.Result{}, err
 	}
 	if c.Spec.VirtualMachineSnapshotName != nil {
@@ -54,9 +48,10 @@ func (r *contentReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	return reconcile.RetryConflict(ctrl.Result{}, r.releaseContent(ctx, c))
 }
 
-func isDeletedContent(c *vmsnapshotv1.VirtualMachineSnapshotContent) bool {
-	return c.DeletionTimestamp != nil && controllerutil.ContainsFinalizer(c, ContentFinalizer) &&
-		c.Labels[LabelSnapshot] != ""
+// isHeld says whether a content is deleted, and the finalizer holds it.
+func isHeld(c client.Object) bool {
+	return c.GetDeletionTimestamp() != nil && controllerutil.ContainsFinalizer(c, ContentFinalizer) &&
+		c.GetLabels()[LabelSnapshot] != ""
 }
 
 // releaseContent takes the finalizer from a content.

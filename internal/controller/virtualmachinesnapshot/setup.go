@@ -8,6 +8,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	"github.com/varvebackup/varve/internal/controller/keep/child"
@@ -62,7 +63,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("virtualmachinesnapshotcontent"+o.ControllerSuffix).
-		For(&vmsnapshotv1.VirtualMachineSnapshotContent{}, builder.OnlyMetadata, builder.WithPredicates(isDeleted)).
+		For(&vmsnapshotv1.VirtualMachineSnapshotContent{}, builder.OnlyMetadata, builder.WithPredicates(predicate.NewPredicateFuncs(isHeld))).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(&contentReconciler{r})
 }

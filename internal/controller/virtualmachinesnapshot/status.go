@@ -50,7 +50,7 @@ func setProgress(s *vmsnapshotv1.VirtualMachineSnapshotStatus, now time.Time, wa
 	setCondition(s, now, vmsnapshotv1.ConditionReady, corev1.ConditionFalse, reasonNotReady, "")
 }
 
-func succeed(s *vmsnapshotv1.VirtualMachineSnapshotStatus, now time.Time) {
+func setSucceeded(s *vmsnapshotv1.VirtualMachineSnapshotStatus, now time.Time) {
 	s.Phase, s.ReadyToUse, s.Error = vmsnapshotv1.Succeeded, ptr.To(true), nil
 	setCondition(s, now, vmsnapshotv1.ConditionProgressing, corev1.ConditionFalse, reasonComplete, "")
 	setCondition(s, now, vmsnapshotv1.ConditionReady, corev1.ConditionTrue, reasonComplete, "")
@@ -64,8 +64,8 @@ func setFailed(s *vmsnapshotv1.VirtualMachineSnapshotStatus, now time.Time, why 
 	setCondition(s, now, vmsnapshotv1.ConditionFailure, corev1.ConditionTrue, reasonFailed, why)
 }
 
-// indicate adds an indication.
-func indicate(s *vmsnapshotv1.VirtualMachineSnapshotStatus, i vmsnapshotv1.Indication, format string, args ...any) {
+// addIndication adds an indication.
+func addIndication(s *vmsnapshotv1.VirtualMachineSnapshotStatus, i vmsnapshotv1.Indication, format string, args ...any) {
 	s.Indications = append(s.Indications, i)
 	s.SourceIndications = append(s.SourceIndications, vmsnapshotv1.SourceIndication{
 		Indication: i,
@@ -83,13 +83,14 @@ func crashConsistent(s *vmsnapshotv1.VirtualMachineSnapshotStatus) string {
 
 // planFreeze asks for the freeze of a guest that runs, or says why there is none.
 func (in *input) planFreeze(s *vmsnapshotv1.VirtualMachineSnapshotStatus, wanted bool) {
-	indicate(s, vmsnapshotv1.Online, "the guest was running")
+	addIndication(s, vmsnapshotv1.Online, "the guest was running")
 	switch {
 	case isPaused(in.instance):
-		indicate(s, vmsnapshotv1.Paused,
-			"the guest was paused, so that its file systems could not be frozen: what it had not written is not in the snapshot")
+		addIndication(s, vmsnapshotv1.Paused,
+			"the guest was paused, so that its file systems could not be frozen: what it had not written is not "+
+				"in the snapshot")
 	case !wanted:
-		indicate(s, vmsnapshotv1.NoGuestAgent, "the guest was not frozen, as the annotation %s says: %s",
+		addIndication(s, vmsnapshotv1.NoGuestAgent, "the guest was not frozen, as the annotation %s says: %s",
 			vmsnapshotv1.AnnotationFreezeDeadline, crashConsistent(s))
 	default:
 		s.NodeName = in.instance.Status.NodeName
@@ -117,19 +118,20 @@ func (in *input) closeFreeze(s *vmsnapshotv1.VirtualMachineSnapshotStatus) (clos
 	late := !in.now.Before(q.RequestTime.Add(in.thawPatience))
 	switch {
 	case q.State == vmsnapshotv1.NotFrozen:
-		indicate(s, vmsnapshotv1.NoGuestAgent, "the guest was not frozen (%s): %s", q.Message, crashConsistent(s))
+		addIndication(s, vmsnapshotv1.NoGuestAgent, "the guest was not frozen (%s): %s", q.Message, crashConsistent(s))
 	case q.State == vmsnapshotv1.Thawed:
-		indicate(s, vmsnapshotv1.GuestAgent, "the guest's file systems were frozen until the storage had all snapshots")
+		addIndication(s, vmsnapshotv1.GuestAgent, "the guest's file systems were frozen until the storage had all "+
+			"snapshots")
 	case q.State == vmsnapshotv1.ThawedEarly:
-		indicate(s, vmsnapshotv1.QuiesceTimeout,
+		addIndication(s, vmsnapshotv1.QuiesceTimeout,
 			"the guest may have been thawed before the storage had all snapshots (%s): %s", q.Message,
 			crashConsistent(s))
 	case late && q.State == "":
-		indicate(s, vmsnapshotv1.NoGuestAgent,
+		addIndication(s, vmsnapshotv1.NoGuestAgent,
 			"the handler of node %s did not answer, so that the guest was not frozen: %s", s.NodeName,
 			crashConsistent(s))
 	case late:
-		indicate(s, vmsnapshotv1.QuiesceTimeout,
+		addIndication(s, vmsnapshotv1.QuiesceTimeout,
 			"the handler of node %s did not say whether the guest was frozen until the storage had all snapshots: %s",
 			s.NodeName, crashConsistent(s))
 	default:

@@ -50,7 +50,8 @@ func (a Access) finishDisk(ctx context.Context, upload *velerov2.DataUpload, bac
 			return Progress{}, err
 		}
 		if b != nil && b.UID != note.Backup {
-			return Progress{}, refuse("%s was made again while it was read, and nobody knows which one the data is of: back up the new one", describe(b))
+			return Progress{}, refuse("%s was made again while it was read, and nobody knows which one the data "+
+				"is of: back up the new one", describe(b))
 		}
 	}
 	return a.finishRead(ctx, upload, note, "VirtualMachineBackup")

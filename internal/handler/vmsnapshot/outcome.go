@@ -18,7 +18,7 @@ type answer struct {
 // maxMessage is the longest message in bytes that a launcher has for a snapshot.
 const maxMessage = 1000
 
-// isLost says that nobody knows what the launcher did: it has to be asked again.
+// isLost says whether the launcher's answer got lost, so that it has to be asked again.
 func (a answer) isLost() bool {
 	return a.err != nil && status.Code(a.err) != codes.FailedPrecondition && status.Code(a.err) != codes.Unimplemented
 }

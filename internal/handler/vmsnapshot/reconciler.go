@@ -61,7 +61,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	a := answer{skipped: "the guest has ended"}
 	if !ended {
-		a = ask(ctx, launcher, s)
+		a = askLauncher(ctx, launcher, s)
 	}
 	if a.isLost() {
 		return ctrl.Result{}, fmt.Errorf("%s the guest for VirtualMachineSnapshot %s: %w", q.Request,
@@ -99,14 +99,14 @@ func (r *Reconciler) findLauncher(ctx context.Context, s *vmsnapshotv1.VirtualMa
 	return nil, false, nil
 }
 
-// ask has the launcher do what the snapshot asks for.
-func ask(ctx context.Context, launcher *launcherclient.Client, s *vmsnapshotv1.VirtualMachineSnapshot) answer {
+// askLauncher has the launcher do what the snapshot asks for.
+func askLauncher(ctx context.Context, launcher *launcherclient.Client, s *vmsnapshotv1.VirtualMachineSnapshot) answer {
 	owner := string(s.UID)
 	if s.Status.Quiesce.Request == vmsnapshotv1.ThawRequest {
 		response, err := launcher.RPC().ThawGuest(ctx, &launcherpb.ThawGuestRequest{Owner: owner})
 		return answer{skipped: response.GetSkipped(), err: err}
 	}
-	// The controller refuses an annotation that is no duration. 0 is the launcher's limit.
+	// The controller has checked that it is a duration. 0 means the launcher's own limit.
 	limit, _ := time.ParseDuration(s.Annotations[vmsnapshotv1.AnnotationFreezeDeadline])
 	response, err := launcher.RPC().FreezeGuest(ctx, &launcherpb.FreezeGuestRequest{
 		Owner:       owner,

@@ -100,7 +100,8 @@ func (r *reconciler) findWaitingClaim(ctx context.Context, b *harvesterv1.Virtua
 		for _, v := range b.Status.VolumeBackups {
 			if v.VolumeSnapshotName != nil && c.Spec.DataSource.Kind == "VolumeSnapshot" &&
 				c.Spec.DataSource.Name == *v.VolumeSnapshotName {
-				return fmt.Sprintf("PersistentVolumeClaim %s to be made from VolumeSnapshot %s: start its machine, or delete the claim",
+				return fmt.Sprintf("PersistentVolumeClaim %s to be made from VolumeSnapshot %s: start its "+
+					"machine, or delete the claim",
 					c.Name, c.Spec.DataSource.Name), nil
 			}
 		}

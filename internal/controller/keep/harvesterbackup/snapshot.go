@@ -37,7 +37,8 @@ func (in *input) planSnapshot() plan {
 		harvesterv1.AnnotationScratchSize,
 	} {
 		if _, has := in.backup.Annotations[name]; has {
-			return refusePlan("the annotation %s is for type backup, and a snapshot stays in the storage of its machine: leave it out, or set spec.type to backup", name)
+			return refusePlan("the annotation %s is for type backup, and a snapshot stays in the storage of its "+
+				"machine: leave it out, or set spec.type to backup", name)
 		}
 	}
 	if p := in.checkMachine(); p != nil {
@@ -112,7 +113,8 @@ func (r *reconciler) makeSnapshot(ctx context.Context, b *harvesterv1.VirtualMac
 	s, err = r.findSnapshot(ctx, b)
 	switch {
 	case meta.IsNoMatchError(err):
-		return nil, "the cluster does not have the kind VirtualMachineSnapshot of snapshot.kubevirt.io, which a snapshot needs: install it, or set spec.type to backup", nil
+		return nil, "the cluster does not have the kind VirtualMachineSnapshot of snapshot.kubevirt.io, which a " +
+			"snapshot needs: install it, or set spec.type to backup", nil
 	case err != nil || child.AreMade(b):
 		return s, "", err
 	case s == nil:
@@ -271,8 +273,7 @@ func describeTaken(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualM
 		return fmt.Sprintf("VirtualMachineSnapshot %s does not say of which machine it is%s", s.Name, another)
 	case content == nil:
 		return fmt.Sprintf("VirtualMachineSnapshot %s is ready, and its VirtualMachineSnapshotContent is not there%s",
-			s.Name,
-			another)
+			s.Name, another)
 	}
 	b.Status.SourceIndications = nil
 	for _, i := range s.Status.SourceIndications {
@@ -282,7 +283,9 @@ func describeTaken(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualM
 	for i := range b.Status.VolumeBackups {
 		v := &b.Status.VolumeBackups[i]
 		if findTaken(content, v) == nil {
-			return fmt.Sprintf("volume %s (PersistentVolumeClaim %s) is not in VirtualMachineSnapshot %s: its storage may not make snapshots, or the machine was changed meanwhile. Leave the volume out with the annotation %s, or create another backup",
+			return fmt.Sprintf("volume %s (PersistentVolumeClaim %s) is not in VirtualMachineSnapshot %s: its "+
+				"storage may not make snapshots, or the machine was changed meanwhile. Leave the volume out with "+
+				"the annotation %s, or create another backup",
 				v.VolumeName, v.PersistentVolumeClaim.ObjectMeta.Name, s.Name, harvesterv1.AnnotationExcludeVolumes)
 		}
 	}

@@ -77,13 +77,9 @@ func (r *reconciler) listPods(ctx context.Context, namespace string) ([]corev1.P
 // checkStopped says what a stopped machine waits for before its disks can be read, or nil.
 func (in *input) checkStopped(name string) *plan {
 	var p plan
-	starts := func(r kubevirtv1.StateChangeRequest) bool { return r.Action == kubevirtv1.StartRequest }
-	switch vm := in.stopped; {
-	case vm.Spec.Strategy() == kubevirtv1.RunStrategyAlways:
-		p = waitFor("virtual machine %s to run: its runStrategy is %s, and it has no instance that runs", name,
-			kubevirtv1.RunStrategyAlways)
-	case slices.ContainsFunc(vm.Status.StateChangeRequests, starts):
-		p = waitFor("virtual machine %s to run: somebody has started it", name)
+	switch why := definition.AboutToRun(in.stopped); {
+	case why != "":
+		p = waitFor("virtual machine %s to run: %s", name, why)
 	case in.earlier != "":
 		p = in.waitForEarlier()
 	default:

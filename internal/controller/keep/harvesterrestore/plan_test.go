@@ -173,7 +173,8 @@ func TestPlan_storageClasses(t *testing.T) {
 		"every one, in short": {"=fast", "fast", "root fast, data fast"},
 		"one that does not exist": {
 			"", "local",
-			"volume data of VMBackup app/monday: StorageClass slow does not exist in this cluster: say in the annotation varvebackup.io/storage-class-map, as slow=NEW",
+			"volume data of VMBackup app/monday: StorageClass slow does not exist in this cluster: say in the " +
+				"annotation varvebackup.io/storage-class-map, as slow=NEW",
 		},
 		"to one that does not":      {"slow=fats", "local", `names StorageClass "fats", which does not exist`},
 		"any to one that does not":  {"*=fats", "local", `names StorageClass "fats", which does not exist`},
@@ -226,7 +227,8 @@ func TestPlan_disks(t *testing.T) {
 		},
 		"a smaller one": {
 			"", "root=1023Ki",
-			"volume root of VMBackup app/monday: the annotation varvebackup.io/disk-sizes has 1023Ki as its size, and its claim needs 1Mi",
+			"volume root of VMBackup app/monday: the annotation varvebackup.io/disk-sizes has 1023Ki as its size, " +
+				"and its claim needs 1Mi",
 		},
 		"a larger one that is not": {"", "dta=1Gi", `varvebackup.io/disk-sizes names "dta", and no such disk is restored`},
 		"a larger one that is out": {"data", "data=1Gi", `varvebackup.io/disk-sizes names "data", and no such disk is restored`},

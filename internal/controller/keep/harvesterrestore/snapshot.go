@@ -64,12 +64,15 @@ func (in *input) checkSnapshot(name string) (refused string) {
 	o := in.restore
 	switch {
 	case o.Namespace != in.backup.Namespace:
-		return fmt.Sprintf("VMBackup %s is of type snapshot: its snapshots are in namespace %s and cannot be restored into namespace %s. A backup of type backup can",
+		return fmt.Sprintf("VMBackup %s is of type snapshot: its snapshots are in namespace %s and cannot be "+
+			"restored into namespace %s. A backup of type backup can",
 			name, in.backup.Namespace, o.Namespace)
 	case !o.Spec.NewVM && o.Spec.DeletionPolicy == harvesterv1.DeletionPolicyDelete:
-		return "delete policy with backup type snapshot for replacing VM is not supported: the storage may need the old volumes for their snapshots. Set spec.deletionPolicy to retain"
+		return "delete policy with backup type snapshot for replacing VM is not supported: the storage may need " +
+			"the old volumes for their snapshots. Set spec.deletionPolicy to retain"
 	case in.missing != "":
-		return fmt.Sprintf("VMBackup %s is of type snapshot, which has no copy of what its machine refers to: %s. Create these in namespace %s, and restore again",
+		return fmt.Sprintf("VMBackup %s is of type snapshot, which has no copy of what its machine refers to: %s. "+
+			"Create these in namespace %s, and restore again",
 			name, in.missing, o.Namespace)
 	}
 	return ""
@@ -92,7 +95,8 @@ func (in *input) planFromSnapshot(choices *choices, restore harvesterv1.VolumeRe
 	spec := &restore.PersistentVolumeClaim.Spec
 	class := ptr.Deref(spec.StorageClassName, "")
 	if by := in.provisioners[class]; by != "" && v.CSIDriverName != "" && by != v.CSIDriverName {
-		return restore, fmt.Errorf("StorageClass %s is of provisioner %s, and VolumeSnapshot %s of driver %s: name a class of that driver in the annotation %s",
+		return restore, fmt.Errorf("StorageClass %s is of provisioner %s, and VolumeSnapshot %s of driver %s: "+
+			"name a class of that driver in the annotation %s",
 			class, by, name, v.CSIDriverName, harvesterv1.AnnotationStorageClassMap)
 	}
 	restore.DataDownload, spec.Selector = "", nil
@@ -224,7 +228,9 @@ func (c *claimState) decide(now time.Time) (bound bool, waiting, failed string) 
 		return false, "", fmt.Sprintf("PersistentVolumeClaim %s was deleted by somebody else", c.name)
 	case c.volume != nil && c.volume.CreationTimestamp.Before(&c.claim.CreationTimestamp):
 		// Kubernetes binds a claim to any volume that fits, whatever the claim is to be made of.
-		return false, "", fmt.Sprintf("PersistentVolumeClaim %s was bound to PersistentVolume %s, which was there before it and has something else: delete that volume, or map the StorageClass to another one, and restore again", c.name, c.volume.Name)
+		return false, "", fmt.Sprintf("PersistentVolumeClaim %s was bound to PersistentVolume %s, which was there "+
+			"before it and has something else: delete that volume, or map the StorageClass to another one, and "+
+			"restore again", c.name, c.volume.Name)
 	case c.claim.Status.Phase == corev1.ClaimBound:
 		return true, "", ""
 	case c.claim.Status.Phase == corev1.ClaimLost:

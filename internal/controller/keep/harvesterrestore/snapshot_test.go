@@ -115,7 +115,8 @@ func TestDecideClaim(t *testing.T) {
 		"bound to another volume": {func(c *claimState) {
 			c.claim.Status.Phase, c.volume = corev1.ClaimBound, &corev1.PersistentVolume{}
 			c.volume.Name, c.volume.CreationTimestamp = "old", metav1.NewTime(made.Add(-time.Hour))
-		}, 0, false, "", "PersistentVolumeClaim c was bound to PersistentVolume old, which was there before it and has something else: delete that volume, or map the StorageClass to another one, and restore again"},
+		}, 0, false, "", "PersistentVolumeClaim c was bound to PersistentVolume old, which was there before it " +
+			"and has something else: delete that volume, or map the StorageClass to another one, and restore again"},
 		"waits": {
 			func(*claimState) {}, 0, false, "PersistentVolumeClaim c to be bound, until 2026-11-29T14:00:00Z",
 			"",
