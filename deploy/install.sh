@@ -63,6 +63,11 @@ apply -k "$rendered"
 for object in "$@"; do
 	apply -f "$object"
 done
+# What earlier versions installed and this one has no more: their handlers drove data movements, with rights for that.
+"$kubectl" -n varve delete role/varve-handler rolebinding/varve-handler lease/varve-data-mover --ignore-not-found >/dev/null
+for kind in validatingadmissionpolicybinding validatingadmissionpolicy; do
+	"$kubectl" delete $kind varve-handler-data-movements varve-handler-pods --ignore-not-found >/dev/null
+done
 echo "install: waiting until they run"
 "$kubectl" -n varve rollout status deployment/varve-controller --timeout="$timeout" || diagnose
 "$kubectl" -n varve rollout status daemonset/varve-handler --timeout="$timeout" || diagnose

@@ -97,8 +97,16 @@ func TestVelero_keepsItsKindsAndObjects(t *testing.T) {
 	s.installCRDs(controlplane.VeleroCRDs(t.Context()))
 	s.installCRDs(controlplane.SnapshotCRDs(t.Context()))
 	before := s.versions()
+	rights := []string{"-n", "varve", "role/varve-handler", "rolebinding/varve-handler"}
+	s.mustRun("", s.kubectl, "create", "namespace", "varve") // as an earlier version had it, whose handlers drove data movements
+	s.mustRun("", s.kubectl, "-n", "varve", "create", "role", "varve-handler", "--verb=create", "--resource=pods")
+	s.mustRun("", s.kubectl, "-n", "varve", "create", "rolebinding", "varve-handler", "--role=varve-handler", "--serviceaccount=varve:varve-handler")
+	s.mustRun("", s.kubectl, append([]string{"get"}, rights...)...)
 
 	out := s.install()
+	if left := s.mustRun("", s.kubectl, append([]string{"get", "--ignore-not-found"}, rights...)...); left != "" {
+		t.Errorf("handlers keep rights of an earlier version:\n%s", left)
+	}
 	for _, want := range []string{"this cluster has Velero", "datauploads.velero.io", "backupstoragelocations.velero.io"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("install does not say %q:\n%s", want, out)

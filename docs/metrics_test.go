@@ -143,6 +143,11 @@ func reportMachines(t *testing.T, r prometheus.Registerer) {
 	if err := s.Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
+	s.Movements.Now("DataUpload", 1, map[string]int{"node": 1})
+	s.Movements.Ended("DataUpload", "Completed")
+	s.Movements.Failed("DataUpload", "TimedOut")
+	s.Movements.Moved("DataUpload", controllermetric.MovedBytes{})
+	s.Movements.Stage("DataUpload", controllermetric.StageMove, time.Second)
 	s.CountKept(map[keptsnapshot.Group]int{{Namespace: "ns", Driver: "driver"}: 1})
 	s.CountEnd(gen.Backup(gen.Meta("ns", "ended"), gen.SetTracker("tracker"), func(b *backupv1.VirtualMachineBackup) {
 		b.Status = backupv1.VirtualMachineBackupStatus{
@@ -163,11 +168,6 @@ func reportNode(t *testing.T, r prometheus.Registerer) {
 	s.Mounts(1)
 	s.Copied(backupv1.Full, time.Second)
 	s.Discarded(backupv1.FullBitmapLost)
-	s.DataMovements("DataUpload", 1, 1)
-	s.DataMovementEnded("DataUpload", "Completed")
-	s.DataMovementFailed("DataUpload", "TimedOut")
-	s.DataMoved("DataUpload", handlermetric.MovedBytes{})
-	s.DataMovementStage("DataUpload", handlermetric.StageMove, time.Second)
 	s.Pulled(types.NamespacedName{Namespace: "ns", Name: "b"}, "uid", handlermetric.Pull{Machine: "vm", Serving: true, ScratchUsed: 1})
 }
 

@@ -10,11 +10,10 @@ import (
 func handlerCommand(env environment) *cobra.Command {
 	var s server
 	var o handler.Options
-	var policy string
 	c := &cobra.Command{
 		Use:     "handler",
-		Short:   "Run a node's part: guests, mounts, checkpoints, data movers",
-		Long:    "Run a node's part of Varve: the guests of the node, mounts of utility volumes, checkpoints, a backup's life\non the node, and the data movers of volumes. deploy/ runs it.",
+		Short:   "Run a node's part: guests, mounts, checkpoints",
+		Long:    "Run a node's part of Varve: the guests of the node, mounts of utility volumes, checkpoints, and a backup's\nlife on the node. deploy/ runs it.",
 		Example: `  varve handler --kubeconfig ~/.kube/config --node-name node1`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
@@ -25,16 +24,11 @@ func handlerCommand(env environment) *cobra.Command {
 				return err
 			}
 			o.Namespace, o.MetricsAddress, o.HealthAddress = s.namespace, s.metrics, s.health
-			if o.VarveImage.PullPolicy, err = parsePullPolicy(policy); err != nil {
-				return err
-			}
 			return handler.Run(c.Context(), o)
 		},
 	}
 	s.addFlags(c.Flags(), env)
 	c.Flags().StringVar(&o.NodeName, "node-name", env("NODE_NAME"), "the node that this runs on (required)")
-	c.Flags().StringVar(&o.VarveImage.Name, "varve-image", "", "the image of mover pods; empty: the node moves no data of DataUploads and DataDownloads")
-	c.Flags().StringVar(&policy, "image-pull-policy", "", "when that image is pulled: Always, IfNotPresent or Never")
 	c.Flags().StringVar(&o.KubeletPodsDir, "kubelet-pods-dir", "", "the kubelet's directory of pods; empty: /var/lib/kubelet/pods")
 	c.Flags().DurationVar(&o.StopWaitsForBackup, "stop-waits-for-backup", 0, "how long a stop waits for a running backup; 0: 10 minutes")
 	return c

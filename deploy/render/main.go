@@ -100,10 +100,7 @@ func kustomization(base string, r references) ([]byte, error) {
 				{"name": "VARVE_LAUNCHER_IMAGE", "value": r.launcher},
 				{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
 			}}),
-			patchContainer("DaemonSet", "varve-handler", object{"name": "handler", "imagePullPolicy": policy, "env": []object{
-				{"name": "VARVE_IMAGE", "value": r.varve},
-				{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
-			}}),
+			patchContainer("DaemonSet", "varve-handler", object{"name": "handler", "imagePullPolicy": policy}),
 			patchContainer("Deployment", "varve-exportproxy", object{"name": "exportproxy", "imagePullPolicy": policy}),
 		},
 	})

@@ -37,6 +37,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/backupstoragelocation"
 	"github.com/varvebackup/varve/internal/controller/catalogue"
 	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
+	"github.com/varvebackup/varve/internal/controller/datamove/drive"
 	"github.com/varvebackup/varve/internal/controller/disruption"
 	"github.com/varvebackup/varve/internal/controller/endpointaccess"
 	"github.com/varvebackup/varve/internal/controller/exportproxy"
@@ -64,7 +65,8 @@ type Options struct {
 	Config *rest.Config
 	// Namespace is Varve's own namespace. It holds the KubeVirt object, the lease and the webhook's certificate.
 	Namespace string
-	// LauncherImage is what launcher pods are made of, and VarveImage attachment pods, export pods and the pods that work in repositories.
+	// LauncherImage is what launcher pods are made of, and VarveImage attachment pods, export pods, mover pods and the
+	// pods that work in repositories.
 	LauncherImage, VarveImage string
 	// ImagePullPolicy applies to both images. Empty: Kubernetes' default.
 	ImagePullPolicy corev1.PullPolicy
@@ -80,6 +82,8 @@ type Options struct {
 	Backup kubevirtbackup.Options
 	// KeptSnapshots is told how many CSI snapshots are kept. Run sets it; it may be nil.
 	KeptSnapshots func(map[keptsnapshot.Group]int)
+	// Movements is told what becomes of DataUploads and DataDownloads. Run sets it. Default: metrics that nobody reads.
+	Movements *metric.Movements
 	// ExportProxyHost is where clients outside the cluster reach exports. Default: where the export proxy's Ingress is.
 	ExportProxyHost string
 	// Webhook is where the admission webhook listens. Setup sets its Namespace. If nil, the webhook is not served.
@@ -133,6 +137,7 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("set up the metrics: %w", err)
 	}
 	o.Backup.Ended, o.KeptSnapshots = measures.CountEnd, measures.CountKept
+	o.Movements = measures.Movements
 	if err := Setup(mgr, o); err != nil {
 		return err
 	}
@@ -205,6 +210,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.LocationNamespaces == nil {
 		o.LocationNamespaces = locationNamespaces(mgr.GetAPIReader(), o.Namespace)
 	}
+	if o.Movements == nil {
+		o.Movements = metric.NewMovements()
+	}
 	o.Backup.Configuration = configuration
 	if o.Backup.Clock == nil {
 		o.Backup.Clock = o.Clock
@@ -244,6 +252,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		{"backuprepository", func() error {
 			return backuprepository.Setup(mgr, backuprepository.Options{
 				Namespace: o.Namespace, Image: datamove.PodImage(image), Namespaces: o.LocationNamespaces, PasswordPerNamespace: o.PasswordPerNamespace, Clock: o.Clock,
+			})
+		}},
+		{"drive", func() error {
+			return drive.Setup(mgr, drive.Options{
+				Namespace: o.Namespace, Image: datamove.PodImage(image), Measures: o.Movements, Clock: o.Clock,
 			})
 		}},
 		{"catalogue", func() error {

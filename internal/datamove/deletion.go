@@ -20,7 +20,7 @@ const (
 	// backup's restore points. Velero 1.18 sets none.
 	FinalizerDeleteBackup = "velero.io/dm-delete-backup"
 	// AnnotationPointDeletion is on a completed DataUpload that is to be deleted: the PointDeletion that the controller writes, and that
-	// its handler waits for.
+	// its driver waits for.
 	AnnotationPointDeletion = layout.Prefix + "restore-point-deletion"
 	// LabelDeletion is on the Jobs that delete restore points, and on their pods.
 	LabelDeletion = layout.Prefix + "restore-point-deletion"

@@ -23,9 +23,6 @@ const VeleroNamespace = "velero"
 // report and progress (deploy/admission).
 const ServiceAccount = "varve-mover"
 
-// LimitLease is the Lease, in Varve's namespace, that a handler holds while it counts what runs in the whole cluster and takes an object.
-const LimitLease = "varve-data-mover"
-
 const (
 	// Finalizer keeps a DataUpload or a DataDownload until nothing that was made for it is left, and a completed DataUpload until its
 	// restore point is deleted.
@@ -40,7 +37,7 @@ const (
 	AnnotationReport = layout.Prefix + "mover-report"
 	// AnnotationExposed is on a DataUpload or a DataDownload: what its exposer must remember, in a form of the exposer's.
 	AnnotationExposed = layout.Prefix + "exposed"
-	// AnnotationDriver is on a DataUpload or a DataDownload: what the handler that drives it must remember, in a form of the handler's.
+	// AnnotationDriver is on a DataUpload or a DataDownload: what its driver must remember, in a form of the driver's.
 	AnnotationDriver = layout.Prefix + "data-mover-driver"
 )
 

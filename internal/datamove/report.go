@@ -62,8 +62,8 @@ func (r Report) Encode() string {
 	return string(text)
 }
 
-// CountedPod returns the UID of the pod whose report counts, by what AnnotationDriver has; "" if the handler knows of none yet. It is the
-// one field of that annotation that is not the handler's alone.
+// CountedPod returns the UID of the pod whose report counts, by what AnnotationDriver has; "" if the driver knows of none yet. It is the
+// one field of that annotation that is not the driver's alone.
 func CountedPod(driver string) types.UID {
 	var counted struct {
 		Pod types.UID `json:"pod"`

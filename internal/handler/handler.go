@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -27,7 +26,6 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	"github.com/varvebackup/varve/internal/handler/checkpoint"
-	"github.com/varvebackup/varve/internal/handler/datamover"
 	"github.com/varvebackup/varve/internal/handler/instance"
 	"github.com/varvebackup/varve/internal/handler/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
@@ -54,8 +52,6 @@ type Options struct {
 	MetricsAddress, HealthAddress string
 	// StopWaitsForBackup is how long a stop waits for a running backup at most. Default: layout.StopWaitsForBackup.
 	StopWaitsForBackup time.Duration
-	// VarveImage is the image of mover pods. Without a name, the handler serves no DataUploads and DataDownloads.
-	VarveImage datamover.Image
 	// Timing limits how long a launcher may be silent. Default: launcherclient.DefaultTiming.
 	Timing launcherclient.Timing
 	// Clock tells the time. Default: the machine's.
@@ -121,7 +117,7 @@ func Run(ctx context.Context, o Options) (err error) {
 // newManager returns a manager without leader election whose caches hold only this node's objects.
 func newManager(o Options) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
-	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, datamover.AddToScheme, snapshotv1.AddToScheme, vmsnapshotv1.AddToScheme} {
+	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, vmsnapshotv1.AddToScheme} {
 		if err := f(scheme); err != nil {
 			return nil, err
 		}
@@ -178,5 +174,5 @@ func addReconcilers(mgr ctrl.Manager, o Options, launchers *launcherclient.Clien
 	if err := snapshots.Setup(mgr); err != nil {
 		return fmt.Errorf("set up the snapshot reconciler: %w", err)
 	}
-	return addDataMover(mgr, o, recorder, measures)
+	return nil
 }

@@ -18,9 +18,6 @@ import (
 // Namespace is where Varve is installed unless a flag says otherwise.
 const Namespace = "varve"
 
-// HandlerAccount is the service account of the handlers' pods, in Varve's namespace.
-const HandlerAccount = "varve-handler"
-
 // Configuration is the name of the KubeVirt object, in Varve's namespace, that is the cluster's configuration.
 const Configuration = "kubevirt"
 

@@ -3,9 +3,12 @@
 package admission
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -107,58 +110,11 @@ func TestMover_makesAndDeletesNothing(t *testing.T) {
 	refused(t, mover.Create(t.Context(), o), ownObject, noRequest, noStatus, noMetadata)
 }
 
-func TestHandler_writesTheObjectsThatItDrives(t *testing.T) {
+// Whatever is wrong with the controller, a mover pod is one.
+func TestController_makesMoverPodsAsTheyAre(t *testing.T) {
 	t.Parallel()
 	const (
-		driven, asked, over = "a handler writes only the objects that it drives", "a handler does not change what is asked for", "an object that has ended stays as it ended"
-		own                 = "a handler writes its own annotations and its finalizer alone"
-	)
-	for name, c := range map[string]struct {
-		edit func(*velerov2.DataUpload)
-		says string
-	}{
-		"phase":         {func(o *velerov2.DataUpload) { o.Status.Phase, o.Status.SnapshotID = velerov2.PhaseCompleted, "s" }, ""},
-		"its finalizer": {func(o *velerov2.DataUpload) { o.Finalizers = append(o.Finalizers, datamove.Finalizer) }, ""},
-		"its notes": {func(o *velerov2.DataUpload) {
-			o.Annotations[datamove.AnnotationDriver], o.Annotations[datamove.AnnotationExposed] = "{}", "{}"
-		}, ""},
-		"a report":             {func(o *velerov2.DataUpload) { o.Annotations[datamove.AnnotationReport] = "{}" }, own},
-		"somebody's finalizer": {func(o *velerov2.DataUpload) { o.Finalizers = nil }, own},
-		"a label":              {func(o *velerov2.DataUpload) { o.Labels["a"] = "b" }, own},
-		"a cancel":             {func(o *velerov2.DataUpload) { o.Spec.Cancel = true }, asked},
-		"another driver":       {func(o *velerov2.DataUpload) { o.Status.AcceptedByNode = "node-c" }, driven},
-		"no driver":            {func(o *velerov2.DataUpload) { o.Status.AcceptedByNode = "" }, driven},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o := newUpload(t)
-			c.edit(o)
-			other := []string{driven}
-			if c.says != "" {
-				other = append(other, c.says)
-			}
-			refused(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Update(t.Context(), o.DeepCopy()), other...)
-			err := cluster.Client(t, controlplane.HandlerOn("node-b")).Update(t.Context(), o)
-			if c.says == "" {
-				admitted(t, err)
-				return
-			}
-			refused(t, err, c.says)
-		})
-	}
-	o := newUpload(t)
-	o.Status.AcceptedByNode = "node-a" // a handler takes over from another one
-	admitted(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Update(t.Context(), o))
-	o.Status.Phase = velerov2.PhaseFailed
-	admitted(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Update(t.Context(), o))
-	o.Status.Phase = velerov2.PhaseCompleted
-	refused(t, cluster.Client(t, controlplane.HandlerOn("node-a")).Update(t.Context(), o), over)
-}
-
-func TestHandler_makesMoverPodsAlone(t *testing.T) {
-	t.Parallel()
-	const (
-		named, plain = "a handler makes no other pods than those of data movers", "a mover pod has one container and the account varve-mover"
+		named, plain = "a mover pod is named after the object that it works for", "a mover pod has one container and the account varve-mover"
 		bounded      = "a mover pod has no privileges but those that files of any owner need"
 		mounts       = "a mover pod mounts claims"
 		environment  = "a mover pod gets nothing of Secrets and ConfigMaps in its environment"
@@ -184,6 +140,8 @@ func TestHandler_makesMoverPodsAlone(t *testing.T) {
 		"a token by itself":    {func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = nil }, plain},
 		"the node's network":   {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, plain},
 		"the node's processes": {func(p *corev1.Pod) { p.Spec.HostPID = true }, plain},
+		"another command":      {func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"/bin/sh"} }, "a mover pod runs the mover"},
+		"arguments":            {func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--help"} }, "a mover pod runs the mover"},
 		"another container":    {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}} }, plain},
 		"privileged": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)}
@@ -221,20 +179,87 @@ func TestHandler_makesMoverPodsAlone(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "du-1", Labels: map[string]string{datamove.LabelObject: "1"}},
 			Spec: corev1.PodSpec{
 				ServiceAccountName: datamove.ServiceAccount, AutomountServiceAccountToken: ptr.To(false),
-				Containers: []corev1.Container{{Name: "mover", Image: "varve", SecurityContext: &corev1.SecurityContext{
+				Containers: []corev1.Container{{Name: "mover", Image: "varve", Command: []string{"/usr/bin/varve", "mover", "upload"}, SecurityContext: &corev1.SecurityContext{
 					AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"CHOWN"}},
 				}}},
 			},
 		}
 		c.edit(pod)
 		t.Log(name)
-		err := cluster.Client(t, controlplane.HandlerOn("node-b")).Create(t.Context(), pod, client.DryRunAll)
+		err := cluster.Client(t, controlplane.Controller).Create(t.Context(), pod, client.DryRunAll)
 		if c.says == "" {
 			admitted(t, err)
 			continue
 		}
 		refused(t, err, c.says)
 	}
+}
+
+// A handler that is taken over has no way to what is backed up, nor to how: its roles have nothing of data movements.
+func TestHandler_hasNoRightsToDataMovements(t *testing.T) {
+	t.Parallel()
+	if err := cluster.InstallRoles(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	o := newUpload(t)
+	handler := cluster.Client(t, controlplane.HandlerOn("node-b").Restrict())
+	in := metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "du-1", Labels: map[string]string{datamove.LabelObject: "1"}}
+	merge := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`))
+	for name, try := range map[string]func(ctx context.Context) error{
+		"read a DataUpload":  func(ctx context.Context) error { return handler.Get(ctx, client.ObjectKeyFromObject(o), o.DeepCopy()) },
+		"write a DataUpload": func(ctx context.Context) error { return handler.Patch(ctx, o.DeepCopy(), merge) },
+		"make a pod":         func(ctx context.Context) error { return handler.Create(ctx, &corev1.Pod{ObjectMeta: in}) },
+		"delete a pod":       func(ctx context.Context) error { return handler.Delete(ctx, &corev1.Pod{ObjectMeta: in}) },
+		"make a Job":         func(ctx context.Context) error { return handler.Create(ctx, &batchv1.Job{ObjectMeta: in}) },
+		"make a claim": func(ctx context.Context) error {
+			return handler.Create(ctx, &corev1.PersistentVolumeClaim{ObjectMeta: in})
+		},
+		"delete a claim": func(ctx context.Context) error {
+			return handler.Delete(ctx, &corev1.PersistentVolumeClaim{ObjectMeta: in})
+		},
+		"give a volume away": func(ctx context.Context) error {
+			return handler.Patch(ctx, &corev1.PersistentVolume{ObjectMeta: in}, merge)
+		},
+		"read a repository's Secret": func(ctx context.Context) error {
+			return handler.Get(ctx, client.ObjectKey{Namespace: in.Namespace, Name: "repo-app"}, &corev1.Secret{})
+		},
+		"list Secrets": func(ctx context.Context) error {
+			return handler.List(ctx, &corev1.SecretList{}, client.InNamespace(in.Namespace))
+		},
+		"make a BackupRepository": func(ctx context.Context) error {
+			return handler.Create(ctx, &velerov1.BackupRepository{ObjectMeta: in})
+		},
+		"read a BackupStorageLocation": func(ctx context.Context) error { return handler.List(ctx, &velerov1.BackupStorageLocationList{}) },
+	} {
+		if err := try(t.Context()); !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, resource := range []string{"volumesnapshots", "volumesnapshotcontents"} {
+		for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete"} {
+			for _, namespace := range []string{"", controlplane.SystemNamespace, o.Namespace} {
+				if mayDo(t, controlplane.HandlerOn("node-b"), verb, "snapshot.storage.k8s.io", resource, namespace) {
+					t.Errorf("it may %s %s in %q", verb, resource, namespace)
+				}
+			}
+		}
+	}
+	if !mayDo(t, controlplane.Controller, "delete", "snapshot.storage.k8s.io", "volumesnapshots", o.Namespace) {
+		t.Error("nobody may delete a snapshot: the roles are not there")
+	}
+}
+
+// mayDo reports whether the roles let a user do something to a kind whose CRD need not be there.
+func mayDo(t *testing.T, user controlplane.User, verb, group, resource, namespace string) bool {
+	t.Helper()
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user.Name, Groups: user.Groups,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource, Namespace: namespace},
+	}}
+	if err := cluster.Client(t, controlplane.Admin).Create(t.Context(), review); err != nil {
+		t.Fatal(err)
+	}
+	return review.Status.Allowed
 }
 
 // Kubernetes makes the pods of maintenance Jobs, with the labels that network policies and the scheduler go by; but nowhere else.

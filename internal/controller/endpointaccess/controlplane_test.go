@@ -102,7 +102,7 @@ func (w *world) setReady(status metav1.ConditionStatus) {
 	})
 }
 
-// upload creates a DataUpload of a volume as its handler leaves it once its exposer has seen the backup.
+// upload creates a DataUpload of a volume as its driver leaves it once its exposer has seen the backup.
 func (w *world) upload(volume string, edit func(*velerov2.DataUpload)) *velerov2.DataUpload {
 	w.Helper()
 	o := &velerov2.DataUpload{

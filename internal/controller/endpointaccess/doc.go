@@ -1,7 +1,7 @@
 // Package endpointaccess gives mover pods what opens the endpoints of pull backups that somebody else makes, and deletes such a backup when
 // all its disks are stored and a DataUpload asks for that.
 //
-// Handlers drive the DataUploads. They may neither read Secrets nor delete backups, so this is a controller's work. It follows the note that
+// It follows the note that
 // the exposer leaves on a DataUpload (datamove.ReadBackup), which says which backup is read, and whether its disk is stored.
 //
 // It does the same for the exports of stopped machines, which VirtualMachineBackups of harvesterhci.io make: their mover pods get the

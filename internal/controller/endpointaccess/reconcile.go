@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// soon is when a pod is looked for again that its handler is about to make.
+	// soon is when a pod is looked for again that is about to be made.
 	soon = time.Second
 	// retryMissing is when something is looked at again that the backup lacks. Secrets of tenants are not watched.
 	retryMissing = 5 * time.Second

@@ -110,7 +110,7 @@ func TestControlPlane(t *testing.T) {
 		w.announce()
 		kept := w.keep("kept-"+name[4:], nil)
 		w.stays(kept)
-		w.settings("nonsense: true") // Handlers keep to what they had.
+		w.settings("nonsense: true") // The driver keeps to what it had.
 		w.stays(kept, plain)
 		w.settings("storageClasses: {fast: {keepSnapshot: true}}")
 		end()

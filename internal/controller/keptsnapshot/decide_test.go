@@ -52,7 +52,7 @@ func TestDecide(t *testing.T) {
 		"no claim":               {[]candidate{completed("a", 1, func(c *candidate) { c.claimGone = true })}, []string{"claim app/data was deleted"}},
 		"no setting":             {[]candidate{completed("a", 1, func(c *candidate) { c.settingOff = true })}, []string{"StorageClass fast"}},
 		"no service":             {[]candidate{completed("a", 1, func(c *candidate) { c.serviceGone = true })}, []string{"csi.test announces no"}},
-		"a handler has it still": {[]candidate{completed("a", 1, func(c *candidate) {
+		"its driver has it still": {[]candidate{completed("a", 1, func(c *candidate) {
 			c.phase, c.claimGone, c.settingOff, c.serviceGone = velerov2.PhaseInProgress, true, true, true
 		})}, []string{""}},
 		"in use":              {[]candidate{completed("a", 1, func(c *candidate) { c.inUse = true }), completed("b", 2, func(c *candidate) { c.inUse = true })}, []string{"", ""}},

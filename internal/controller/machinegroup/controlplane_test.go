@@ -80,7 +80,7 @@ func endedBackup(t *testing.T) *backupv1.VirtualMachineBackup {
 	return b
 }
 
-// world is the namespace of a machine. The tests play handlers, kubelets and the controller of backups.
+// world is the namespace of a machine. The tests play the driver, kubelets and the controller of backups.
 type world struct {
 	*testing.T
 	ns    string
@@ -116,7 +116,7 @@ func (w *world) newUpload(volume string) *velerov2.DataUpload {
 	}
 }
 
-// takes plays the handler: the phase of the DataUpload, and what its exposer has noted.
+// takes plays the driver: the phase of the DataUpload, and what its exposer has noted.
 func (w *world) takes(o *velerov2.DataUpload, phase velerov2.Phase, b *backupv1.VirtualMachineBackup) {
 	w.Helper()
 	controlplane.Update(w.T, w.admin, o, false, func(o *velerov2.DataUpload) {
@@ -316,7 +316,7 @@ func volumeTwice(w *world) {
 	w.offers(b, "data 10.1.0.7:9090 root 10.1.0.5:9090 ")
 }
 
-// Handlers drive what they have taken to its end, also if the settings do not name its namespace any more.
+// What is taken is driven to its end, also if the settings do not name its namespace any more.
 func servedNoMore(w *world) {
 	root, b := w.readsInItsNamespace("10.1.0.8")
 	w.takes(root, velerov2.PhaseCompleted, b)
@@ -375,7 +375,7 @@ func seenByNobody(w *world) {
 	w.isGone(b)
 }
 
-// deletes plays somebody who deletes a DataUpload, and its handler.
+// deletes plays somebody who deletes a DataUpload, and its driver.
 func (w *world) deletes(o *velerov2.DataUpload) {
 	w.Helper()
 	w.must(w.admin.Delete(w.Context(), o))

@@ -46,7 +46,7 @@ type member struct {
 	// backup is the UID of the backup that its exposer has seen, or "". moved: its restore point is published.
 	backup types.UID
 	moved  bool
-	// served: the settings say that Varve serves it. A handler that took it goes on without that; a backup is not made for it.
+	// served: the settings say that Varve serves it. One that is taken goes on without that; a backup is not made for it.
 	served bool
 }
 

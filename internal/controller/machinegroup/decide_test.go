@@ -17,7 +17,7 @@ import (
 
 var now = time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)
 
-// disksOf is a group of DataUploads, one for each volume, which handlers have taken.
+// disksOf is a group of DataUploads, one for each volume, which are taken.
 func disksOf(volumes ...string) *group {
 	g := &group{namespace: "varve", machines: "shop", name: "web-1"}
 	for i, v := range volumes {

@@ -48,6 +48,9 @@ type Set struct {
 	duration  *prometheus.HistogramVec
 	frozen    prometheus.Histogram
 
+	// Movements are those of DataUploads and DataDownloads.
+	Movements *Movements
+
 	mu sync.Mutex
 	// historyRead says that records has what the API server had when this process got the lease.
 	historyRead bool
@@ -61,6 +64,7 @@ type Set struct {
 func New(cached, live client.Reader, leading <-chan struct{}) *Set {
 	return &Set{
 		cached: cached, live: live, leading: leading, records: map[types.NamespacedName]*record{},
+		Movements: NewMovements(),
 		backups: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "varve_backups_total",
 			Help: "Backups that ended, by machine, mode (push or pull), type (Full, Incremental, or None if nothing was planned), result (Succeeded or Failed) and reason.",
@@ -135,7 +139,7 @@ func (s *Set) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (s *Set) counted() []prometheus.Collector {
-	return []prometheus.Collector{s.backups, s.moved, s.fallbacks, s.duration, s.frozen}
+	return []prometheus.Collector{s.backups, s.moved, s.fallbacks, s.duration, s.frozen, s.Movements}
 }
 
 // Collect implements prometheus.Collector. A metric whose objects cannot be read is absent: a zero would be wrong, and

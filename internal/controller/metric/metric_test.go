@@ -259,7 +259,10 @@ func TestReports_waitForTheLeaseAndTheHistory(t *testing.T) {
 	s := New(c, c, leading)
 	mustEqual(t, series(t, s, ""), nil)
 	close(leading)
-	mustEqual(t, series(t, s, ""), []string{"varve_controller_info{version=devel} 1"})
+	mustEqual(t, series(t, s, ""), []string{
+		"varve_controller_info{version=devel} 1", "varve_data_upload_changed_bytes_total{} 0",
+		"varve_data_upload_read_bytes_total{} 0", "varve_data_upload_stored_bytes_total{} 0",
+	})
 	if err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -1,8 +1,8 @@
 // Package moversecret keeps the Secrets by which mover pods read the backups of machines: each has the name of its pod, is in Varve's
-// namespace, and belongs to the pod, so that it is there no longer than the pod. Handlers make the pods, and may read no Secrets; so this is
-// for controllers.
+// namespace, and belongs to the pod, so that it is there no longer than the pod. The driver makes the pods, and reads
+// no Secrets.
 //
-// It also says which DataUploads are followed: those that Varve serves by its settings, and that a handler is moving. All of it reads from the
+// It also says which DataUploads are followed: those that Varve serves by its settings, and that are taken. All of it reads from the
 // API server, and everything can be repeated.
 package moversecret
 
@@ -112,7 +112,7 @@ func Serves(current *settings.Settings, o *velerov2.DataUpload) bool {
 	return current.Serves(o.Namespace) && current.ServesMover(o.Spec.DataMover)
 }
 
-// IsMoving says whether a handler has taken a DataUpload and neither ended nor canceled it.
+// IsMoving says whether a DataUpload is taken, and neither ended nor canceled.
 func IsMoving(o *velerov2.DataUpload) bool {
 	switch o.Status.Phase {
 	case velerov2.PhaseAccepted, velerov2.PhasePrepared, velerov2.PhaseInProgress:
@@ -122,7 +122,7 @@ func IsMoving(o *velerov2.DataUpload) bool {
 	}
 }
 
-// IsTaken says whether a handler has taken a DataUpload. Handlers drive such a one to its end, whatever the settings say by then.
+// IsTaken says whether a DataUpload is taken. Such a one is driven to its end, whatever the settings say by then.
 func IsTaken(o *velerov2.DataUpload) bool {
 	return o.Status.AcceptedByNode != "" && controllerutil.ContainsFinalizer(o, datamove.Finalizer)
 }

@@ -1,5 +1,5 @@
-// Package settings reads the settings of the data mover: the ConfigMap [ConfigMap] in Varve's namespace, key [Key]. Handlers and
-// controllers read it while they run, so a change needs no restart.
+// Package settings reads the settings of the data mover: the ConfigMap [ConfigMap] in Varve's namespace, key [Key]. Controllers
+// read it while they run, so a change needs no restart.
 //
 // The text is decoded strictly: a field that is not known is an error, and so is a value that makes no sense. Who reads settings that
 // are bad keeps those that it had; package settings never returns a part of them.
@@ -54,11 +54,11 @@ type Settings struct {
 
 // Concurrency limits how many objects are served at once.
 type Concurrency struct {
-	// PerNode is how many a node's handler drives.
+	// PerNode is how many places a node has.
 	PerNode int `json:"perNode,omitempty"`
 	// Nodes are other numbers for some nodes. Where several entries fit a node, the smallest number counts.
 	Nodes []NodeConcurrency `json:"nodes,omitempty"`
-	// Cluster is how many all handlers drive together; 0: no limit.
+	// Cluster is how many are served in the cluster; 0: no limit.
 	Cluster int `json:"cluster,omitempty"`
 }
 
@@ -189,7 +189,7 @@ func (s *Settings) ServesMover(mover string) bool {
 	return mover == datamove.Mover || s.BuiltIn && (mover == "" || mover == datamove.BuiltIn)
 }
 
-// PerNode returns how many objects the handler of a node with these labels drives at once.
+// PerNode returns how many places a node with these labels has.
 func (s *Settings) PerNode(node map[string]string) int {
 	limit, found := s.Concurrency.PerNode, false
 	for i := range s.Concurrency.Nodes {

@@ -18,7 +18,6 @@ type Set struct {
 	copying   *prometheus.HistogramVec
 	discarded *prometheus.CounterVec
 	pulls     pulls
-	moves     dataMovements
 }
 
 // New registers the metrics of the handler of a node.
@@ -42,8 +41,7 @@ func New(r prometheus.Registerer, node string) (*Set, error) {
 			Name: "varve_handler_discarded_disks_total", Help: "Disks that this handler took out of a tracker's checkpoint, by reason.",
 		}, []string{"reason"}),
 	}
-	s.moves = newDataMovements()
-	for _, c := range append(s.moves.collectors(), info, s.guests, s.mounts, s.copying, s.discarded, &s.pulls) {
+	for _, c := range []prometheus.Collector{info, s.guests, s.mounts, s.copying, s.discarded, &s.pulls} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

@@ -24,13 +24,6 @@ func TestMetrics_areAllServed(t *testing.T) {
 	s.Discarded(backupv1.FullBitmapLost)
 	s.Pulled(types.NamespacedName{Namespace: "ns", Name: "b"}, "uid", Pull{Serving: true})
 	s.Pulled(types.NamespacedName{Namespace: "ns", Name: "b"}, "uid", Pull{Serving: true, Connected: true, ReadBytes: 2, Sessions: 4, ScratchUsed: 5, ScratchFree: 6})
-	s.DataMovements("DataUpload", 7, 8)
-	s.DataMovementEnded("DataUpload", "Completed")
-	s.DataMovementFailed("DataUpload", "TimedOut")
-	s.DataMovementStage("DataUpload", StageMove, 9*time.Second)
-	s.DataMovementStage("DataUpload", StageMove, -time.Hour)
-	s.DataMoved("DataUpload", MovedBytes{Volume: 40, Read: 30, Changed: 20, Stored: 10})
-	s.DataMoved("DataDownload", MovedBytes{Volume: -1, Read: -1, Changed: -1, Stored: -1})
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -46,10 +39,6 @@ func TestMetrics_areAllServed(t *testing.T) {
 		"varve_handler_backup_copy_seconds": 1, "varve_handler_discarded_disks_total": 1,
 		"varve_pull_read_bytes_total": 2, "varve_pull_tunnel_reconnects_total": 3, "varve_pull_tunnel_connected": 1,
 		"varve_pull_scratch_used_bytes": 5, "varve_pull_scratch_free_bytes": 6,
-		"varve_handler_data_movements_waiting": 7, "varve_handler_data_movements_running": 8,
-		"varve_handler_data_movements_total": 1, "varve_handler_data_movement_stage_seconds": 9, "varve_handler_data_movement_failures_total": 1,
-		"varve_handler_data_movement_volume_bytes_total": 40, "varve_handler_data_upload_read_bytes_total": 30,
-		"varve_handler_data_upload_changed_bytes_total": 20, "varve_handler_data_upload_stored_bytes_total": 10,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -1,0 +1,42 @@
+package drive
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+// A DataDownload that reads a definition needs no volume, and so no node: its pod has a job for it, and mounts nothing more
+// than every mover pod does.
+func TestMoverPod_readsADefinition(t *testing.T) {
+	t.Parallel()
+	o := &velerov2.DataDownload{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "back-definition", UID: "u1"},
+		Spec: velerov2.DataDownloadSpec{
+			SnapshotID:      "varve1.disk.0123456789abcdef0123456789abcdef.app",
+			DataMoverConfig: map[string]string{datamove.ConfigRead: datamove.ReadDefinition},
+			TargetVolume:    velerov2.TargetVolumeSpec{Namespace: "app", PVC: "none"},
+		},
+	}
+	v, err := viewOf(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := podFor(t, func(in *podInput) { in.object, in.view, in.volume = o, v, Volume{} })
+	c := pod.Spec.Containers[0]
+	job, err := datamove.DecodeJob(c.Env[0].Value)
+	if err != nil || !job.ReadDefinition || job.SnapshotID != o.Spec.SnapshotID || job.VolumeMode != "" {
+		t.Errorf("job %+v: %v", job, err)
+	}
+	if len(pod.Spec.Volumes) != 3 || c.SecurityContext.Capabilities.Add != nil || c.Command[2] != "download" {
+		t.Errorf("volumes %+v, container %+v", pod.Spec.Volumes, c)
+	}
+	m := &Mover{}
+	place, wait, err := m.placeOf(t.Context(), o, &v)
+	if err != nil || wait != 0 || place.nodes != nil {
+		t.Errorf("it waits %s for a claim that never comes, or belongs to %+v: %v", wait, place, err)
+	}
+}

@@ -1,0 +1,186 @@
+package drive
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// lostAfter is how long a node is not ready until its objects are taken elsewhere, or fail.
+	lostAfter = time.Minute
+)
+
+// NodeState is what is known about a node.
+type NodeState struct {
+	Name string
+	// Gone: there is no such Node, or its administrator says that it is out of service. Nothing runs on it.
+	Gone bool
+	// NotReadySince is since when the node is not ready; zero: it is.
+	NotReadySince time.Time
+}
+
+// lostIn returns how long it takes from now until the node counts as lost: 0, if it is. A node that is ready is never lost.
+func (n NodeState) lostIn(now time.Time) (wait time.Duration, ever bool) {
+	switch {
+	case n.Gone:
+		return 0, true
+	case n.NotReadySince.IsZero():
+		return 0, false
+	default:
+		return max(0, n.NotReadySince.Add(lostAfter).Sub(now)), true
+	}
+}
+
+func (n NodeState) isLost(now time.Time) bool {
+	wait, ever := n.lostIn(now)
+	return ever && wait == 0
+}
+
+// stateOfNode returns the state of a node; node is nil if there is none.
+func stateOfNode(name string, node *corev1.Node) NodeState {
+	s := NodeState{Name: name, Gone: node == nil}
+	if node == nil {
+		return s
+	}
+	if slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService }) {
+		s.Gone = true
+	}
+	s.NotReadySince = node.CreationTimestamp.Time
+	for _, c := range node.Status.Conditions {
+		if c.Type != corev1.NodeReady {
+			continue
+		}
+		s.NotReadySince = c.LastTransitionTime.Time
+		if c.Status == corev1.ConditionTrue {
+			s.NotReadySince = time.Time{}
+		}
+	}
+	return s
+}
+
+// isReady says that the node is there and ready.
+func isReady(node *corev1.Node) bool {
+	s := stateOfNode(node.Name, node)
+	return !s.Gone && s.NotReadySince.IsZero()
+}
+
+// takesPods says that a mover pod with these tolerations can be scheduled to the node.
+func takesPods(node *corev1.Node, tolerations []corev1.Toleration) bool {
+	if !isReady(node) || node.Spec.Unschedulable {
+		return false
+	}
+	for i := range node.Spec.Taints {
+		taint := &node.Spec.Taints[i]
+		if taint.Effect == corev1.TaintEffectPreferNoSchedule {
+			continue
+		}
+		if !slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool { return tolerates(t, taint) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func tolerates(t corev1.Toleration, taint *corev1.Taint) bool {
+	if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
+		return false
+	}
+	return t.Operator == corev1.TolerationOpExists || t.Key != "" && t.Value == taint.Value
+}
+
+// selects says that a node selector selects a node; nil selects every one.
+func selects(selector *corev1.NodeSelector, node *corev1.Node) bool {
+	if selector == nil {
+		return true
+	}
+	return slices.ContainsFunc(selector.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
+		return !isEmptyTerm(term) && fitsAll(term.MatchExpressions, node.Labels) && isNamed(term.MatchFields, node.Name)
+	})
+}
+
+// bothOf returns the selector of the nodes that both select.
+func bothOf(a, b *corev1.NodeSelector) *corev1.NodeSelector {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	both := &corev1.NodeSelector{}
+	for _, x := range a.NodeSelectorTerms {
+		for _, y := range b.NodeSelectorTerms {
+			if isEmptyTerm(x) || isEmptyTerm(y) {
+				continue
+			}
+			both.NodeSelectorTerms = append(both.NodeSelectorTerms, corev1.NodeSelectorTerm{
+				MatchExpressions: slices.Concat(x.MatchExpressions, y.MatchExpressions), MatchFields: slices.Concat(x.MatchFields, y.MatchFields),
+			})
+		}
+	}
+	return both
+}
+
+// isEmptyTerm says that a term selects no node, as the API has it.
+func isEmptyTerm(t corev1.NodeSelectorTerm) bool {
+	return len(t.MatchExpressions) == 0 && len(t.MatchFields) == 0
+}
+
+func fitsAll(expressions []corev1.NodeSelectorRequirement, set map[string]string) bool {
+	for _, e := range expressions {
+		operator, known := operators[e.Operator]
+		if !known {
+			return false
+		}
+		requirement, err := labels.NewRequirement(e.Key, operator, e.Values)
+		if err != nil || !requirement.Matches(labels.Set(set)) {
+			return false
+		}
+	}
+	return true
+}
+
+// isNamed says that a node's name, which is the only field that a term can name, fits.
+func isNamed(fields []corev1.NodeSelectorRequirement, name string) bool {
+	for _, f := range fields {
+		if f.Key != metav1.ObjectNameField || slices.Contains(f.Values, name) != (f.Operator == corev1.NodeSelectorOpIn) {
+			return false
+		}
+	}
+	return true
+}
+
+var operators = map[corev1.NodeSelectorOperator]selection.Operator{
+	corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn, corev1.NodeSelectorOpExists: selection.Exists,
+	corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist, corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
+}
+
+// Candidate is an object that waits for a place.
+type Candidate struct {
+	UID     types.UID
+	Tenant  string
+	Created time.Time
+}
+
+// choose returns the index of the object to take next: of the namespace that has the fewest running, the oldest. running has the numbers
+// by namespace. It returns -1 if nobody waits.
+func choose(waiting []Candidate, running map[string]int) int {
+	best := -1
+	for i := range waiting {
+		if best < 0 || before(&waiting[i], &waiting[best], running) {
+			best = i
+		}
+	}
+	return best
+}
+
+func before(a, b *Candidate, running map[string]int) bool {
+	return cmp.Or(
+		cmp.Compare(running[a.Tenant], running[b.Tenant]),
+		a.Created.Compare(b.Created),
+		cmp.Compare(a.UID, b.UID),
+	) < 0
+}

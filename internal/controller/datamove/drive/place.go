@@ -1,0 +1,336 @@
+package drive
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// targetWait is how long an object is left alone whose target claim does not exist yet: the claim says where it is
+// needed.
+const targetWait = 10 * time.Second
+
+// annotationSelectedNode is the scheduler's, on a claim: the node of the pod that waits for the claim.
+const annotationSelectedNode = "volume.kubernetes.io/selected-node"
+
+// volumePlace is which nodes reach an object's volume.
+type volumePlace struct {
+	// nodes are those; nil: all of them, as far as is known.
+	nodes *corev1.NodeSelector
+	// preferred: all others reach it, too, over the network.
+	preferred bool
+}
+
+// survey is what one look at the cluster's nodes has found. It remembers where the storages of locations can be used.
+type survey struct {
+	*Mover
+	settings *settings.Settings
+	nodes    []*corev1.Node
+	storages map[datamove.Location]*storagePlace
+}
+
+func (m *Mover) survey(ctx context.Context, current *settings.Settings) (*survey, error) {
+	nodes, err := m.listNodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &survey{Mover: m, settings: current, nodes: nodes, storages: map[datamove.Location]*storagePlace{}}, nil
+}
+
+// nodesFor returns the nodes that may run the pod of an object: those that take pods and reach both its volume and the
+// storage of its location. If there is none that reaches them, it returns those that the exposure or the pod can say
+// on what is wrong. wait is how long to leave the object alone.
+func (s *survey) nodesFor(ctx context.Context, o client.Object, v *Object) ([]*corev1.Node, time.Duration, error) {
+	volume, wait, err := s.placeOf(ctx, o, v)
+	if err != nil || wait > 0 {
+		return nil, wait, err
+	}
+	storage, err := s.placeOfStorage(ctx, v)
+	if err != nil {
+		return nil, 0, err
+	}
+	return nodesFor(s.nodes, volume, storage, s.settings), 0, nil
+}
+
+// nodesFor decides among the nodes. Nodes that take no object by the settings count only if no other one will do: then
+// the object waits for the settings. A volume that every node reaches goes to where the storage is, and a storage that
+// one node uses at a time has one node.
+func nodesFor(nodes []*corev1.Node, volume volumePlace, storage *storagePlace, current *settings.Settings) []*corev1.Node {
+	reachesVolume := func(n *corev1.Node) bool { return selects(volume.nodes, n) }
+	reachesBoth := func(n *corev1.Node) bool { return reachesVolume(n) && storage.selects(n) }
+	from := nodesThatMayTake(nodes, current)
+	if !slices.ContainsFunc(from, func(n *corev1.Node) bool {
+		return (volume.preferred || reachesVolume(n)) && storage.selects(n)
+	}) {
+		from = only(nodes, func(n *corev1.Node) bool { return takesPods(n, current.Pod.Tolerations) })
+	}
+	found := only(from, reachesBoth)
+	if len(found) == 0 && volume.preferred {
+		found = only(from, storage.selects)
+	}
+	if len(found) == 0 {
+		if found = only(from, reachesVolume); len(found) == 0 {
+			return from
+		}
+		return found
+	}
+	if storage == nil || !storage.oneNode {
+		return found
+	}
+	return []*corev1.Node{slices.MinFunc(found, compareNodes)}
+}
+
+func only(nodes []*corev1.Node, fits func(*corev1.Node) bool) []*corev1.Node {
+	var found []*corev1.Node
+	for _, n := range nodes {
+		if fits(n) {
+			found = append(found, n)
+		}
+	}
+	return found
+}
+
+// nodesThatMayTake returns the nodes that take pods, and may take objects by the settings.
+func nodesThatMayTake(nodes []*corev1.Node, current *settings.Settings) []*corev1.Node {
+	return only(nodes, func(n *corev1.Node) bool {
+		return takesPods(n, current.Pod.Tolerations) && current.PerNode(n.Labels) > 0
+	})
+}
+
+// freest returns the node with the most free places, or nil if none has one.
+func freest(nodes []*corev1.Node, free map[string]int) *corev1.Node {
+	var best *corev1.Node
+	for _, n := range nodes {
+		if free[n.Name] > 0 && (best == nil || free[n.Name] > free[best.Name]) {
+			best = n
+		}
+	}
+	return best
+}
+
+// places are the places that this process has given away, and its cache may not know yet. It is safe for concurrent
+// use.
+type places struct {
+	mu    sync.Mutex
+	given map[types.UID]place
+}
+
+type place struct {
+	node string
+	at   time.Time
+}
+
+// placeMemory is how long a place that was given away counts although the cache does not have it.
+const placeMemory = time.Minute
+
+// count returns how many objects each node has a place for, and forgets what the cache knows by now. Without a place
+// are those that wait. The caller holds p.mu.
+func (p *places) count(objects []openObject, now time.Time) map[string]int {
+	taken := map[string]int{}
+	present := map[types.UID]bool{}
+	for i := range objects {
+		v := &objects[i].view
+		present[v.UID] = true
+		if given, ok := p.given[v.UID]; ok && v.Driver == given.node {
+			delete(p.given, v.UID)
+		}
+		if node := p.nodeOf(v); node != "" {
+			taken[node]++
+		}
+	}
+	for uid, given := range p.given {
+		if !present[uid] || now.Sub(given.at) > placeMemory {
+			delete(p.given, uid)
+		}
+	}
+	return taken
+}
+
+// nodeOf returns the node whose place an object has, or "". The caller holds p.mu.
+func (p *places) nodeOf(v *Object) string {
+	if given, ok := p.given[v.UID]; ok {
+		return given.node
+	}
+	if isRunning(v) {
+		return v.Driver
+	}
+	return ""
+}
+
+func (p *places) give(uid types.UID, node string, now time.Time) {
+	if p.given == nil {
+		p.given = map[types.UID]place{}
+	}
+	p.given[uid] = place{node, now}
+}
+
+// freePlaces returns how many places are left on each node that may take objects.
+func freePlaces(s *survey, taken map[string]int) map[string]int {
+	free := map[string]int{}
+	for _, n := range nodesThatMayTake(s.nodes, s.settings) {
+		if left := s.settings.PerNode(n.Labels) - taken[n.Name]; left > 0 {
+			free[n.Name] = left
+		}
+	}
+	return free
+}
+
+// placeAgain gives an object whose node is lost a place on another one; "" if there is none.
+func (p *pass) placeAgain(ctx context.Context) (string, error) {
+	s, err := p.survey(ctx, &p.settings)
+	if err != nil {
+		return "", err
+	}
+	nodes, _, err := s.nodesFor(ctx, p.object, &p.in.Object)
+	if err != nil {
+		return "", err
+	}
+	objects, err := p.listOpen(ctx, &p.settings)
+	if err != nil {
+		return "", err
+	}
+	p.places.mu.Lock()
+	defer p.places.mu.Unlock()
+	now := p.Clock.Now()
+	node := freest(nodes, freePlaces(s, p.places.count(objects, now)))
+	if node == nil {
+		return "", nil
+	}
+	p.places.give(p.in.Object.UID, node.Name, now)
+	return node.Name, nil
+}
+
+// nodesElsewhere returns the nodes that the object's pod may run on if that is not the one whose place it has: because
+// that one does not reach the volume, or not the storage, and others reach both.
+func (p *pass) nodesElsewhere(ctx context.Context, volume *Volume) (*corev1.NodeSelector, error) {
+	s, err := p.survey(ctx, &p.settings)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(s.nodes, func(n *corev1.Node) bool { return n.Name == p.in.Object.Driver })
+	if i < 0 {
+		return nil, nil //nolint:nilnil // the pod waits for its node
+	}
+	self := s.nodes[i]
+	storage, err := s.placeOfStorage(ctx, &p.in.Object)
+	if err != nil {
+		return nil, err
+	}
+	if storage != nil {
+		both := bothOf(volume.NodeAffinity, storage.nodes)
+		if !selects(both, self) && slices.ContainsFunc(s.nodes, func(n *corev1.Node) bool { return selects(both, n) }) {
+			return both, nil
+		}
+	}
+	if selects(volume.NodeAffinity, self) {
+		return nil, nil //nolint:nilnil // the pod runs there
+	}
+	return volume.NodeAffinity, nil
+}
+
+// placeOf returns which nodes reach an object's volume.
+func (m *Mover) placeOf(ctx context.Context, o client.Object, v *Object) (volumePlace, time.Duration, error) {
+	switch o := o.(type) {
+	case *velerov2.DataUpload:
+		if node, err := m.nodeOfMachine(ctx, o); err != nil || node != "" {
+			return volumePlace{nodes: nodeNamed(node), preferred: true}, 0, err
+		}
+		claim, err := m.findClaim(ctx, o.Spec.SourceNamespace, o.Spec.SourcePVC)
+		if err != nil || claim == nil || claim.Spec.VolumeName == "" {
+			return volumePlace{}, 0, err
+		}
+		nodes, err := m.volumes.nodesOf(ctx, m, claim.Spec.VolumeName)
+		if err != nil || nodes == nil {
+			return volumePlace{}, 0, err
+		}
+		// What is in a backup of a machine comes over the network.
+		return volumePlace{nodes: nodes, preferred: o.Spec.SnapshotType == velerov2.SnapshotMachineBackup}, 0, nil
+	case *velerov2.DataDownload:
+		if datamove.ReadsDefinition(o.Spec.DataMoverConfig) {
+			return volumePlace{}, 0, nil
+		}
+		claim, err := m.findClaim(ctx, o.Spec.TargetVolume.Namespace, o.Spec.TargetVolume.PVC)
+		if err != nil {
+			return volumePlace{}, 0, err
+		}
+		if claim == nil {
+			return volumePlace{}, max(0, targetWait-m.Clock.Since(v.Created)), nil
+		}
+		if node := claim.Annotations[annotationSelectedNode]; node != "" {
+			return volumePlace{nodes: nodeNamed(node)}, 0, nil
+		}
+	}
+	return volumePlace{}, 0, nil
+}
+
+// nodeOfMachine returns the node of the running machine whose disk a DataUpload moves, or "": its launcher need not send
+// the disk over the network.
+func (m *Mover) nodeOfMachine(ctx context.Context, o *velerov2.DataUpload) (string, error) {
+	config := o.Spec.DataMoverConfig
+	if o.Spec.SnapshotType != velerov2.SnapshotMachineBackup || datamove.ReadsEndpoints(config) ||
+		config[datamove.ConfigMachine] == "" {
+		return "", nil
+	}
+	key := types.NamespacedName{Namespace: o.Spec.SourceNamespace, Name: config[datamove.ConfigMachine]}
+	instance, err := reconcile.Find(ctx, m.Cluster, key, &kubevirtv1.VirtualMachineInstance{})
+	if err != nil || instance == nil {
+		return "", err
+	}
+	return instance.Status.NodeName, nil
+}
+
+func (m *Mover) findClaim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	return reconcile.Find(ctx, m.Cluster, key, &corev1.PersistentVolumeClaim{})
+}
+
+// volumeNodes remembers which nodes reach PersistentVolumes, so that waiting objects are not read for again and again.
+// It is safe for concurrent use.
+type volumeNodes struct {
+	mu sync.Mutex
+	// of has what was read since the last time that everything was forgotten, which was at began.
+	of    map[string]*corev1.NodeSelector
+	began time.Time
+}
+
+// volumeMemory is how long it is remembered. The affinity of a volume does not change, but a name may be used again.
+const volumeMemory = 5 * time.Minute
+
+// nodesOf returns the nodes that reach a PersistentVolume; nil: all of them, or there is no such volume.
+func (n *volumeNodes) nodesOf(ctx context.Context, m *Mover, name string) (*corev1.NodeSelector, error) {
+	n.mu.Lock()
+	if now := m.Clock.Now(); n.of == nil || now.Sub(n.began) > volumeMemory {
+		n.of, n.began = map[string]*corev1.NodeSelector{}, now
+	}
+	nodes, known := n.of[name]
+	n.mu.Unlock()
+	if known {
+		return nodes, nil
+	}
+	volume, err := reconcile.Find(ctx, m.Live, types.NamespacedName{Name: name}, &corev1.PersistentVolume{})
+	if err != nil {
+		return nil, fmt.Errorf("find the nodes of PersistentVolume %s: %w", name, err)
+	}
+	if volume == nil {
+		return nil, nil //nolint:nilnil // it may come
+	}
+	if volume.Spec.NodeAffinity != nil {
+		nodes = volume.Spec.NodeAffinity.Required
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.of[name] = nodes
+	return nodes, nil
+}

@@ -1,0 +1,334 @@
+package drive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/metric"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// takeInterval is how often the Taker looks again for objects that it may take, besides all events. What makes a volume
+// accessible on a node may change without one.
+const takeInterval = 30 * time.Second
+
+// Taker gives the objects that wait free places on nodes. It is a reconciler with one key: one pass at a time looks at
+// all objects, so that neither a node nor the cluster ever has more than its limit.
+type Taker struct {
+	*Mover
+
+	mu sync.Mutex
+}
+
+// openObject is an object that has not ended, or of which something is left to do.
+type openObject struct {
+	object client.Object
+	view   Object
+}
+
+// candidate is an object that waits, and the nodes that may run its pod.
+type candidate struct {
+	openObject
+	nodes []*corev1.Node
+}
+
+// Reconcile takes what there are free places for.
+func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, passTimeout)
+	defer cancel()
+	current := t.Settings.Current(ctx)
+	objects, err := t.listOpen(ctx, &current)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	s, err := t.survey(ctx, &current)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	t.places.mu.Lock()
+	taken := t.places.count(objects, t.Clock.Now())
+	waiting, running := t.split(&current, objects)
+	t.places.mu.Unlock()
+	t.measure(waiting, objects)
+	round := &round{survey: s, free: freePlaces(s, taken), running: running, left: placesLeft(&current, running), again: takeInterval}
+	candidates, err := round.findCandidates(ctx, waiting)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := round.take(ctx, candidates); err != nil {
+		return reconcile.RetryConflict(ctrl.Result{}, err)
+	}
+	if len(round.refused) > 0 {
+		t.Log.Error(round.refused[0], "some objects cannot be taken, and others are taken before them", "objects", len(round.refused))
+	}
+	return ctrl.Result{RequeueAfter: round.again}, nil
+}
+
+// round is one pass of the Taker.
+type round struct {
+	*survey
+	// free has the free places of each node, running how many objects of each namespace have one, and left is how many
+	// more the cluster's limit allows.
+	free    map[string]int
+	running map[string]int
+	left    int
+	// refused is why some objects could not be taken.
+	refused []error
+	// again is when to look again at the latest.
+	again time.Duration
+}
+
+// placesLeft returns how many objects may be taken by the cluster's limit.
+func placesLeft(current *settings.Settings, running map[string]int) int {
+	const noLimit = 1 << 30
+	if current.Concurrency.Cluster == 0 {
+		return noLimit
+	}
+	left := current.Concurrency.Cluster
+	for _, n := range running {
+		left -= n
+	}
+	return left
+}
+
+// findCandidates returns the objects that a node with a free place may take. It reads nothing if there is no such node.
+func (r *round) findCandidates(ctx context.Context, waiting []openObject) ([]candidate, error) {
+	if len(r.free) == 0 || r.left <= 0 {
+		return nil, nil
+	}
+	var found []candidate
+	for _, o := range waiting {
+		nodes, wait, err := r.nodesFor(ctx, o.object, &o.view)
+		switch {
+		case isAnswer(err):
+			r.refused = append(r.refused, err)
+		case err != nil:
+			return nil, err
+		case wait > 0:
+			r.again = min(r.again, wait)
+		case freest(nodes, r.free) != nil:
+			found = append(found, candidate{o, nodes})
+		}
+	}
+	return found, nil
+}
+
+// take takes candidates, in their turn, until no node that they may run on has a free place.
+func (r *round) take(ctx context.Context, candidates []candidate) error {
+	for r.left > 0 && len(candidates) > 0 {
+		next := choose(contenders(candidates), r.running)
+		c := candidates[next]
+		candidates = slices.Delete(candidates, next, next+1)
+		node := freest(c.nodes, r.free)
+		if node == nil {
+			continue
+		}
+		took, err := r.Mover.take(ctx, c.object, node.Name)
+		if refusal := new(refusedError); errors.As(err, &refusal) {
+			r.refused = append(r.refused, refusal)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if !took {
+			continue
+		}
+		r.places.mu.Lock()
+		r.places.give(c.view.UID, node.Name, r.Clock.Now())
+		r.places.mu.Unlock()
+		r.running[c.view.Tenant]++
+		r.free[node.Name]--
+		r.left--
+	}
+	return nil
+}
+
+func contenders(candidates []candidate) []Candidate {
+	list := make([]Candidate, len(candidates))
+	for i := range candidates {
+		v := &candidates[i].view
+		list[i] = Candidate{UID: v.UID, Tenant: v.Tenant, Created: v.Created}
+	}
+	return list
+}
+
+// refusedError is what the API server answers to the write of one object, such as for a policy. The others do not wait
+// for that.
+type refusedError struct{ err error }
+
+func (e *refusedError) Error() string { return e.err.Error() }
+func (e *refusedError) Unwrap() error { return e.err }
+
+// isAnswer says that an error is the API server's answer to a request, and not that it is busy or does not answer.
+func isAnswer(err error) bool {
+	var status apierrors.APIStatus
+	busy := apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsServiceUnavailable(err)
+	return errors.As(err, &status) && !busy
+}
+
+// take gives an object a place on a node. It reports false if the object is not there to be taken any more. If it was
+// only written to, such as with what it waits for, it is still its turn: the next one is younger.
+func (m *Mover) take(ctx context.Context, o client.Object, node string) (bool, error) {
+	took, err := m.takeAsRead(ctx, o, node)
+	if !apierrors.IsConflict(err) {
+		return took, err
+	}
+	before, err := viewOf(o)
+	if err != nil {
+		return false, err
+	}
+	written, err := reconcile.Find(ctx, m.Live, before.NamespacedName, newObject(before.Kind))
+	if err != nil || written == nil {
+		return false, err
+	}
+	if v, err := viewOf(written); err != nil || v.UID != before.UID || !isWaiting(&v) {
+		return false, err
+	}
+	if took, err = m.takeAsRead(ctx, written, node); apierrors.IsConflict(err) {
+		return false, nil
+	}
+	return took, err
+}
+
+// takeAsRead takes an object unless somebody has changed it since it was read: then the error is a conflict.
+func (m *Mover) takeAsRead(ctx context.Context, o client.Object, node string) (bool, error) {
+	v, err := viewOf(o)
+	if err != nil {
+		return false, err
+	}
+	change := v.unchanged()
+	change.Phase, change.Driver, change.Accepted = velerov2.PhaseAccepted, node, m.Clock.Now()
+	change.Finalizer, change.Message = true, ""
+	change.Memory, change.Begins = memory{}, true
+	err = m.write(ctx, o, change)
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case apierrors.IsConflict(err):
+		return false, err
+	case err != nil:
+		err = fmt.Errorf("take %s %s: %w", v.Kind, v.NamespacedName, err)
+		if isAnswer(err) {
+			err = &refusedError{err}
+		}
+		return false, err
+	}
+	m.Measures.Stage(string(v.Kind), metric.StageWait, change.Accepted.Sub(v.Created))
+	return true, nil
+}
+
+// isRunning says that an object has a place.
+func isRunning(v *Object) bool {
+	return !v.Phase.Ended() && v.Phase != velerov2.PhaseNew && v.Driver != ""
+}
+
+// isWaiting says that an object has no place and wants one.
+func isWaiting(v *Object) bool {
+	return v.Phase == velerov2.PhaseNew && v.Driver == "" && !v.Cancel && !v.Deleted
+}
+
+// split returns who waits, and how many objects of each namespace have a place. The caller holds t.places.mu.
+func (t *Taker) split(current *settings.Settings, objects []openObject) ([]openObject, map[string]int) {
+	var waiting []openObject
+	running := map[string]int{}
+	for _, o := range objects {
+		v := &o.view
+		switch {
+		case t.places.nodeOf(v) != "":
+			running[v.Tenant]++
+		case isWaiting(v) && isServed(current, v) && t.unserved(v) == "":
+			waiting = append(waiting, o)
+		}
+	}
+	return waiting, running
+}
+
+// measure sets how many objects of each kind wait and run.
+func (t *Taker) measure(waiting, objects []openObject) {
+	for _, kind := range []datamove.Kind{datamove.Upload, datamove.Download} {
+		wait, running := 0, map[string]int{}
+		for i := range waiting {
+			if waiting[i].view.Kind == kind {
+				wait++
+			}
+		}
+		for i := range objects {
+			if v := &objects[i].view; v.Kind == kind && isRunning(v) {
+				running[v.Driver]++
+			}
+		}
+		t.Measures.Now(string(kind), wait, running)
+	}
+}
+
+// listOpen returns the objects of which something is left to do and that Varve serves, or has taken. They are the
+// cache's own: nobody may change them.
+func (m *Mover) listOpen(ctx context.Context, current *settings.Settings) ([]openObject, error) {
+	var all []openObject
+	for _, kind := range []datamove.Kind{datamove.Upload, datamove.Download} {
+		objects, err := m.listOpenOf(ctx, kind)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range objects {
+			v, err := viewOf(o)
+			if err == nil && isOurs(current, &v) { // an error is the Reconciler's to report
+				all = append(all, openObject{o, v})
+			}
+		}
+	}
+	return all, nil
+}
+
+// listOpenOf returns the objects of one kind of which something is left to do.
+func (m *Mover) listOpenOf(ctx context.Context, kind datamove.Kind) ([]client.Object, error) {
+	var objects []client.Object
+	options := []client.ListOption{client.MatchingFields{openIndex: isOpen}, client.UnsafeDisableDeepCopy}
+	if kind == datamove.Upload {
+		var list velerov2.DataUploadList
+		if err := m.Cached.List(ctx, &list, options...); err != nil {
+			return nil, fmt.Errorf("list DataUploads: %w", err)
+		}
+		for i := range list.Items {
+			objects = append(objects, &list.Items[i])
+		}
+		return objects, nil
+	}
+	var list velerov2.DataDownloadList
+	if err := m.Cached.List(ctx, &list, options...); err != nil {
+		return nil, fmt.Errorf("list DataDownloads: %w", err)
+	}
+	for i := range list.Items {
+		objects = append(objects, &list.Items[i])
+	}
+	return objects, nil
+}
+
+func isServed(current *settings.Settings, v *Object) bool {
+	return current.Serves(v.Namespace) && current.ServesMover(v.Mover)
+}
+
+// isOurs says that Varve serves an object, or has taken it. Where Varve is the built-in data mover, another one may
+// have taken it first: then it has no finalizer of Varve's.
+func isOurs(current *settings.Settings, v *Object) bool {
+	if v.Finalizer {
+		return true
+	}
+	return isServed(current, v) && (v.Mover == datamove.Mover || v.Phase == velerov2.PhaseNew && v.Driver == "")
+}
