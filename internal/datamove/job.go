@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"path"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -82,6 +84,19 @@ type Job struct {
 	ReadDefinition bool `json:"readDefinition,omitempty"`
 	// Parallel is how many parts of the volume are moved at once; 0: as many as the mover finds good.
 	Parallel int `json:"parallel,omitempty"`
+	// StoragePatience is how long the pod waits for a storage that does not answer before it fails; nil: DefaultStoragePatience.
+	StoragePatience *metav1.Duration `json:"storagePatience,omitempty"`
+}
+
+// DefaultStoragePatience is as long as Velero waits for a DataUpload by default.
+const DefaultStoragePatience = 4 * time.Hour
+
+// WaitForStorage returns how long the pod waits for a storage that does not answer.
+func (j Job) WaitForStorage() time.Duration {
+	if j.StoragePatience == nil {
+		return DefaultStoragePatience
+	}
+	return j.StoragePatience.Duration
 }
 
 // TunnelSource is a disk in the pull backup of a running machine. The pod is the far end of the launcher's tunnel.
@@ -134,6 +149,8 @@ func (j Job) validate() error {
 		return errors.New("a download without a snapshotID")
 	case j.ReadDefinition && (j.Kind != Download || j.VolumeMode != ""):
 		return errors.New("a definition that is read beside something else")
+	case j.WaitForStorage() < 0:
+		return fmt.Errorf("a storagePatience of %s", j.StoragePatience.Duration)
 	case j.Kind != Upload && j.Kind != Download:
 		return fmt.Errorf("unknown kind %q", j.Kind)
 	}

@@ -4,7 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // Outcome is how the work of a mover pod ended.
@@ -60,6 +63,37 @@ func (r Report) Encode() string {
 		panic(err) // strings and numbers
 	}
 	return string(text)
+}
+
+// AnnotationNote is on a DataUpload or a DataDownload while its mover pod has something to say before it ends: a Note.
+const AnnotationNote = layout.Prefix + "mover-note"
+
+// Note is what a mover pod says while it works, in AnnotationNote. The pod removes it when it is over.
+type Note struct {
+	// Pod is the UID of the pod that says it.
+	Pod types.UID `json:"pod"`
+	// Waiting says what the pod waits for, since when and why, as in "waiting for the storage since 12:03:04 UTC: connection refused".
+	Waiting string `json:"waiting,omitempty"`
+	// Since is when it began to wait.
+	Since metav1.Time `json:"since,omitzero"`
+}
+
+// Encode returns the note as AnnotationNote has it.
+func (n Note) Encode() string {
+	text, err := json.Marshal(n)
+	if err != nil {
+		panic(err) // strings and a time
+	}
+	return string(text)
+}
+
+// DecodeNote reads AnnotationNote. Fields that it does not know are ignored: the pod may be newer.
+func DecodeNote(text string) (Note, error) {
+	var n Note
+	if err := json.Unmarshal([]byte(text), &n); err != nil {
+		return Note{}, fmt.Errorf("decode %s: %w", AnnotationNote, err)
+	}
+	return n, nil
 }
 
 // CountedPod returns the UID of the pod whose report counts, by what AnnotationDriver has; "" if the driver knows of none yet. It is the

@@ -2,9 +2,36 @@ package datamove
 
 import (
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+func TestNote_survivesItsEncoding(t *testing.T) {
+	t.Parallel()
+	for _, n := range []Note{{Pod: "p"}, {Pod: "p", Waiting: "for \"it\"", Since: metav1.NewTime(time.Unix(1_700_000_000, 0))}} {
+		if got, err := DecodeNote(n.Encode()); err != nil || !cmp.Equal(got, n) {
+			t.Errorf("%v: %s", err, cmp.Diff(got, n))
+		}
+	}
+	if n, err := DecodeNote(`{"pod":"p","waiting":"w","surprise":1}`); err != nil || n.Pod != "p" || n.Waiting != "w" {
+		t.Errorf("%v, %v", n, err)
+	}
+}
+
+func FuzzDecodeNote(f *testing.F) {
+	f.Add(Note{Pod: "p", Waiting: "w", Since: metav1.NewTime(time.Unix(1_700_000_000, 0))}.Encode())
+	f.Fuzz(func(t *testing.T, text string) {
+		n, err := DecodeNote(text)
+		if err != nil {
+			return
+		}
+		if again, err := DecodeNote(n.Encode()); err != nil || again.Encode() != n.Encode() {
+			t.Errorf("decoded once more: %v, %v", again, err)
+		}
+	})
+}
 
 func TestReport_survivesItsEncoding(t *testing.T) {
 	t.Parallel()

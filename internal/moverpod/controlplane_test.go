@@ -21,14 +21,13 @@ import (
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
-	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
 var cluster *controlplane.Cluster
 
 func TestMain(m *testing.M) {
-	storage.Register()
+	registerOutages()
 	controlplane.Main(m, &cluster)
 }
 

@@ -50,6 +50,8 @@ func judge(err error) error {
 		return err
 	case errors.Is(err, repository.ErrPassword):
 		return lasting(err, "if the repository's password was changed, put it into the Secret of the repository")
+	case errors.Is(err, storage.ErrGivenUp):
+		return lasting(err, "bring the storage of the backup location back, and start this again")
 	case errors.Is(err, storage.ErrFull), class == errclass.Denied:
 		a, _ := advice.For(err, storageVoice)
 		return lasting(err, a.What+": "+a.Do)

@@ -285,6 +285,10 @@ func (a *fakeAPI) patch(w http.ResponseWriter, r *http.Request) {
 func mergeInto(o, patch map[string]any) {
 	for key, value := range patch {
 		inner, nested := value.(map[string]any)
+		if value == nil {
+			delete(o, key)
+			continue
+		}
 		if !nested {
 			o[key] = value
 			continue

@@ -28,6 +28,7 @@ type follower struct {
 	mu       sync.Mutex
 	why      string // why it is over
 	progress velerov2.Progress
+	noted    bool  // a pod has left a note
 	failure  error // of the latest request; nil if it has succeeded
 }
 
@@ -68,6 +69,7 @@ func (f *follower) note(o object) {
 	if o.progress.BytesDone > f.progress.BytesDone {
 		f.progress = o.progress
 	}
+	f.noted = f.noted || o.note != ""
 	if o.phase == velerov2.PhaseInProgress {
 		closeOnce(f.started)
 	}
@@ -151,6 +153,13 @@ func (f *follower) seenProgress() velerov2.Progress {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.progress
+}
+
+// hasNote says whether the object had the note of a pod that may be gone.
+func (f *follower) hasNote() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.noted
 }
 
 // closeOnce closes a channel that is closed under the same lock always.

@@ -7,12 +7,10 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
-
-	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
 func TestMain(m *testing.M) {
-	storage.Register()
+	registerOutages()
 	if text := os.Getenv(childVariable); text != "" {
 		os.Exit(runChild(text))
 	}

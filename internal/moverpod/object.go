@@ -31,6 +31,8 @@ type object struct {
 	// cancel: spec.cancel is set, or the object is being deleted.
 	cancel bool
 	report string
+	// note is the Note of a pod, encoded, or "".
+	note string
 	// counted is the pod whose report counts; "": none yet.
 	counted  types.UID
 	progress velerov2.Progress
@@ -104,6 +106,7 @@ func (c *objectClient) view(o runtime.Object) (object, error) {
 		return out, errGone
 	}
 	out.version, out.report = metadata.ResourceVersion, metadata.Annotations[datamove.AnnotationReport]
+	out.note = metadata.Annotations[datamove.AnnotationNote]
 	out.counted = datamove.CountedPod(metadata.Annotations[datamove.AnnotationDriver])
 	out.cancel = out.cancel || metadata.DeletionTimestamp != nil || out.phase == velerov2.PhaseCanceling
 	return out, nil

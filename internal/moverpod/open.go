@@ -13,14 +13,24 @@ import (
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
-// openRepository opens the repository that the pod was given, and no other one.
-func (r *run) openRepository(ctx context.Context) (*repository.Repository, error) {
+// openRepository opens the repository that the pod was given, and no other one. It waits for a storage that does not answer, and so do all
+// requests to the repository.
+func (r *run) openRepository(ctx context.Context) (repo *repository.Repository, err error) {
+	err = r.patience.Do(ctx, func() error {
+		// The access is read each time: the kubelet brings it up to date meanwhile.
+		repo, err = r.tryOpen(ctx)
+		return err
+	})
+	return repo, judge(err)
+}
+
+func (r *run) tryOpen(ctx context.Context) (*repository.Repository, error) {
 	access, err := r.readAccess()
 	if err != nil {
 		return nil, err
 	}
 	at := repositoryaccess.Locate(access)
-	o := repository.ConnectOptions{ReadOnly: access.ReadOnly, Host: r.PodName, User: datamove.HistoryUser}
+	o := repository.ConnectOptions{ReadOnly: access.ReadOnly, Host: r.PodName, User: datamove.HistoryUser, Patience: r.patience}
 	if info, err := os.Stat(r.Files.Cache); err == nil && info.IsDir() {
 		o.CacheDirectory, o.CacheBytes = filepath.Join(r.Files.Cache, "repository"), datamove.CacheBytes
 	}

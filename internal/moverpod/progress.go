@@ -8,10 +8,12 @@ import (
 	"time"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
 )
 
 // progress writes how much was moved on the object, once in an interval and at the end, and only what has changed. It never goes back,
-// not even when the work begins anew: it begins with what the object has. It is safe for concurrent use.
+// not even when the work begins anew: it begins with what the object has. It also writes what the work waits for, as a datamove.Note. It is
+// safe for concurrent use.
 type progress struct {
 	objects  *objectClient
 	follower *follower
@@ -19,9 +21,19 @@ type progress struct {
 	limits   limits
 
 	mu   sync.Mutex
-	now  velerov2.Progress
-	sent velerov2.Progress
+	now  progressState
+	sent progressState
 }
+
+// progressState is what progress writes.
+type progressState struct {
+	moved velerov2.Progress
+	// note is a Note, encoded; "": none.
+	note string
+}
+
+// unknownNote is no note that a pod leaves.
+const unknownNote = "?"
 
 func newProgress(objects *objectClient, f *follower, log *slog.Logger, l limits) *progress {
 	return &progress{objects: objects, follower: f, log: log, limits: l}
@@ -31,14 +43,24 @@ func newProgress(objects *objectClient, f *follower, log *slog.Logger, l limits)
 func (p *progress) set(total, done int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.now = velerov2.Progress{TotalBytes: total, BytesDone: min(total, max(done, p.now.BytesDone))}
+	p.now.moved = velerov2.Progress{TotalBytes: total, BytesDone: min(total, max(done, p.now.moved.BytesDone))}
+}
+
+// setNote notes what the work waits for: a Note, encoded, or "".
+func (p *progress) setNote(note string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.now.note = note
 }
 
 // start begins to write. stop ends that after the request that is under way; write then writes what is new since.
 func (p *progress) start(ctx context.Context) (stop func()) {
 	p.mu.Lock()
-	p.sent = p.follower.seenProgress()
+	p.sent = progressState{moved: p.follower.seenProgress()}
 	p.now = p.sent
+	if p.follower.hasNote() {
+		p.sent.note = unknownNote // An earlier process has left it.
+	}
 	p.mu.Unlock()
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -62,7 +84,7 @@ func (p *progress) writePeriodically(ctx context.Context, done <-chan struct{}) 
 		case <-ctx.Done():
 			return
 		case <-lines.C:
-			now := p.get()
+			now := p.get().moved
 			p.log.Info("moving", "bytesDone", now.BytesDone, "totalBytes", now.TotalBytes)
 		case <-ticker.C:
 			p.write(ctx)
@@ -70,7 +92,7 @@ func (p *progress) writePeriodically(ctx context.Context, done <-chan struct{}) 
 	}
 }
 
-func (p *progress) get() velerov2.Progress {
+func (p *progress) get() progressState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.now
@@ -84,7 +106,7 @@ func (p *progress) write(ctx context.Context) {
 	if now == sent {
 		return
 	}
-	o, err := p.objects.patch(ctx, "", nil, map[string]any{"progress": map[string]any{"totalBytes": now.TotalBytes, "bytesDone": now.BytesDone}})
+	o, err := p.objects.patch(ctx, "", now.annotations(sent), now.status(sent))
 	switch {
 	case errors.Is(err, errGone):
 		p.follower.noteGone()
@@ -96,4 +118,24 @@ func (p *progress) write(ctx context.Context) {
 		p.sent = now
 		p.mu.Unlock()
 	}
+}
+
+// status returns the fields of the status that are not as sent has them; nil: none.
+func (s progressState) status(sent progressState) map[string]any {
+	if s.moved == sent.moved {
+		return nil
+	}
+	return map[string]any{"progress": map[string]any{"totalBytes": s.moved.TotalBytes, "bytesDone": s.moved.BytesDone}}
+}
+
+// annotations returns the fields of the metadata that are not as sent has them; nil: none.
+func (s progressState) annotations(sent progressState) map[string]any {
+	if s.note == sent.note {
+		return nil
+	}
+	var note any // nil removes it
+	if s.note != "" {
+		note = s.note
+	}
+	return map[string]any{"annotations": map[string]any{datamove.AnnotationNote: note}}
 }

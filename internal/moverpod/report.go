@@ -63,7 +63,11 @@ func (r *run) tryReport(ctx context.Context, report datamove.Report) error {
 			r.Log.Info("there is nothing to report to", "outcome", report.Outcome, "why", why)
 			return nil
 		}
-		_, err = r.objects.patch(ctx, o.version, map[string]any{"annotations": map[string]string{datamove.AnnotationReport: report.Encode()}}, nil)
+		annotations := map[string]any{datamove.AnnotationReport: report.Encode()}
+		if o.note != "" {
+			annotations[datamove.AnnotationNote] = nil
+		}
+		_, err = r.objects.patch(ctx, o.version, map[string]any{"annotations": annotations}, nil)
 	}
 	if errors.Is(err, errGone) {
 		r.Log.Info("there is nothing to report to", "outcome", report.Outcome, "why", errGone)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/csichanges"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
@@ -92,6 +93,8 @@ type limits struct {
 	retry time.Duration
 	// flush is how much work of an upload a death may cost.
 	flush time.Duration
+	// storagePause is the pause before the storage is asked again that does not answer. Pauses double up to storageLongestPause.
+	storagePause, storageLongestPause time.Duration
 	// secret is how long a run waits for the Secret that it leaves a definition in.
 	secret time.Duration
 	// launcher is how long the launcher of a tunnel may be silent. Then the process ends, and is started again for as long as the handler
@@ -111,6 +114,7 @@ func (l limits) withDefaults() limits {
 		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second),
 		interrupted: cmp.Or(l.interrupted, 24*time.Second), report: cmp.Or(l.report, 30*time.Minute),
 		progress: cmp.Or(l.progress, time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
+		storagePause: cmp.Or(l.storagePause, time.Second), storageLongestPause: cmp.Or(l.storageLongestPause, time.Minute),
 		flush: cmp.Or(l.flush, time.Minute), secret: cmp.Or(l.secret, 2*time.Minute),
 		launcher: cmp.Or(l.launcher, 2*time.Minute), ended: cmp.Or(l.ended, time.Second),
 		endpoint: cmp.Or(l.endpoint, 10*time.Minute), endpointStall: cmp.Or(l.endpointStall, time.Minute), metadata: l.metadata,
@@ -124,6 +128,8 @@ type run struct {
 	objects  *objectClient
 	follower *follower
 	progress *progress
+	// patience is with the storage of the repository.
+	patience *storage.Patience
 	// far is set for a job with a tunnel.
 	far *farEnd
 }
@@ -152,6 +158,7 @@ func startRun(ctx context.Context, o Options) error {
 	defer objects.close()
 	r := &run{Options: o, objects: objects, follower: newFollower(objects, o.PodUID, o.Log, o.limits.retry)}
 	r.progress = newProgress(objects, r.follower, o.Log, o.limits)
+	r.patience = r.newPatience()
 	o.Log.Info("mover started", "kind", o.Job.Kind, "object", o.Job.Namespace+"/"+o.Job.Name, "uid", o.Job.UID, "pod", o.PodName)
 
 	following, stop := context.WithCancel(ctx)
@@ -314,11 +321,14 @@ func writeTermination(path, text string) {
 const maxMessageBytes = 2 << 10
 
 // shorten returns the beginning of a text that is too long.
-func shorten(text string) string {
-	if len(text) <= maxMessageBytes {
+func shorten(text string) string { return shortenTo(text, maxMessageBytes) }
+
+// shortenTo returns at most limit bytes of a text, and a sign that more follows.
+func shortenTo(text string, limit int) string {
+	if len(text) <= limit {
 		return text
 	}
-	end := maxMessageBytes
+	end := limit
 	for end > 0 && text[end]&0xc0 == 0x80 { // Runes stay whole.
 		end--
 	}

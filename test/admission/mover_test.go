@@ -51,7 +51,7 @@ const (
 	ownObject  = "a mover pod writes only the object that it was made for"
 	noRequest  = "a mover pod does not change what is asked for"
 	noStatus   = "of the status, a mover pod writes its progress alone"
-	noMetadata = "of the metadata, a mover pod writes its report alone"
+	noMetadata = "of the metadata, a mover pod writes its report and its note alone"
 )
 
 func TestMover_writesItsOwnReportAlone(t *testing.T) {
@@ -65,6 +65,7 @@ func TestMover_writesItsOwnReportAlone(t *testing.T) {
 		}, ""},
 		"a result":             {func(o *velerov2.DataUpload) { o.Status.DataMoverResult = map[string]string{"a": "b"} }, ""},
 		"a report":             {func(o *velerov2.DataUpload) { o.Annotations[datamove.AnnotationReport] = "{}" }, ""},
+		"a note":               {func(o *velerov2.DataUpload) { o.Annotations[datamove.AnnotationNote] = "{}" }, ""},
 		"a cancel":             {func(o *velerov2.DataUpload) { o.Spec.Cancel = true }, noRequest},
 		"another source":       {func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "other" }, "spec is immutable, except for cancel"},
 		"the phase":            {func(o *velerov2.DataUpload) { o.Status.Phase = velerov2.PhaseCompleted }, noStatus},

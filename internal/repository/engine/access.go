@@ -26,9 +26,10 @@ type Access struct {
 	ConfigFile string
 	Password   string
 
-	storage blob.ConnectionInfo
-	client  repo.ClientOptions
-	caching *content.CachingOptions
+	storage  blob.ConnectionInfo
+	client   repo.ClientOptions
+	caching  *content.CachingOptions
+	patience *storage.Patience
 }
 
 // LoadAccess reads the access from the file that Connect wrote.
@@ -51,6 +52,7 @@ func ConnectInMemory(ctx context.Context, at storage.Location, password string, 
 	}
 	a := &Access{
 		Name: at.String(), Password: password, storage: st.ConnectionInfo(), client: repo.ClientOptions{Hostname: o.Host, Username: o.User, ReadOnly: o.ReadOnly},
+		patience: o.Patience,
 	}
 	if err := st.Close(ctx); err != nil {
 		return nil, fmt.Errorf("connect to the repository in %s: %w", at, err)

@@ -41,6 +41,9 @@ type ConnectOptions struct {
 	ReadOnly       bool
 	// Host and User identify this machine in the repository; "": as the system says.
 	Host, User string
+	// Patience waits for a storage that does not answer, once the connection has opened it; nil: its requests fail. It is not for a
+	// connection that is kept in a file.
+	Patience *storage.Patience
 }
 
 // Create makes a repository at an empty location. It is always encrypted.

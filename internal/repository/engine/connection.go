@@ -57,7 +57,7 @@ func OpenConnection(ctx context.Context, a *Access, now func() time.Time) (*Conn
 	if err != nil {
 		return nil, a.wrapOpenError(err)
 	}
-	v := storage.NewView(st, nil, nil)
+	v := storage.NewView(storage.NewPatient(st, a.patience), nil, nil)
 	open := openView
 	if caching != nil && caching.CacheDirectory != "" {
 		open = openCached

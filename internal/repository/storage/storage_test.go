@@ -44,7 +44,10 @@ func TestStorages_keepTheContract(t *testing.T) {
 		"directory":      func(st blob.Storage) blob.Storage { return st },
 		"stall detector": func(st blob.Storage) blob.Storage { return storage.NewStallDetector(st, time.Minute) },
 		"guard":          storage.NewGuard,
-		"view":           func(st blob.Storage) blob.Storage { return storage.NewView(st, nil, nil) },
+		"patient": func(st blob.Storage) blob.Storage {
+			return storage.NewPatient(st, &storage.Patience{Limit: time.Minute})
+		},
+		"view": func(st blob.Storage) blob.Storage { return storage.NewView(st, nil, nil) },
 		"view that hides": func(st blob.Storage) blob.Storage {
 			return storage.NewView(st, hidden, map[blob.ID][]byte{"hidden": {1}})
 		},
