@@ -240,7 +240,8 @@ func (r *run) awaitStart(ctx context.Context) error {
 // errCanceled: spec.cancel is set, or the object is being deleted.
 var errCanceled = errors.New("canceled")
 
-// work moves the data. If it has to stop, it does so within the grace. Then the work may still go on, and the process has to end.
+// work moves the data. If it has to stop, it does so within the grace. Then the work may still go on, and the process has to end. Work that
+// has succeeded before it could be stopped has succeeded: its restore point is published, and has to have an owner.
 func (r *run) work(ctx context.Context) (datamove.Report, error) {
 	type result struct {
 		report datamove.Report
@@ -252,15 +253,16 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 	defer dropRequests()
 	stopProgress := r.progress.start(writing)
 	defer stopProgress()
-	done := make(chan result, 1)
+	done, closed := make(chan result, 1), make(chan struct{})
 	go func() {
-		report, err := r.move(inner)
-		done <- result{report, err}
+		defer close(closed)
+		r.move(inner, func(report datamove.Report, err error) { done <- result{report, err} })
 	}()
 	var reason error
 	grace := r.limits.grace
 	select {
 	case d := <-done:
+		<-closed
 		stopProgress()
 		r.progress.write(ctx)
 		return d.report, d.err
@@ -277,21 +279,31 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	select {
-	case <-done:
+	case <-closed:
 	case <-timer.C:
 		r.Log.Warn("the work does not end, and dies with this process", "waited", grace)
+	}
+	select {
+	case d := <-done:
+		if d.err == nil {
+			r.Log.Info("it has succeeded before it could be stopped")
+			return d.report, nil
+		}
+	default:
 	}
 	return datamove.Report{}, reason
 }
 
-// move does the work of the object's kind.
-func (r *run) move(ctx context.Context) (datamove.Report, error) {
+// move does the work of the object's kind. It calls done with the result before it lets go of the repository.
+func (r *run) move(ctx context.Context, done func(datamove.Report, error)) {
 	if r.Job.VolumeMode == "" && r.Job.Tunnel == nil && r.Job.Endpoint == nil && !r.Job.ReadDefinition {
-		return datamove.Report{}, lasting(errors.New("the job has no volume"), "the handlers and the mover must be of the same version of Varve")
+		done(datamove.Report{}, lasting(errors.New("the job has no volume"), "the handlers and the mover must be of the same version of Varve"))
+		return
 	}
 	repo, err := r.openRepository(ctx)
 	if err != nil {
-		return datamove.Report{}, err
+		done(datamove.Report{}, err)
+		return
 	}
 	defer func() {
 		if err := repo.Close(context.WithoutCancel(ctx)); err != nil {
@@ -299,9 +311,10 @@ func (r *run) move(ctx context.Context) (datamove.Report, error) {
 		}
 	}()
 	if r.Job.Kind == datamove.Upload {
-		return r.upload(ctx, repo)
+		done(r.upload(ctx, repo))
+	} else {
+		done(r.download(ctx, repo))
 	}
-	return r.download(ctx, repo)
 }
 
 // warn logs what does not fail the work.

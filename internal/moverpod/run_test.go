@@ -17,6 +17,8 @@ import (
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/repository/engine"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // newDevice returns the path of a disk with some data.
@@ -204,6 +206,42 @@ func TestCancel_whileDataMoves(t *testing.T) {
 	}
 	if points := s.points(t); len(points) != 0 {
 		t.Errorf("%d restore points", len(points))
+	}
+}
+
+// A cancel, a deletion or an interruption comes while the restore point is being published. It is published, so the mover reports it:
+// otherwise nobody would know of it, and nobody would delete it.
+func TestCancel_comesTooLateForAPublishedPoint(t *testing.T) { //nolint:paralleltest // the failpoint is that of all sessions
+	for name, stop := range map[string]func(a *fakeAPI, interrupt func()){
+		"canceled": func(a *fakeAPI, _ func()) { a.cancel() },
+		"deleted": func(a *fakeAPI, _ func()) {
+			a.change(func(o map[string]any) { o["metadata"].(map[string]any)["deletionTimestamp"] = "2026-01-01T00:00:00Z" })
+		},
+		"interrupted": func(_ *fakeAPI, interrupt func()) { interrupt() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, 8*mib))
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			var once atomic.Bool
+			engine.Failpoint = func(step string) {
+				if step == "restore point put" && once.CompareAndSwap(false, true) {
+					stop(p.api, interrupt)
+					waitForText(t, p.output, "msg=stopping")
+				}
+			}
+			err := <-p.start(ctx)
+			engine.Failpoint = nil
+			if err != nil {
+				t.Fatal(err)
+			}
+			report, _ := p.api.report(t)
+			points := s.points(t)
+			if len(points) != 1 || report.Outcome != datamove.Succeeded || !strings.Contains(report.SnapshotID, points[0].ID) {
+				verdict.Errorf(t, "%d restore points, and the report is %+v", len(points), report)
+			}
+		})
 	}
 }
 
