@@ -11,11 +11,12 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-// progress writes how much was moved on the object, once in an interval and at the end, and only what has changed. It never goes back,
-// not even when the work begins anew: it begins with what the object has. It also writes what the work waits for, as a datamove.Note. It is
-// safe for concurrent use.
+// progress writes how much was moved on the object: at each percent and in longer intervals, and at the end, and only what has changed. It
+// never goes back, not even when the work begins anew: it begins with what the object has. It also writes what the work waits for, as a
+// datamove.Note. It is safe for concurrent use.
 type progress struct {
-	objects  *objectClient
+	// patch is objectClient.patch.
+	patch    func(ctx context.Context, version string, metadata, status map[string]any) (object, error)
 	follower *follower
 	log      *slog.Logger
 	limits   limits
@@ -36,7 +37,7 @@ type progressState struct {
 const unknownNote = "?"
 
 func newProgress(objects *objectClient, f *follower, log *slog.Logger, l limits) *progress {
-	return &progress{objects: objects, follower: f, log: log, limits: l}
+	return &progress{patch: objects.patch, follower: f, log: log, limits: l}
 }
 
 // set notes that done of total bytes are moved.
@@ -75,6 +76,8 @@ func (p *progress) writePeriodically(ctx context.Context, done <-chan struct{}) 
 	defer ticker.Stop()
 	lines := time.NewTicker(p.limits.logged)
 	defer lines.Stop()
+	// What is left has waited for smallProgress when this is 0.
+	left := p.limits.smallProgress
 	for {
 		select {
 		case <-done:
@@ -87,15 +90,35 @@ func (p *progress) writePeriodically(ctx context.Context, done <-chan struct{}) 
 			now := p.get().moved
 			p.log.Info("moving", "bytesDone", now.BytesDone, "totalBytes", now.TotalBytes)
 		case <-ticker.C:
-			p.write(ctx)
+			left -= p.limits.progress
+			if left <= 0 || p.isDue() {
+				p.write(ctx)
+				left = p.limits.smallProgress
+			}
 		}
 	}
+}
+
+// isDue says whether something is new that is not to wait: another percent, the first that is known of the total, the beginning of a wait or
+// its end.
+func (p *progress) isDue() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.now.percent() != p.sent.percent() || p.now.moved.TotalBytes != p.sent.moved.TotalBytes || (p.now.note == "") != (p.sent.note == "")
 }
 
 func (p *progress) get() progressState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.now
+}
+
+// percent returns how many percent are done.
+func (s progressState) percent() int64 {
+	if s.moved.TotalBytes <= 0 {
+		return 0
+	}
+	return s.moved.BytesDone * 100 / s.moved.TotalBytes
 }
 
 // write writes what is new, if anything is. Progress that is not written is no failure: the report counts.
@@ -106,7 +129,7 @@ func (p *progress) write(ctx context.Context) {
 	if now == sent {
 		return
 	}
-	o, err := p.objects.patch(ctx, "", now.annotations(sent), now.status(sent))
+	o, err := p.patch(ctx, "", now.annotations(sent), now.status(sent))
 	switch {
 	case errors.Is(err, errGone):
 		p.follower.noteGone()

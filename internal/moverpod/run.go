@@ -87,8 +87,9 @@ type limits struct {
 	grace, interrupted time.Duration
 	// report is how long a run tries to write its report.
 	report time.Duration
-	// progress and logged are the intervals at which progress is written on the object, and to the log.
-	progress, logged time.Duration
+	// progress is the shortest interval at which progress is written on the object: when another percent is done. Less than that is written
+	// after smallProgress, because all handlers watch all objects. logged is the interval at which it goes to the log.
+	progress, smallProgress, logged time.Duration
 	// retry is the pause after a request that has failed.
 	retry time.Duration
 	// flush is how much work of an upload a death may cost.
@@ -113,7 +114,7 @@ func (l limits) withDefaults() limits {
 	return limits{
 		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second),
 		interrupted: cmp.Or(l.interrupted, 24*time.Second), report: cmp.Or(l.report, 30*time.Minute),
-		progress: cmp.Or(l.progress, time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
+		progress: cmp.Or(l.progress, time.Second), smallProgress: cmp.Or(l.smallProgress, 10*time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
 		storagePause: cmp.Or(l.storagePause, time.Second), storageLongestPause: cmp.Or(l.storageLongestPause, time.Minute),
 		flush: cmp.Or(l.flush, time.Minute), secret: cmp.Or(l.secret, 2*time.Minute),
 		launcher: cmp.Or(l.launcher, 2*time.Minute), ended: cmp.Or(l.ended, time.Second),
