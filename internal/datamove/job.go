@@ -48,6 +48,10 @@ const TunnelPort = 9090
 // directory, but for lost+found, is stored as a disk.
 const ImageFile = "disk.img"
 
+// ConfigBlockSize is a key of spec.dataMoverConfig of a DataUpload: the block size of a disk that has no restore point yet, such as "1MiB".
+// Without it, the size of the disk decides.
+const ConfigBlockSize = "blockSize"
+
 // Job says what a mover pod does. It holds no secret.
 type Job struct {
 	// Version is JobVersion.

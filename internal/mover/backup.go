@@ -32,6 +32,8 @@ type BackupRequest struct {
 	BlockBytes  int64
 	Compression string
 	Workers     int
+	// BlockBytesFor returns BlockBytes for the size of the largest disk, once that is known; nil: BlockBytes counts.
+	BlockBytesFor func(diskBytes int64) int64
 	// FlushEvery is that of repository.Request: what a death of this process may cost.
 	FlushEvery time.Duration
 	// ReadLimit bounds how fast the sources are read; nil: as fast as possible.
@@ -131,9 +133,17 @@ func (q *BackupRequest) storeSources(ctx context.Context, r *repository.Reposito
 			opened.disks[i].Reader = &limitedReader{Reader: opened.disks[i].Reader, limit: q.ReadLimit}
 		}
 	}
+	blockBytes := q.BlockBytes
+	if q.BlockBytesFor != nil {
+		var largest int64
+		for _, d := range opened.disks {
+			largest = max(largest, d.Bytes)
+		}
+		blockBytes = q.BlockBytesFor(largest)
+	}
 	point, err := r.Backup(ctx, repository.Request{
 		ID: q.ID, Source: q.History, Group: q.Group, Labels: q.Labels, Definition: q.Definition, Disks: opened.disks,
-		Parent: q.Parent, BlockBytes: q.BlockBytes, Compression: q.Compression, Workers: q.Workers,
+		Parent: q.Parent, BlockBytes: blockBytes, Compression: q.Compression, Workers: q.Workers,
 		FlushEvery: q.FlushEvery, KeepTimeout: keepTimeout(q.CancelGrace),
 		Progress: func(p repository.Progress) {
 			q.Progress(Progress{Phase: PhaseStoring, ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes, Backup: &p})

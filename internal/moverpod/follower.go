@@ -28,8 +28,10 @@ type follower struct {
 	mu       sync.Mutex
 	why      string // why it is over
 	progress velerov2.Progress
-	noted    bool  // a pod has left a note
-	failure  error // of the latest request; nil if it has succeeded
+	noted    bool // a pod has left a note
+	// blockSize is the object\'s, which does not change.
+	blockSize string
+	failure   error // of the latest request; nil if it has succeeded
 }
 
 func newFollower(objects *objectClient, pod types.UID, log *slog.Logger, retry time.Duration) *follower {
@@ -69,7 +71,7 @@ func (f *follower) note(o object) {
 	if o.progress.BytesDone > f.progress.BytesDone {
 		f.progress = o.progress
 	}
-	f.noted = f.noted || o.note != ""
+	f.noted, f.blockSize = f.noted || o.note != "", o.blockSize
 	if o.phase == velerov2.PhaseInProgress {
 		closeOnce(f.started)
 	}
@@ -160,6 +162,13 @@ func (f *follower) hasNote() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.noted
+}
+
+// askedBlockSize returns the block size that the object asks for, or "".
+func (f *follower) askedBlockSize() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.blockSize
 }
 
 // closeOnce closes a channel that is closed under the same lock always.

@@ -36,6 +36,8 @@ type object struct {
 	// counted is the pod whose report counts; "": none yet.
 	counted  types.UID
 	progress velerov2.Progress
+	// blockSize is what spec.dataMoverConfig of a DataUpload has for datamove.ConfigBlockSize.
+	blockSize string
 }
 
 // errGone: the object does not exist, or another one has its name by now.
@@ -97,6 +99,7 @@ func (c *objectClient) view(o runtime.Object) (object, error) {
 	switch o := o.(type) {
 	case *velerov2.DataUpload:
 		metadata, out.phase, out.cancel, out.progress = &o.ObjectMeta, o.Status.Phase, o.Spec.Cancel, o.Status.Progress
+		out.blockSize = o.Spec.DataMoverConfig[datamove.ConfigBlockSize]
 	case *velerov2.DataDownload:
 		metadata, out.phase, out.cancel, out.progress = &o.ObjectMeta, o.Status.Phase, o.Spec.Cancel, o.Status.Progress
 	default:

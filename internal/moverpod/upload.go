@@ -3,6 +3,7 @@ package moverpod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"sync/atomic"
 	"time"
@@ -72,14 +73,19 @@ func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id str
 	if err != nil {
 		return datamove.Report{}, err
 	}
+	blockBytes, err := r.chooseBlockSize()
+	if err != nil {
+		return datamove.Report{}, err
+	}
 	point, err := mover.Backup(ctx, repo, mover.BackupRequest{
 		ID: id, History: r.history(repo), Group: r.Job.Labels[datamove.LabelGroup], Labels: r.labels(), Workers: r.Job.Parallel,
-		Definition:  definition,
-		Sources:     []mover.Source{source},
-		Parent:      parent,
-		FlushEvery:  r.limits.flush,
-		CancelGrace: r.workGrace(),
-		Warn:        r.warn,
+		Definition:    definition,
+		Sources:       []mover.Source{source},
+		Parent:        parent,
+		BlockBytesFor: blockBytes,
+		FlushEvery:    r.limits.flush,
+		CancelGrace:   r.workGrace(),
+		Warn:          r.warn,
 		Progress: func(p mover.Progress) {
 			if p.Backup == nil {
 				return
@@ -102,6 +108,19 @@ func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id str
 		SnapshotID: datamove.SnapshotID{Form: datamove.Disk, Point: id, Namespace: r.Job.SourceNamespace}.String(),
 		TotalBytes: d.Bytes, ReadBytes: d.Stats.ReadBytes, IncrementalBytes: d.Stats.ChangedBytes, StoredBytes: stored.Load(), FullReason: reportedFullReason(d.FullReason),
 	}, nil
+}
+
+// chooseBlockSize returns how the block size of a disk without a history is chosen: the one that the object asks for, or by the disk's size.
+func (r *run) chooseBlockSize() (func(diskBytes int64) int64, error) {
+	asked := r.follower.askedBlockSize()
+	if asked == "" {
+		return repository.BlockBytesFor, nil
+	}
+	bytes, err := repository.ParseBlockSize(asked)
+	if err != nil {
+		return nil, lasting(fmt.Errorf("spec.dataMoverConfig: %s: %w", datamove.ConfigBlockSize, err), "make the DataUpload again with one of them, or without the key")
+	}
+	return func(int64) int64 { return bytes }, nil
 }
 
 // workGrace is how long the work itself may take to end when it is interrupted. The rest is for letting go of the repository. Work that is

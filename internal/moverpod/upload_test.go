@@ -1,6 +1,7 @@
 package moverpod
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/repository"
 	"github.com/varvebackup/varve/test/verdict"
 )
 
@@ -157,5 +159,76 @@ func TestDiskVolume_isOneImageAndNothingElse(t *testing.T) {
 	}
 	if _, err := isDiskVolume(filepath.Join(t.TempDir(), "absent")); err == nil {
 		t.Error("an absent volume is empty")
+	}
+}
+
+// A disk without a history gets blocks that suit its size, or those that the object asks for. A history keeps its own. Nothing of a sparse
+// disk is read, however large it is.
+func TestUpload_blockSizeBySize(t *testing.T) {
+	t.Parallel()
+	const tib, kib256 = int64(1 << 40), int64(256 << 10)
+	for name, c := range map[string]struct {
+		bytes int64
+		asked string
+		want  int64
+	}{
+		"small":                  {mib, "", kib256},
+		"2 TiB":                  {2 * tib, "", mib},
+		"small, with large ones": {mib, "4MiB", 4 * mib},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			device := filepath.Join(t.TempDir(), "device")
+			writeHole(t, device, c.bytes)
+			upload := func(asked string) {
+				p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), device)
+				p.api.askBlockSize(asked)
+				p.run(t, datamove.Succeeded)
+			}
+			upload(c.asked)
+			upload("4MiB") // The history has one by now.
+			points := s.points(t)
+			if len(points) != 2 {
+				t.Fatalf("%d restore points", len(points))
+			}
+			for _, point := range points {
+				if d, err := point.Disk(datamove.DiskName); err != nil || d.BlockBytes != c.want || d.Bytes != c.bytes {
+					verdict.Errorf(t, "a disk of %d bytes has blocks of %d, want %d (%v)", d.Bytes, d.BlockBytes, c.want, err)
+				}
+			}
+		})
+	}
+	// No file system of a test machine has files of 16 TiB.
+	for bytes, want := range map[int64]int64{2*tib - 1: kib256, 2 * tib: mib, 16*tib - 1: mib, 16 * tib: 4 * mib, 64 * tib: 4 * mib} {
+		if got := repository.BlockBytesFor(bytes); got != want {
+			t.Errorf("a disk of %d bytes gets blocks of %d, want %d", bytes, got, want)
+		}
+	}
+}
+
+func TestUpload_refusesABlockSize(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
+	p.api.askBlockSize("3MiB")
+	p.fails(t, `spec.dataMoverConfig: blockSize: invalid: block size "3MiB": 256KiB, 1MiB, 4MiB are offered`, "make the DataUpload again")
+}
+
+func (a *fakeAPI) askBlockSize(asked string) {
+	a.change(func(o map[string]any) {
+		o["spec"].(map[string]any)["dataMoverConfig"] = map[string]any{datamove.ConfigBlockSize: asked}
+	})
+}
+
+// writeHole makes a file of a size that has no data.
+func writeHole(t *testing.T, path string, size int64) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err == nil {
+		err = errors.Join(f.Truncate(size), f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
