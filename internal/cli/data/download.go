@@ -94,7 +94,7 @@ func (r *downloadRequest) addFlags(s *cliresource.Session, c *cobra.Command) {
 	c.Flags().StringVar(&r.claim, "to-pvc", "", "the claim that gets the volume")
 	c.Flags().StringVar(&r.namespace, "to-namespace", "", "the claim's namespace (default: that of the download)")
 	c.Flags().BoolVar(&r.create, "create-claim", false, "create the claim")
-	c.Flags().StringVar(&r.size, "size", "", "with --create-claim: the claim's size, such as 20Gi (default: the size of what is stored)")
+	c.Flags().StringVar(&r.size, "size", "", "with --create-claim: the claim's size, such as 20Gi (default: that of the disk, and with Filesystem 6 % and 64 MiB more)")
 	c.Flags().StringVar(&r.storageClass, "storage-class", "", "with --create-claim: the claim's StorageClass (default: the cluster's)")
 	c.Flags().StringVar(&r.mode, "volume-mode", string(corev1.PersistentVolumeFilesystem), "with --create-claim: the claim's volume mode, Filesystem or Block")
 	c.Flags().DurationVar(&r.timeout, "operation-timeout", operationTimeout, "how long the download waits for one thing, such as a volume")
@@ -206,7 +206,11 @@ func (r *downloadRequest) newClaim() (*corev1.PersistentVolumeClaim, error) {
 		if r.bytes == 0 {
 			return nil, failure.Usage("--create-claim needs --size: how much is stored is not known")
 		}
-		size = *resource.NewQuantity(r.bytes, resource.BinarySI)
+		bytes, err := claimBytes(r.snapshotID, r.mode, r.bytes)
+		if err != nil {
+			return nil, err
+		}
+		size = *resource.NewQuantity(bytes, resource.BinarySI)
 	}
 	mode := corev1.PersistentVolumeMode(r.mode)
 	claim := &corev1.PersistentVolumeClaim{
@@ -221,6 +225,23 @@ func (r *downloadRequest) newClaim() (*corev1.PersistentVolumeClaim, error) {
 		claim.Spec.StorageClassName = &r.storageClass
 	}
 	return claim, nil
+}
+
+// claimBytes returns how large a claim has to be for what is stored. A file system keeps a part of its volume for itself: the image of a disk
+// fits as long as it is sparse, and then the guest's writes would fail. How much that is for files, their bytes do not say.
+func claimBytes(snapshotID, mode string, stored int64) (int64, error) {
+	const mib = 1 << 20
+	id, err := datamove.ParseSnapshotID(snapshotID)
+	switch {
+	case err != nil:
+		return 0, err
+	case id.Form == datamove.Files:
+		return 0, failure.Usage("--create-claim needs --size: files are stored, and how large a volume they need is not known. Give at least the size of the claim that they come from")
+	case mode == string(corev1.PersistentVolumeBlock):
+		return stored, nil
+	}
+	withFileSystem := stored + stored/50*3 + 64*mib
+	return (withFileSystem + mib - 1) / mib * mib, nil
 }
 
 func printDownload(w io.Writer, form string, d *velerov2.DataDownload, waited bool) error {
