@@ -155,9 +155,19 @@ func TestVerify_endsWhenStorageStalls(t *testing.T) {
 	awaitEnd(t, ended)
 }
 
-// The lease of a cancelled job that cannot be ended is left to end by itself.
+// The lease of a job that cannot be ended is left to end by itself, whether the job was cancelled or has succeeded.
 func TestWithLease_endsWhenStorageStalls(t *testing.T) {
 	t.Parallel()
+	for name, canceled := range map[string]bool{"cancelled": true, "done": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			endsLeaseWhenStorageStalls(t, canceled)
+		})
+	}
+}
+
+func endsLeaseWhenStorageStalls(t *testing.T, canceled bool) {
+	t.Helper()
 	r, s := newStallingRepository(t)
 	p := backUpNoise(t, r)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -165,15 +175,17 @@ func TestWithLease_endsWhenStorageStalls(t *testing.T) {
 	var warnings []error
 	ended, released := make(chan error, 1), make(chan struct{})
 	go func() {
-		ended <- withLease(ctx, r, p.ID, testGrace, func() { close(released) }, func(err error) { warnings = append(warnings, err) }, func() error {
+		ended <- withLease(ctx, r, p.ID, leaseLimits{grace: testGrace, end: testGrace}, func() { close(released) }, func(err error) { warnings = append(warnings, err) }, func() error {
 			s.on.Store(true)
-			cancel()
+			if canceled {
+				cancel()
+			}
 			return ctx.Err()
 		})
 	}()
 	select {
 	case err := <-ended:
-		if !errors.Is(err, context.Canceled) || len(warnings) != 1 || !errors.Is(warnings[0], ErrAbandoned) {
+		if errors.Is(err, context.Canceled) != canceled || len(warnings) != 1 || !errors.Is(warnings[0], ErrAbandoned) {
 			t.Errorf("%v, warnings %v", err, warnings)
 		}
 	case <-time.After(cancelTimeout):
