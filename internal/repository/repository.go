@@ -53,6 +53,13 @@ func OpenLocation(ctx context.Context, at Location, password string, o ConnectOp
 	return openAccess(ctx, a)
 }
 
+// CheckPassword checks that a password opens the repository at a location, and returns what Repository.ID does. It
+// reads the format and no index, so that it costs the same whatever the repository holds; of the options it uses
+// ReadOnly, Host and User. What is damaged beside the format, OpenLocation notices.
+func CheckPassword(ctx context.Context, at Location, password string, o ConnectOptions) (id string, err error) {
+	return engine.CheckPassword(ctx, at, password, o)
+}
+
 func openAccess(ctx context.Context, a *engine.Access) (*Repository, error) {
 	c, err := engine.OpenConnection(ctx, a, nil)
 	if err == nil {

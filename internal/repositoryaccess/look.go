@@ -19,7 +19,7 @@ const (
 	TryLocation Task = "try"
 	// LookAround looks whether the repository is there, and which others are.
 	LookAround Task = "look"
-	// PrepareRepository tries the location and makes the repository, or opens it with its password.
+	// PrepareRepository tries the location and makes the repository, or tries its password.
 	PrepareRepository Task = "prepare"
 	// CheckRepository looks whether the repository is still there.
 	CheckRepository Task = "check"

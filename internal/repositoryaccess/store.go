@@ -148,8 +148,9 @@ func findInDirectory(path string, known []string) (string, error) {
 	return "", nil
 }
 
-// Prepare makes the repository, or opens the one that is there, and returns its unique ID. One with another ID than the access's is
-// refused (storage.ErrReplaced), and one that is gone (ErrGone) is not made again.
+// Prepare makes the repository, or checks that the password opens the one that is there, and returns its unique ID. It
+// reads the format and no index: the controller prepares repositories of any size. One with another ID than the
+// access's is refused (storage.ErrReplaced), and one that is gone (ErrGone) is not made again.
 func (s *Store) Prepare(ctx context.Context, a datamove.Access, lock location.Lock) (uniqueID string, err error) {
 	exists, err := s.Exists(ctx, a)
 	if err != nil {
@@ -176,11 +177,11 @@ func (s *Store) Prepare(ctx context.Context, a datamove.Access, lock location.Lo
 	if !a.ReadOnly && a.UniqueID != "" {
 		o.ReadOnly = false // so that a lost format is restored from its copy
 	}
-	r, err := repository.OpenLocation(ctx, s.locate(a), a.Password, o)
+	id, err := repository.CheckPassword(ctx, s.locate(a), a.Password, o)
 	if err != nil {
 		return "", err
 	}
-	return r.ID(), errors.Join(checkSame(r, a), r.Close(ctx))
+	return id, checkSame(id, a)
 }
 
 // create makes the repository, once the storage has shown that it can be written.
@@ -195,14 +196,14 @@ func (s *Store) Open(ctx context.Context, a datamove.Access, o repository.Connec
 	if err != nil {
 		return nil, err
 	}
-	if err := checkSame(r, a); err != nil {
+	if err := checkSame(r.ID(), a); err != nil {
 		return nil, errors.Join(err, r.Close(ctx))
 	}
 	return r, nil
 }
 
-func checkSame(r *repository.Repository, a datamove.Access) error {
-	if a.UniqueID != "" && r.ID() != a.UniqueID {
+func checkSame(id string, a datamove.Access) error {
+	if a.UniqueID != "" && id != a.UniqueID {
 		return storage.ErrReplaced
 	}
 	return nil

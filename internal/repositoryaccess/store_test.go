@@ -120,6 +120,34 @@ func TestPrepare_restoresALostFormat(t *testing.T) {
 	}
 }
 
+// What cannot be mended in passing is damage, and no wrong password.
+func TestPrepare_saysWhatIsDamaged(t *testing.T) {
+	t.Parallel()
+	a := at(filepath.Join(t.TempDir(), "made"))
+	id, err := prepare(t, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"kopia.repository", "kopia.blobcfg"} {
+		file := filepath.Join(a.Directory, name+".f")
+		whole, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte("{}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		a.UniqueID, a.ReadOnly = id, true
+		_, err = prepare(t, a)
+		if !errors.Is(err, errclass.Corrupt) || !strings.Contains(err.Error(), name) || errors.Is(err, repository.ErrPassword) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := os.WriteFile(file, whole, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestFind(t *testing.T) {
 	t.Parallel()
 	s, root := NewStore(time.Now, nil), filepath.Join(t.TempDir(), "plugins", "varve")

@@ -135,7 +135,7 @@ func (i *Inspection) IsDamagedIndex(ctx context.Context, index blob.ID) (bool, e
 func (i *Inspection) Damage() error {
 	var all []error
 	for id := range i.DamagedFormat {
-		all = append(all, fmt.Errorf("%w: blob %s is damaged or missing; there is a copy", errclass.Corrupt, id))
+		all = append(all, engine.DamagedFormatBlob(id))
 	}
 	for _, id := range i.lostFormat {
 		all = append(all, fmt.Errorf("%w: blob %s is missing, and this password does not open the copy", errclass.Corrupt, id))
