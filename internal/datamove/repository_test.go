@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -33,6 +34,54 @@ func TestRepositoryNames_areLabelsAndDiffer(t *testing.T) {
 			} else {
 				seen[name] = location.String()
 			}
+		}
+	}
+}
+
+// docs/scale.md has the formula.
+func TestRoomFor(t *testing.T) {
+	t.Parallel()
+	const gib, million = 1 << 30, 1_000_000
+	for name, c := range map[string]struct {
+		contents        int64
+		memory, scratch int64
+	}{
+		"not known":                 {0, gib, 4 * gib},
+		"nonsense":                  {-1, gib, 4 * gib},
+		"small":                     {million, gib, 4 * gib},
+		"10 TiB, blocks of 256 KiB": {42 * million, 512<<20 + 66*42*million, 2560<<20 + 132*42*million},
+		"100 TiB":                   {400 * million, 512<<20 + 66*400*million, 2560<<20 + 132*400*million},
+		"more than a node has":      {1 << 62, 32 * gib, 64 * gib},
+	} {
+		if got := RoomFor(c.contents); got.Memory != c.memory || got.Scratch != c.scratch {
+			t.Errorf("%s: %+v, want %d and %d", name, got, c.memory, c.scratch)
+		}
+	}
+}
+
+func TestContentsOf(t *testing.T) {
+	t.Parallel()
+	for note, want := range map[string]int64{"": 0, "x": 0, "42000000": 42_000_000} {
+		meta := &metav1.ObjectMeta{Annotations: map[string]string{AnnotationContents: note}}
+		if got := ContentsOf(meta); got != want {
+			t.Errorf("%q: %d", note, got)
+		}
+	}
+}
+
+// A maintenance pod's last words come from the pod itself, or from the end of its log.
+func TestMaintenanceReport_passesThroughATerminationMessage(t *testing.T) {
+	t.Parallel()
+	long := MaintenanceReport{Contents: 1 << 40, Remark: strings.Repeat("\"ö", 3000)}
+	text := string(long.Encode())
+	got := DecodeMaintenanceReport(text)
+	begins := strings.HasPrefix(long.Remark, strings.TrimSuffix(got.Remark, "…"))
+	if len(text) > 4096 || got.Contents != long.Contents || !begins {
+		t.Errorf("%d bytes, %+v", len(text), got)
+	}
+	for _, text := range []string{"", "killed", "{", `{"contents":-1}`} {
+		if got := DecodeMaintenanceReport(text); got != (MaintenanceReport{Remark: text}) {
+			t.Errorf("%q: %+v", text, got)
 		}
 	}
 }

@@ -545,7 +545,11 @@ func maintained(w *world) {
 		w.Errorf("%+v", repo.Status)
 	}
 	w.later(firstMaintenanceRetry, repo)
-	end(batchv1.JobComplete, "restore points of deleted backups are kept")
+	report := datamove.MaintenanceReport{Contents: 42_000_000, Remark: "restore points of deleted backups are kept"}
+	end(batchv1.JobComplete, string(report.Encode()))
+	if got := datamove.ContentsOf(repo); got != report.Contents {
+		w.Errorf("the repository is noted to have %d contents, want %d", got, report.Contents)
+	}
 	runs = repo.Status.RecentMaintenance
 	if len(runs) != 2 || runs[1].Result != velerov1.MaintenanceSucceeded || runs[1].Message != "restore points of deleted backups are kept" || repo.Status.LastMaintenanceTime == nil || repo.Status.Phase != isReady {
 		w.Errorf("%+v", repo.Status)

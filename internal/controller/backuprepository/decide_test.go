@@ -7,6 +7,7 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
@@ -306,6 +307,41 @@ func TestMaintenanceJob_hasNothingButItsRepository(t *testing.T) {
 	for _, v := range pod.Volumes {
 		if v.EmptyDir == nil && (v.Secret == nil || v.Secret.SecretName != in.Repo.Name) {
 			t.Errorf("it has volume %s", v.Name)
+		}
+	}
+}
+
+// A repository of 10 TiB has an index of 1.4 GB: a Job with 1 GiB would be killed, and nothing would be freed any more.
+func TestMaintenanceJob_growsWithTheIndex(t *testing.T) {
+	t.Parallel()
+	for contents, memory := range map[string]string{"": "1Gi", "42000000": "3284000000"} {
+		in := newInput()
+		in.Repo.Annotations = map[string]string{datamove.AnnotationContents: contents}
+		room := datamove.RoomFor(datamove.ContentsOf(in.Repo))
+		pod := newMaintenanceJob(t, in.Repo).Spec.Template.Spec
+		c := pod.Containers[0]
+		limit, scratch := c.Resources.Limits.Memory(), pod.Volumes[1].EmptyDir.SizeLimit
+		enough := limit.Cmp(resource.MustParse(memory)) >= 0
+		if limit.Value() != room.Memory || scratch.Value() != room.Scratch || !enough {
+			t.Errorf("%q contents: memory %s, scratch %s, want %+v", contents, limit, scratch, room)
+		}
+		heap, err := resource.ParseQuantity(strings.TrimSuffix(c.Env[0].Value, "B"))
+		if err != nil || c.Env[0].Name != "GOMEMLIMIT" || heap.Cmp(*limit) >= 0 || heap.Value() < limit.Value()*3/4 {
+			t.Errorf("%q contents: %+v with a limit of %s (%v)", contents, c.Env[0], limit, err)
+		}
+	}
+}
+
+// What a run has counted is for the Jobs after it; what one that failed says is no count.
+func TestDecideMaintenance_notesWhatTheIndexHas(t *testing.T) {
+	t.Parallel()
+	for condition, want := range map[batchv1.JobConditionType]int64{batchv1.JobComplete: 7, batchv1.JobFailed: 0} {
+		in := newInput()
+		in.Job = newMaintenanceJob(t, in.Repo)
+		in.Job.Status.Conditions = []batchv1.JobCondition{{Type: condition, Status: corev1.ConditionTrue}}
+		in.JobMessage = string(datamove.MaintenanceReport{Contents: 7}.Encode())
+		if m := decideMaintenance(in, true); m.Record == nil || m.Contents != want {
+			t.Errorf("%s: %+v", condition, m)
 		}
 	}
 }

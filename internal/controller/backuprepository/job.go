@@ -84,13 +84,15 @@ func maintenanceJob(repo *velerov1.BackupRepository, image datamove.PodImage) (*
 	})
 }
 
-// NewJob returns a Job that works in a repository. Its pod has no token for the API server, no privileges, and of Secrets the repository's alone.
-// It has the storage of a location that only pods can use.
+// NewJob returns a Job that works in a repository. Its pod has no token for the API server, no privileges, and of
+// Secrets the repository's alone. It has the storage of a location that only pods can use, and memory and scratch
+// space by what the index has.
 func NewJob(repo *velerov1.BackupRepository, image datamove.PodImage, work Work) (*batchv1.Job, error) {
 	storage, err := datamove.StorageOf(repo)
 	if err != nil {
 		return nil, err
 	}
+	room := datamove.RoomFor(datamove.ContentsOf(repo))
 	labels := map[string]string{datamove.LabelRepository: repo.Name, work.Label: "true"}
 	meta := childMeta(repo, work.Name)
 	meta.Labels = labels
@@ -113,9 +115,11 @@ func NewJob(repo *velerov1.BackupRepository, image datamove.PodImage, work Work)
 						{Name: "repository", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
 							SecretName: repo.Name, DefaultMode: ptr.To[int32](0o440), Items: []corev1.KeyToPath{{Key: datamove.AccessKey, Path: datamove.AccessKey}},
 						}}},
-						{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(resource.MustParse("4Gi"))}}},
+						{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
+							SizeLimit: quantity(room.Scratch),
+						}}},
 					},
-					Containers: []corev1.Container{containerOf(image, work)},
+					Containers: []corev1.Container{containerOf(image, work, room)},
 				},
 			},
 		},
@@ -133,15 +137,22 @@ func NewJob(repo *velerov1.BackupRepository, image datamove.PodImage, work Work)
 	return job, nil
 }
 
-func containerOf(image datamove.PodImage, work Work) corev1.Container {
+// quantity returns a number of bytes as Kubernetes writes it.
+func quantity(bytes int64) *resource.Quantity { return resource.NewQuantity(bytes, resource.BinarySI) }
+
+func containerOf(image datamove.PodImage, work Work, room datamove.Room) corev1.Container {
 	return corev1.Container{
 		Name: work.Container, Image: image.Name, ImagePullPolicy: image.PullPolicy,
 		Command: []string{"/usr/bin/varve", "mover", work.Command},
 		// Go's collector works harder before the kernel ends the pod.
-		Env: append([]corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "900MiB"}}, work.Env...),
+		Env: append([]corev1.EnvVar{
+			{Name: "GOMEMLIMIT", Value: fmt.Sprintf("%dMiB", room.Memory/8*7>>20)},
+		}, work.Env...),
 		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("128Mi")},
-			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")},
+			Requests: corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: *quantity(room.Memory / 8),
+			},
+			Limits: corev1.ResourceList{corev1.ResourceMemory: *quantity(room.Memory)},
 		},
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "repository", MountPath: datamove.AccessDirectory, ReadOnly: true},

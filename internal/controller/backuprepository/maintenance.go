@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/datamove"
 )
 
 const (
@@ -24,6 +25,8 @@ const (
 type maintenance struct {
 	// Record is the run that has ended and that status does not have yet.
 	Record *velerov1.BackupRepositoryMaintenanceStatus
+	// Contents is how many contents the run of Record has counted; 0: it has not.
+	Contents int64
 	// Create makes the Job. Delete deletes it after its run is recorded.
 	Create, Delete bool
 	// After is when maintenance is due; 0: a change will tell.
@@ -43,6 +46,9 @@ func decideMaintenance(in *input, ready bool) maintenance {
 		m := maintenance{Delete: true, After: time.Second}
 		if !recorded(in.Repo, run) {
 			m.Record = run
+			if run.Result == velerov1.MaintenanceSucceeded {
+				m.Contents = datamove.DecodeMaintenanceReport(in.JobMessage).Contents
+			}
 		}
 		return m
 	}
@@ -91,7 +97,8 @@ func runOf(in *input) *velerov1.BackupRepositoryMaintenanceStatus {
 		run := &velerov1.BackupRepositoryMaintenanceStatus{StartTimestamp: start.DeepCopy(), CompleteTimestamp: c.LastTransitionTime.DeepCopy()}
 		switch c.Type { //nolint:exhaustive // the others are on the way to one of these
 		case batchv1.JobComplete:
-			run.Result, run.Message = velerov1.MaintenanceSucceeded, in.JobMessage // what it has left undone
+			run.Result = velerov1.MaintenanceSucceeded
+			run.Message = datamove.DecodeMaintenanceReport(in.JobMessage).Remark
 			return run
 		case batchv1.JobFailed:
 			run.Result, run.Message = velerov1.MaintenanceFailed, in.JobMessage

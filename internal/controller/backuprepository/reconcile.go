@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"strconv"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -81,7 +82,13 @@ func (r *reconciler) writeRepository(ctx context.Context, in *input, d decision)
 	changed := repo.DeepCopy()
 	changed.Status.Phase, changed.Status.Message = d.Phase, d.Message
 	record(&changed.Status, d.Maintenance.Record)
-	for name, value := range map[string]string{datamove.AnnotationUniqueID: d.UniqueID, datamove.AnnotationPasswordSecret: d.PasswordSecret} {
+	notes := map[string]string{
+		datamove.AnnotationUniqueID: d.UniqueID, datamove.AnnotationPasswordSecret: d.PasswordSecret,
+	}
+	if contents := d.Maintenance.Contents; contents > 0 {
+		notes[datamove.AnnotationContents] = strconv.FormatInt(contents, 10)
+	}
+	for name, value := range notes {
 		if value != "" {
 			metav1.SetMetaDataAnnotation(&changed.ObjectMeta, name, value)
 		}

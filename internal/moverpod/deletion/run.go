@@ -67,7 +67,7 @@ func (o Options) delete(ctx context.Context, a datamove.Access, job datamove.Del
 	case a.UniqueID != job.Repository:
 		return report, storage.ErrReplaced
 	}
-	connect := repository.ConnectOptions{Host: "varve-deletion", User: "varve"}
+	connect := repository.ConnectOptions{Host: "varve-deletion", User: "varve", CacheLimitBytes: datamove.JobCacheBytes}
 	if o.CacheDirectory != "" {
 		connect.CacheDirectory, connect.CacheBytes = filepath.Join(o.CacheDirectory, "cache"), cacheBytes
 	}

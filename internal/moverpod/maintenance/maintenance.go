@@ -34,7 +34,7 @@ type Options struct {
 	AccessFile string
 	// CacheDirectory is for a cache; "": none.
 	CacheDirectory string
-	// MessageFile gets the reason of a failure, if it exists, or what a run that succeeded could not do beside maintenance.
+	// MessageFile gets the reason of a failure or a datamove.MaintenanceReport, if it exists.
 	MessageFile string
 	// Now tells the time, and Log is told what is done.
 	Now func() time.Time
@@ -51,11 +51,11 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return o.leave(err)
 	}
-	remark, err := o.maintain(ctx, a)
+	report, err := o.maintain(ctx, a)
 	if err != nil {
 		return o.leave(errors.New(explain(err, a)))
 	}
-	return o.write(remark)
+	return o.write(string(report.Encode()))
 }
 
 func explain(err error, a datamove.Access) string {
@@ -63,26 +63,28 @@ func explain(err error, a datamove.Access) string {
 	return repositoryaccess.Explain(err, a, words)
 }
 
-// maintain returns what was left undone that is no failure of maintenance.
-func (o Options) maintain(ctx context.Context, a datamove.Access) (remark string, err error) {
-	connect := repository.ConnectOptions{Host: "varve-maintenance", User: "varve"}
+// maintain does what is due.
+func (o Options) maintain(ctx context.Context, a datamove.Access) (report datamove.MaintenanceReport, err error) {
+	connect := repository.ConnectOptions{
+		Host: "varve-maintenance", User: "varve", CacheLimitBytes: datamove.JobCacheBytes,
+	}
 	if o.CacheDirectory != "" {
 		connect.CacheDirectory, connect.CacheBytes = filepath.Join(o.CacheDirectory, "cache"), cacheBytes
 	}
 	if a.ReadOnly {
 		o.Log.Info("the location is read-only: nothing to do")
-		return "", nil
+		return report, nil
 	}
 	started := o.Now()
 	store := repositoryaccess.NewStore(o.Now, nil)
 	r, err := store.Open(ctx, a, connect)
 	if err != nil {
-		return "", err
+		return report, err
 	}
 	defer func() { err = errors.Join(err, r.Close(context.WithoutCancel(ctx))) }()
 	mode, err := r.DueMaintenance(ctx)
 	if err != nil {
-		return "", err
+		return report, err
 	}
 	o.Log.Info("maintenance begins", "repository", r.ID(), "mode", mode)
 	step := func(s repository.MaintenanceStep) { o.Log.Info("maintenance goes on", "step", s) }
@@ -92,7 +94,7 @@ func (o Options) maintain(ctx context.Context, a datamove.Access) (remark string
 		remarks = append(remarks, warning.Error())
 	}
 	if err := r.Maintain(ctx, repository.MaintenanceOptions{Mode: mode, Step: step, Warn: warn}); err != nil {
-		return "", err
+		return report, err
 	}
 	o.Log.Info("maintenance is done", "mode", mode, "seconds", int(o.Now().Sub(started).Seconds()))
 	// After maintenance, because that refuses a machine whose clock is wrong.
@@ -102,7 +104,11 @@ func (o Options) maintain(ctx context.Context, a datamove.Access) (remark string
 	} else if summary := collected.Summary(); summary != "" {
 		remarks = append(remarks, summary)
 	}
-	return strings.Join(remarks, "; "), nil
+	if report.Contents, _, err = r.Contents(ctx, 100, 0); err != nil {
+		warn(fmt.Errorf("the next Job may get too little memory: count the contents of the index: %w", err))
+	}
+	report.Remark = strings.Join(remarks, "; ")
+	return report, nil
 }
 
 // collect deletes the restore points whose Velero backup is gone from the location.

@@ -35,6 +35,8 @@ type pod struct {
 	access datamove.Access
 	log    bytes.Buffer
 	later  time.Duration // the clock is ahead
+	// contents is what the last run has counted.
+	contents int64
 }
 
 func newPod(t *testing.T) *pod {
@@ -53,7 +55,7 @@ func newPodIn(t *testing.T, prefix string) *pod {
 	return p
 }
 
-// run runs the program, and returns its error and the termination message.
+// run runs the program, and returns its error, or what it has left undone.
 func (p *pod) run() (message string, err error) {
 	p.Helper()
 	o := Options{
@@ -73,7 +75,12 @@ func (p *pod) run() (message string, err error) {
 	if all := p.log.String() + string(text); strings.Contains(all, testPassword) || err != nil && strings.Contains(err.Error(), testPassword) {
 		p.Errorf("a secret is shown: %s %v", all, err)
 	}
-	return string(text), err
+	if err != nil {
+		return string(text), err
+	}
+	report := datamove.DecodeMaintenanceReport(string(text))
+	p.contents = report.Contents
+	return report.Remark, nil
 }
 
 // use opens the repository for writing.
@@ -106,6 +113,9 @@ func TestRun_isFullOnceADay(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, err := r.Status(t.Context())
+	if err == nil && (p.contents == 0 || p.contents != status.Contents) {
+		t.Errorf("the last run has counted %d contents, want %d", p.contents, status.Contents)
+	}
 	if err != nil || status.Maintenance.LastFull.IsZero() || len(status.Maintenance.Failures) > 0 {
 		t.Errorf("%+v %v", status.Maintenance, err)
 	}

@@ -38,7 +38,10 @@ type ConnectOptions struct {
 	// 0: no cache.
 	CacheDirectory string
 	CacheBytes     int64
-	ReadOnly       bool
+	// CacheLimitBytes is how much of data and of metadata, half of it each, the cache may hold while it is in use; 0: as
+	// much as was read within a day. Indexes come on top.
+	CacheLimitBytes int64
+	ReadOnly        bool
 	// Host and User identify this machine in the repository; "": as the system says.
 	Host, User string
 	// Patience waits for a storage that does not answer, once the connection has opened it; nil: its requests fail. It is not for a
@@ -140,8 +143,9 @@ func writeConnection(ctx context.Context, configFile string, at storage.Location
 
 // openForConnection opens a storage that a connection is about to be made to, and returns how the connection caches what it reads.
 func openForConnection(ctx context.Context, at storage.Location, password string, o *ConnectOptions) (blob.Storage, *content.CachingOptions, error) {
-	if (o.CacheDirectory == "") != (o.CacheBytes == 0) || o.CacheBytes < 0 {
-		return nil, nil, fmt.Errorf("%w: a cache of %d bytes in directory %q", errclass.Invalid, o.CacheBytes, o.CacheDirectory)
+	if (o.CacheDirectory == "") != (o.CacheBytes == 0) || o.CacheBytes < 0 || o.CacheLimitBytes < 0 {
+		return nil, nil, fmt.Errorf("%w: a cache of %d bytes, at most %d, in directory %q",
+			errclass.Invalid, o.CacheBytes, o.CacheLimitBytes, o.CacheDirectory)
 	}
 	if err := storage.CheckRegistered(); err != nil {
 		return nil, nil, err
@@ -152,6 +156,7 @@ func openForConnection(ctx context.Context, at storage.Location, password string
 	}
 	caching := &content.CachingOptions{
 		CacheDirectory: o.CacheDirectory, ContentCacheSizeBytes: o.CacheBytes, MetadataCacheSizeBytes: max(o.CacheBytes, 256<<20),
+		ContentCacheSizeLimitBytes: o.CacheLimitBytes / 2, MetadataCacheSizeLimitBytes: o.CacheLimitBytes / 2,
 	}
 	err = storage.ExpireCachedFormat(caching)
 	if err == nil && !o.ReadOnly {
