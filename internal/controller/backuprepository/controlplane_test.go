@@ -538,7 +538,7 @@ func maintained(w *world) {
 	if err := w.admin.Get(w.Context(), key, &batchv1.Job{}); !apierrors.IsNotFound(err) {
 		w.Errorf("maintenance runs before it is due: %v", err)
 	}
-	w.later(defaultFrequency+time.Minute, repo) // the repository is younger than the clock
+	w.later(2*defaultFrequency, repo) // the repository is younger than the clock
 	end(batchv1.JobFailed, "maintenance: it broke")
 	runs := repo.Status.RecentMaintenance
 	if len(runs) != 1 || runs[0].Result != velerov1.MaintenanceFailed || runs[0].Message != "maintenance: it broke" || repo.Status.LastMaintenanceTime != nil {
@@ -591,7 +591,7 @@ func ownRights(w *world) {
 	repo := w.repository("shop")
 	w.becomes(repo, isReady, "")
 	w.access(repo, nil)
-	w.later(defaultFrequency+time.Minute, repo) // the repository is younger than the clock
+	w.later(2*defaultFrequency, repo) // the repository is younger than the clock
 	key := types.NamespacedName{Namespace: w.ns, Name: datamove.MaintenanceJob(repo.Name)}
 	controlplane.Eventually(w.T, func() error { return w.admin.Get(w.Context(), key, &batchv1.Job{}) })
 	if err := w.admin.Delete(w.Context(), &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: w.velero, Name: "default"}}); err != nil {
@@ -652,7 +652,7 @@ func inAClaim(w *world) {
 			w.Errorf("the password is in the pod, %v", err)
 		}
 	}
-	w.later(defaultFrequency+time.Minute, repo) // the repository is younger than the clock
+	w.later(2*defaultFrequency, repo) // the repository is younger than the clock
 	key, job := types.NamespacedName{Namespace: w.ns, Name: datamove.MaintenanceJob(repo.Name)}, &batchv1.Job{}
 	controlplane.Eventually(w.T, func() error { return w.admin.Get(w.Context(), key, job) })
 	template := job.Spec.Template

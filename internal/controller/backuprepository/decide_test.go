@@ -223,11 +223,17 @@ func TestMaintenance(t *testing.T) {
 		delete bool
 		after  time.Duration
 	}{
-		"a new repository":  {ready: true, after: 59 * time.Minute},
-		"an hour later":     {ready: true, edit: func(in *input) { in.Repo.CreationTimestamp = *at(time.Hour) }, create: true},
-		"not ready":         {edit: func(in *input) { in.Repo.CreationTimestamp = *at(time.Hour) }},
-		"read-only":         {ready: true, edit: func(in *input) { in.Repo.CreationTimestamp, in.Place.ReadOnly = *at(time.Hour), true }},
-		"its own frequency": {ready: true, edit: func(in *input) { in.Repo.Spec.MaintenanceFrequency.Duration = 10 * time.Minute }, after: 9 * time.Minute},
+		"a new repository": {ready: true, after: 29*time.Minute + spread("r1", time.Hour)},
+		"one and a half hours later": {ready: true, edit: func(in *input) {
+			in.Repo.CreationTimestamp = *at(90 * time.Minute)
+		}, create: true},
+		"not ready": {edit: func(in *input) { in.Repo.CreationTimestamp = *at(2 * time.Hour) }},
+		"read-only": {ready: true, edit: func(in *input) {
+			in.Repo.CreationTimestamp, in.Place.ReadOnly = *at(2 * time.Hour), true
+		}},
+		"its own frequency": {ready: true, edit: func(in *input) {
+			in.Repo.Spec.MaintenanceFrequency.Duration = 10 * time.Minute
+		}, after: 4*time.Minute + spread("r1", 10*time.Minute)},
 		"after a run": {ready: true, edit: func(in *input) {
 			in.Repo.CreationTimestamp = *at(9 * time.Hour)
 			in.Repo.Status.LastMaintenanceTime = at(50 * time.Minute)

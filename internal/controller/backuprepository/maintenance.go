@@ -1,19 +1,22 @@
 package backuprepository
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
 const (
-	// defaultFrequency is how often maintenance runs unless the BackupRepository says otherwise. The Job decides whether it is to be quick
-	// or full.
+	// defaultFrequency is how often maintenance runs unless the BackupRepository says otherwise. The Job decides whether
+	// it is to be quick or full. The first run comes half of that to one and a half later.
 	defaultFrequency = time.Hour
 	// recentRuns is how many runs status has.
 	recentRuns = 25
@@ -81,7 +84,15 @@ func dueAt(repo *velerov1.BackupRepository) time.Time {
 	if last := repo.Status.LastMaintenanceTime; last != nil {
 		return last.Add(every)
 	}
-	return repo.CreationTimestamp.Add(every)
+	return repo.CreationTimestamp.Add(every/2 + spread(repo.UID, every))
+}
+
+// spread returns a duration below every that depends on the UID alone. A catalogue makes the BackupRepositories of a
+// location at one moment, and their first runs must not come at one moment.
+func spread(uid types.UID, every time.Duration) time.Duration {
+	sum := sha256.Sum256([]byte(uid))
+	share := float64(binary.BigEndian.Uint32(sum[:4])) / (1 << 32)
+	return time.Duration(share * float64(every))
 }
 
 // runOf returns what a Job did; nil while it runs.

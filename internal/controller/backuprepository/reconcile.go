@@ -203,23 +203,44 @@ func passwordSecretInUse(in *input) string {
 func (r *reconciler) maintain(ctx context.Context, in *input, m maintenance) error {
 	switch {
 	case m.Delete:
-		return r.deleteJob(ctx, in.Job)
+		if err := r.deleteJob(ctx, in.Job); err != nil {
+			return err
+		}
+		return r.places.Leave(ctx, r.cached, client.ObjectKeyFromObject(in.Repo), in.Now)
 	case m.Create:
-		// A cache that is behind has no Job any more, and not yet what it did.
-		found, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(in.Repo), &velerov1.BackupRepository{})
+		return r.createJob(ctx, in)
+	}
+	return nil
+}
+
+// createJob makes the maintenance Job, if it is the repository's turn. If not, a place that becomes free or the next
+// look brings it.
+func (r *reconciler) createJob(ctx context.Context, in *input) (err error) {
+	key := client.ObjectKeyFromObject(in.Repo)
+	turn, err := r.places.Take(ctx, r.cached, key, dueAt(in.Repo), in.Now)
+	if err != nil || !turn {
+		return err
+	}
+	defer func() {
 		if err != nil {
-			return err
+			err = errors.Join(err, r.places.Leave(ctx, r.cached, key, in.Now))
 		}
-		if found == nil || recordedLater(found, in.Repo) {
-			return apierrors.NewConflict(velerov1.GroupVersion.WithResource("backuprepositories").GroupResource(), in.Repo.Name, errors.New("it has changed"))
-		}
-		job, err := maintenanceJob(in.Repo, r.Image)
-		if err != nil {
-			return err
-		}
-		if err := r.cached.Create(ctx, job); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("create job %s/%s: %w", job.Namespace, job.Name, err)
-		}
+	}()
+	// A cache that is behind has no Job any more, and not yet what it did.
+	found, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(in.Repo), &velerov1.BackupRepository{})
+	if err != nil {
+		return err
+	}
+	if found == nil || recordedLater(found, in.Repo) {
+		resource := velerov1.GroupVersion.WithResource("backuprepositories").GroupResource()
+		return apierrors.NewConflict(resource, in.Repo.Name, errors.New("it has changed"))
+	}
+	job, err := maintenanceJob(in.Repo, r.Image)
+	if err != nil {
+		return err
+	}
+	if err := r.cached.Create(ctx, job); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create job %s/%s: %w", job.Namespace, job.Name, err)
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ package backuprepository
 import (
 	"path/filepath"
 	"strings"
-	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -53,7 +52,7 @@ func byARole(w *world) {
 			w.Errorf("labels %v: it may not call the bucket", p.Labels)
 		}
 	}
-	w.later(defaultFrequency+time.Minute, repo) // the repository is younger than the clock
+	w.later(2*defaultFrequency, repo) // the repository is younger than the clock
 	key, job := types.NamespacedName{Namespace: w.ns, Name: datamove.MaintenanceJob(repo.Name)}, &batchv1.Job{}
 	controlplane.Eventually(w.T, func() error { return w.admin.Get(w.Context(), key, job) })
 	w.wantIdentity(&job.Spec.Template.Spec)

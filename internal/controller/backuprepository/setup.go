@@ -58,6 +58,7 @@ type reconciler struct {
 	events  events.EventRecorder
 	errands *errand.Runner[attempt]
 	memory  *memory
+	places  *JobPlaces
 }
 
 // Setup adds the controller to mgr.
@@ -77,6 +78,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	r := &reconciler{
 		Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(), errands: errand.NewRunner[attempt](limits), memory: newMemory(),
 		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-repository")),
+		places: NewJobPlaces(datamove.LabelMaintenance),
 	}
 	if err := mgr.Add(r.errands); err != nil {
 		return err
@@ -87,6 +89,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Owns(&batchv1.Job{}).
 		Watches(&velerov1.BackupStorageLocation{}, handler.EnqueueRequestsFromMapFunc(r.requestsForLocation)).
 		WatchesRawSource(r.errands.Source()).
+		WatchesRawSource(r.places.Source()).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }

@@ -53,6 +53,8 @@ type input struct {
 	Referring map[string][]types.NamespacedName
 	// Job is nil if there is none.
 	Job *jobState
+	// NoPlace: as many Jobs as may be delete restore points of other repositories.
+	NoPlace bool
 }
 
 // jobState is what is known of the Job.
@@ -78,6 +80,8 @@ type decision struct {
 	Points                    []datamove.PointToDelete
 	Repository                string
 	Chosen                    []types.UID
+	// Due is since when a Job is due, if there are Points.
+	Due time.Time
 	// After is when to look again; 0: when something changes.
 	After time.Duration
 }
@@ -245,7 +249,11 @@ func (d *decision) chooseDue(in *input, ready []*upload) {
 		d.look(time.Second, true)
 		return
 	}
-	d.Points, d.Repository = points, uniqueID(in.Repository)
+	if in.NoPlace {
+		d.noteAll(due, "it waits for Jobs that delete restore points of other repositories")
+		return
+	}
+	d.Points, d.Repository, d.Due = points, uniqueID(in.Repository), dueSince(due)
 	chosen := map[string]bool{}
 	for _, p := range points {
 		chosen[p.ID] = true
@@ -256,6 +264,20 @@ func (d *decision) chooseDue(in *input, ready []*upload) {
 			d.noteJob(u, "")
 		}
 	}
+}
+
+// dueSince returns since when the first of the uploads waits for a Job. A try in vain puts it behind others.
+func dueSince(due []*upload) (first time.Time) {
+	for _, u := range due {
+		at := u.Deleted
+		if retry := u.Deletion.RetryAt; retry != nil && retry.After(at) {
+			at = *retry
+		}
+		if first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	return first
 }
 
 func pointOf(u *upload) string {

@@ -148,7 +148,10 @@ func TestGather_seesWhoRefersToARestorePoint(t *testing.T) {
 			c.edit(other)
 			at := datamove.RepositoryName("shop", locationOf(owner))
 			l := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "default"}}
-			r := &repositories{Options: Options{Namespace: "varve", Clock: testclock.NewFakePassiveClock(testNow)}, cached: newClient(t, owner, other, l), live: newClient(t)}
+			r := &repositories{
+				Options: Options{Namespace: "varve", Clock: testclock.NewFakePassiveClock(testNow)},
+				cached:  newClient(t, owner, other, l), live: newClient(t), places: newPlaces(),
+			}
 			in, objects, _, err := r.gather(t.Context(), at)
 			if err != nil || objects[u.UID] == nil {
 				t.Fatalf("%+v %v", in, err)

@@ -36,6 +36,7 @@ type repositories struct {
 	cached client.Client
 	live   client.Reader
 	events events.EventRecorder
+	places *backuprepository.JobPlaces
 }
 
 // Reconcile takes the deletions in one repository a step further.
@@ -47,11 +48,29 @@ func (r *repositories) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	taken, err := r.takePlace(ctx, in)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
 	d, err := r.decideNoted(ctx, in, objects)
+	if taken && len(d.Points) == 0 {
+		err = errors.Join(err, r.places.Leave(ctx, r.cached, client.ObjectKeyFromObject(in.Repository), in.Now))
+	}
 	if err != nil {
 		return reconcile.RetryConflict(ctrl.Result{}, err)
 	}
 	return reconcile.RetryConflict(ctrl.Result{RequeueAfter: d.After}, r.apply(ctx, in, objects, job, d))
+}
+
+// takePlace takes a place for a Job if one is due, and says whether it has. Otherwise it sets in.NoPlace.
+func (r *repositories) takePlace(ctx context.Context, in *input) (taken bool, err error) {
+	first := decide(in)
+	if len(first.Points) == 0 {
+		return false, nil
+	}
+	taken, err = r.places.Take(ctx, r.cached, client.ObjectKeyFromObject(in.Repository), first.Due, in.Now)
+	in.NoPlace = !taken
+	return taken, err
 }
 
 // decideNoted decides, and writes the notes. DataUploads that the API server refuses to change are left out, and the rest is decided again:
@@ -109,9 +128,12 @@ func (r *repositories) apply(ctx context.Context, in *input, objects map[types.U
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete job %s/%s: %w", job.Namespace, job.Name, err)
 		}
+		repository := client.ObjectKey{Namespace: job.Namespace, Name: job.Labels[datamove.LabelRepository]}
+		return r.places.Leave(ctx, r.cached, repository, in.Now)
 	case len(d.Points) > 0:
 		if err := r.makeJob(ctx, in.Repository, d); err != nil {
-			return r.noteRefusal(ctx, in, objects, d.Chosen, err)
+			leave := r.places.Leave(ctx, r.cached, client.ObjectKeyFromObject(in.Repository), in.Now)
+			return errors.Join(r.noteRefusal(ctx, in, objects, d.Chosen, err), leave)
 		}
 	}
 	return nil

@@ -3,6 +3,7 @@ package pointdeletion
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +24,7 @@ import (
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/backuprepository"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
@@ -41,7 +43,7 @@ func TestRepositories_sayWhyThereIsNoJob(t *testing.T) {
 		},
 	})
 	clock := testclock.NewFakePassiveClock(testNow)
-	r := &repositories{Options: Options{Namespace: "varve", Clock: clock}, cached: c, live: c}
+	r := &repositories{Options: Options{Namespace: "varve", Clock: clock}, cached: c, live: c, places: newPlaces()}
 	pass := func() datamove.PointDeletion {
 		t.Helper()
 		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(repository)}); err != nil {
@@ -66,6 +68,10 @@ func TestRepositories_sayWhyThereIsNoJob(t *testing.T) {
 	if err := c.Get(t.Context(), key, &batchv1.Job{}); err != nil {
 		t.Error(err)
 	}
+}
+
+func newPlaces() *backuprepository.JobPlaces {
+	return backuprepository.NewJobPlaces(datamove.LabelDeletion)
 }
 
 // newDeletedUpload returns a DataUpload whose restore point is to be deleted.
@@ -107,7 +113,10 @@ func TestRepositories_deleteBesideWhatIsRefused(t *testing.T) {
 		},
 	})
 	recorder := events.NewFakeRecorder(1000)
-	r := &repositories{Options: Options{Namespace: "varve", Clock: testclock.NewFakePassiveClock(testNow)}, cached: c, live: c, events: recorder}
+	r := &repositories{
+		Options: Options{Namespace: "varve", Clock: testclock.NewFakePassiveClock(testNow)},
+		cached:  c, live: c, events: recorder, places: newPlaces(),
+	}
 	key := client.ObjectKey{Namespace: "varve", Name: datamove.DeletionJobName(repository.Name)}
 	pass := func() []datamove.PointToDelete {
 		t.Helper()
@@ -170,5 +179,67 @@ func TestRepositories_makeNoJobForWhatTheCacheSaysTooLate(t *testing.T) {
 		if apierrors.IsConflict(err) != c.conflict || (err == nil) == c.conflict || len(refused) > 0 {
 			t.Errorf("%s: %v, %v", name, refused, err)
 		}
+	}
+}
+
+// The backups of a thousand namespaces are deleted at once. As many Jobs as may run at a time work; the others say
+// that they wait, and go on when a Job has ended.
+func TestRepositories_fewHaveAJobAtATime(t *testing.T) {
+	t.Parallel()
+	const n = backuprepository.MaxJobs + 2
+	var all []client.Object
+	var keys []ctrl.Request
+	for i := range n {
+		o := newDeletedUpload(i + 1)
+		id, err := datamove.ParseSnapshotID(o.Status.SnapshotID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id.Namespace = fmt.Sprintf("shop%d", i)
+		o.Status.SnapshotID = id.String()
+		repository, location := newRepositoryOf(o)
+		repository.UID = types.UID(repository.Name)
+		all = append(all, o, repository)
+		keys = append(keys, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(repository)})
+		if i == 0 {
+			all = append(all, location)
+		}
+	}
+	c := newClient(t, all...)
+	r := &repositories{
+		Options: Options{Namespace: "varve", Clock: testclock.NewFakePassiveClock(testNow)}, cached: c, live: c,
+		events: events.NewFakeRecorder(100), places: newPlaces(),
+	}
+	pass := func() (jobs []batchv1.Job, waiting int) {
+		t.Helper()
+		for _, key := range keys {
+			if _, err := r.Reconcile(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		list, uploads := &batchv1.JobList{}, &velerov2.DataUploadList{}
+		if err := errors.Join(c.List(t.Context(), list), c.List(t.Context(), uploads)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range uploads.Items {
+			if strings.Contains(datamove.PointDeletionOf(&uploads.Items[i]).Message, "of other repositories") {
+				waiting++
+			}
+		}
+		return list.Items, waiting
+	}
+	for range 2 {
+		if jobs, waiting := pass(); len(jobs) != backuprepository.MaxJobs || waiting != n-backuprepository.MaxJobs {
+			t.Fatalf("%d jobs, %d wait", len(jobs), waiting)
+		}
+	}
+	jobs, _ := pass()
+	jobs[0].Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+	if err := c.Status().Update(t.Context(), &jobs[0]); err != nil {
+		t.Fatal(err)
+	}
+	pass()
+	if _, waiting := pass(); waiting >= n-backuprepository.MaxJobs {
+		t.Errorf("a Job has ended, and %d wait", waiting)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/backuprepository"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
@@ -36,12 +37,17 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	in := &repositories{Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-deletion"))}
+	in := &repositories{
+		Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader(),
+		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-deletion")),
+		places: backuprepository.NewJobPlaces(datamove.LabelDeletion),
+	}
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("pointdeletion").
 		For(&velerov1.BackupRepository{}).
 		Watches(&velerov2.DataUpload{}, handler.EnqueueRequestsFromMapFunc(in.repositoryOfUpload)).
 		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(in.repositoryOfJob)).
+		WatchesRawSource(in.places.Source()).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(in)
 	if err != nil {
