@@ -16,7 +16,7 @@ import (
 const terminationLog = "/dev/termination-log"
 
 // maintainCommand is `varve mover maintain`, the program in a maintenance pod.
-func maintainCommand() *cobra.Command {
+func maintainCommand(env environment) *cobra.Command {
 	var level string
 	o := maintenance.Options{
 		AccessFile: filepath.Join(datamove.AccessDirectory, datamove.AccessKey), CacheDirectory: os.TempDir(), MessageFile: terminationLog, Now: time.Now,
@@ -34,6 +34,7 @@ func maintainCommand() *cobra.Command {
 				return err
 			}
 			o.Log = slog.New(lines)
+			o.CollectMissing = env(datamove.CollectMissingVariable)
 			return maintenance.Run(c.Context(), o)
 		},
 	}

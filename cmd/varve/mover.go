@@ -32,7 +32,7 @@ func moverCommand(env environment) *cobra.Command {
 	c.AddCommand(
 		moveCommand(env, "upload", datamove.Upload, "Store the pod's volume as a restore point", "Store the volume of the pod in the repository as a restore point, for a DataUpload."),
 		moveCommand(env, "download", datamove.Download, "Write a restore point to the pod's volume", "Write a restore point of the repository to the volume of the pod, for a DataDownload."),
-		maintainCommand(),
+		maintainCommand(env),
 		lookCommand(env),
 		serveStorageCommand(),
 		deletePointsCommand(env),

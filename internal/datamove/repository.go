@@ -21,6 +21,11 @@ const (
 	// AnnotationContents is on a BackupRepository: how many contents its index had at the end of the last maintenance.
 	// RoomFor has the size of the next Jobs from it.
 	AnnotationContents = layout.Prefix + "repository-contents"
+	// AnnotationCollectMissing is on a BackupRepository: a time in RFC 3339. The user agrees that the backups that went
+	// missing until then together with most others were deleted, and their restore points are to be, too.
+	AnnotationCollectMissing = layout.Prefix + "collect-missing-backups"
+	// CollectMissingVariable is the environment variable of a maintenance pod that has AnnotationCollectMissing.
+	CollectMissingVariable = "VARVE_COLLECT_MISSING_BACKUPS"
 	// LabelMaintenance is on the Jobs that maintain repositories, and on their pods.
 	LabelMaintenance = layout.Prefix + "repository-maintenance"
 )

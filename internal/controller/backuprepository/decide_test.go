@@ -351,3 +351,21 @@ func TestDecideMaintenance_notesWhatTheIndexHas(t *testing.T) {
 		}
 	}
 }
+
+// A user agrees on the BackupRepository, and the Job acts by it.
+func TestMaintenanceJob_knowsWhatTheUserAgreesTo(t *testing.T) {
+	t.Parallel()
+	for _, agreed := range []string{"", "2026-11-28T03:00:00Z"} {
+		in := newInput()
+		in.Repo.Annotations = map[string]string{datamove.AnnotationCollectMissing: agreed}
+		var got string
+		for _, v := range newMaintenanceJob(t, in.Repo).Spec.Template.Spec.Containers[0].Env {
+			if v.Name == datamove.CollectMissingVariable {
+				got = v.Value
+			}
+		}
+		if got != agreed {
+			t.Errorf("the Job is told %q, want %q", got, agreed)
+		}
+	}
+}

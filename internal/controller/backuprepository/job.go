@@ -79,9 +79,14 @@ type Work struct {
 
 // maintenanceJob returns the Job that maintains a repository.
 func maintenanceJob(repo *velerov1.BackupRepository, image datamove.PodImage) (*batchv1.Job, error) {
-	return NewJob(repo, image, Work{
-		Name: datamove.MaintenanceJob(repo.Name), Label: datamove.LabelMaintenance, Container: maintenanceContainer, Command: "maintain", Limit: maintenanceLimit,
-	})
+	work := Work{
+		Name: datamove.MaintenanceJob(repo.Name), Label: datamove.LabelMaintenance,
+		Container: maintenanceContainer, Command: "maintain", Limit: maintenanceLimit,
+	}
+	if agreed := repo.Annotations[datamove.AnnotationCollectMissing]; agreed != "" {
+		work.Env = []corev1.EnvVar{{Name: datamove.CollectMissingVariable, Value: agreed}}
+	}
+	return NewJob(repo, image, work)
 }
 
 // NewJob returns a Job that works in a repository. Its pod has no token for the API server, no privileges, and of

@@ -31,7 +31,13 @@ const sightingsVersion = 1
 type sighting struct {
 	// Missing is since when it is not there; nil while it is.
 	Missing *time.Time `json:"missing,omitempty"`
+	// WithMost: most of the backups that were there went missing in the same look, which looks like a copy of a location
+	// that is not complete, and not like a deletion.
+	WithMost bool `json:"withMost,omitempty"`
 }
+
+// fewMissing is how many backups may go missing in one look even if these are most of them.
+const fewMissing = 3
 
 // memory is the blob sightings. A backup that was never seen is not in it: nobody can miss it. Its upload may not have ended, or this is not
 // the place where its backup is.
@@ -47,18 +53,37 @@ type Collector struct {
 	Backups    *repositoryaccess.Backups
 	// Storage is the repository's.
 	Storage blob.Storage
-	Now     func() time.Time
-	Log     *slog.Logger
+	// Agreed is datamove.AnnotationCollectMissing: what went missing with most backups until then was deleted.
+	Agreed time.Time
+	Now    func() time.Time
+	Log    *slog.Logger
 }
 
 // Collected is what Collect did: how many restore points it deleted, and why it kept others.
 type Collected struct {
 	Deleted int
 	Kept    map[string]datamove.Kept
+	// Doubted is how many backups went missing together with most others, the last ones at DoubtedAt. Their restore points
+	// are kept until somebody agrees.
+	Doubted   int
+	DoubtedAt time.Time
 }
 
 // Summary says in one line what was kept; "" if nothing was.
 func (c Collected) Summary() string {
+	var all []string
+	if c.Doubted > 0 {
+		all = append(all, fmt.Sprintf("most backups of the location went missing at once, %d in all, and their "+
+			"restore points are kept: put the backups back, or, if you have deleted them, set the annotation %s: %q on the BackupRepository",
+			c.Doubted, datamove.AnnotationCollectMissing, c.DoubtedAt.Format(time.RFC3339)))
+	}
+	if kept := c.keptSummary(); kept != "" {
+		all = append(all, kept)
+	}
+	return strings.Join(all, "; ")
+}
+
+func (c Collected) keptSummary() string {
 	if len(c.Kept) == 0 {
 		return ""
 	}
@@ -105,39 +130,64 @@ func (c *Collector) Collect(ctx context.Context) (Collected, error) {
 	if err != nil {
 		return Collected{}, err
 	}
-	after, gone := look(before, groups, there, c.Now())
+	after := look(before, groups, there, c.Now())
 	if err := c.write(ctx, before, after); err != nil {
 		return Collected{}, err
 	}
-	return c.deleteGroups(ctx, groups, gone)
+	gone, doubted, at := c.judge(after)
+	done, err := c.deleteGroups(ctx, groups, gone)
+	done.Doubted, done.DoubtedAt = doubted, at
+	return done, err
 }
 
-// look compares what is there with what was seen before. It returns what to remember, and the keys of the backups that are gone for long.
+// judge returns the keys of the backups that are gone for long, without those of which nobody has agreed that they were
+// deleted: how many these are, and when the last ones went missing.
+func (c *Collector) judge(m memory) (gone []string, doubted int, at time.Time) {
+	for key, s := range m.Backups {
+		switch {
+		case s.Missing == nil:
+		case s.WithMost && s.Missing.After(c.Agreed):
+			doubted++
+			if s.Missing.After(at) {
+				at = *s.Missing
+			}
+		case c.Now().Sub(*s.Missing) >= Grace:
+			gone = append(gone, key)
+		}
+	}
+	slices.Sort(gone)
+	return gone, doubted, at
+}
+
+// look compares what is there with what was seen before, and returns what to remember.
 //
-// A location without any backup looks like one whose prefix was changed or whose repositories alone were copied. Nothing is missing there.
-func look(before memory, groups map[string][]*repository.RestorePoint, there map[string]bool, now time.Time) (after memory, gone []string) {
-	after.Backups = map[string]sighting{}
+// A location without any backup looks like one whose prefix was changed or whose repositories alone were copied.
+// Nothing is missing there. Of one whose backups are copied later than its repositories, most go missing at once.
+func look(before memory, groups map[string][]*repository.RestorePoint, there map[string]bool, now time.Time) memory {
+	after := memory{Backups: map[string]sighting{}}
+	var missed []string
+	wereThere := 0
 	for key := range groups {
 		name, _, _ := strings.Cut(key, "/")
 		s, seen := before.Backups[key]
+		if seen && s.Missing == nil {
+			wereThere++
+		}
 		switch {
 		case there[name]:
 			after.Backups[key] = sighting{}
 		case !seen:
-		case len(there) == 0:
+		case len(there) == 0 || s.Missing != nil:
 			after.Backups[key] = s
-		case s.Missing == nil:
-			at := now.UTC().Truncate(time.Second)
-			after.Backups[key] = sighting{Missing: &at}
 		default:
-			after.Backups[key] = s
-			if now.Sub(*s.Missing) >= Grace {
-				gone = append(gone, key)
-			}
+			missed = append(missed, key)
 		}
 	}
-	slices.Sort(gone)
-	return after, gone
+	at := now.UTC().Truncate(time.Second)
+	for _, key := range missed {
+		after.Backups[key] = sighting{Missing: &at, WithMost: len(missed) > fewMissing && 2*len(missed) > wereThere}
+	}
+	return after
 }
 
 // deleteGroups deletes the restore points of backups that are gone, once the location has said so again.

@@ -1,6 +1,7 @@
 package deletion
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,7 +32,10 @@ func (s *site) collect(later time.Duration) (Collected, error) {
 		if err != nil {
 			s.Fatal(err)
 		}
-		c := Collector{Repository: r, Backups: backups, Storage: st, Now: func() time.Time { return s.now }, Log: s.logger()}
+		c := Collector{
+			Repository: r, Backups: backups, Storage: st, Agreed: s.agreed,
+			Now: func() time.Time { return s.now }, Log: s.logger(),
+		}
 		done, failure = c.Collect(s.Context())
 		if err := st.Close(s.Context()); err != nil {
 			s.Error(err)
@@ -248,4 +252,72 @@ func TestCollect_keepsWhatIsPinnedAndSaysSo(t *testing.T) {
 		}
 	})
 	s.looks("", time.Hour)
+}
+
+// An administrator copies the repositories to another bucket, and the backups follow days later; meanwhile there is
+// one new backup. Before, everything that is older was deleted in the new place after a day.
+func TestCollect_doubtsThatMostBackupsWereDeletedAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	names := []string{"monday", "tuesday", "wednesday", "thursday"}
+	s.backup(append(names, "new")...)
+	for i, name := range names {
+		s.point(string("abcd"[i]), name)
+	}
+	s.looks("abcd", 0)
+	for _, name := range names {
+		s.removeBackup(name)
+	}
+	done := s.looks("abcd", time.Hour, long, long)
+	says := done.Summary()
+	for _, want := range []string{"4 in all", datamove.AnnotationCollectMissing, done.DoubtedAt.Format(time.RFC3339)} {
+		if done.Doubted != len(names) || !strings.Contains(says, want) {
+			t.Errorf("%+v: %q, want %q", done, says, want)
+		}
+	}
+	s.backup("monday") // the copy goes on
+	s.looks("abcd", time.Hour)
+	s.removeBackup("monday") // one alone is a deletion
+	s.looks("abcd", time.Hour)
+	if done := s.looks("bcd", long); done.Doubted != 3 {
+		t.Errorf("%+v", done)
+	}
+	s.agreed = done.DoubtedAt.Add(-time.Second) // to something else
+	s.looks("bcd", time.Hour)
+	s.agreed = done.DoubtedAt
+	if done := s.looks("", time.Hour); done.Deleted != 3 || done.Summary() != "" {
+		t.Errorf("%+v", done)
+	}
+}
+
+// Backups end one after the other, also if each is kept for less than Grace, or looks are rare.
+func TestLook_whatEndsInTurnIsNoDoubt(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for name, c := range map[string]struct {
+		were, missed int
+		want         bool
+	}{
+		"a few, and all of them": {3, 3, false},
+		"half":                   {8, 4, false},
+		"most":                   {7, 4, true},
+		"all":                    {4, 4, true},
+		"many, and not most":     {100, 40, false},
+	} {
+		before := memory{Backups: map[string]sighting{"earlier/u": {Missing: &now}}}
+		groups := map[string][]*repository.RestorePoint{"earlier/u": nil}
+		there := map[string]bool{"new": true}
+		for i := range c.were {
+			key := fmt.Sprintf("b%d/u", i)
+			before.Backups[key], groups[key] = sighting{}, nil
+			there[fmt.Sprintf("b%d", i)] = i >= c.missed
+		}
+		after := look(before, groups, there, now)
+		if got := after.Backups["b0/u"]; got.Missing == nil || got.WithMost != c.want {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if got := after.Backups["earlier/u"]; got.WithMost {
+			t.Errorf("%s: what went missing before: %+v", name, got)
+		}
+	}
 }

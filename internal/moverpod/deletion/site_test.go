@@ -31,6 +31,7 @@ type site struct {
 	dir    string
 	access datamove.Access
 	now    time.Time
+	agreed time.Time
 	log    strings.Builder
 }
 

@@ -36,6 +36,8 @@ type Options struct {
 	CacheDirectory string
 	// MessageFile gets the reason of a failure or a datamove.MaintenanceReport, if it exists.
 	MessageFile string
+	// CollectMissing is the value of datamove.CollectMissingVariable; "" if there is none.
+	CollectMissing string
 	// Now tells the time, and Log is told what is done.
 	Now func() time.Time
 	Log *slog.Logger
@@ -127,6 +129,12 @@ func (o Options) collect(ctx context.Context, store *repositoryaccess.Store, r *
 	}
 	defer func() { err = errors.Join(err, blobs.Close(context.WithoutCancel(ctx))) }()
 	c := deletion.Collector{Repository: r, Backups: backups, Storage: blobs, Now: o.Now, Log: o.Log}
+	if o.CollectMissing != "" {
+		if c.Agreed, err = time.Parse(time.RFC3339, o.CollectMissing); err != nil {
+			return done, fmt.Errorf("annotation %s of the BackupRepository: a time such as %s: %w",
+				datamove.AnnotationCollectMissing, o.Now().UTC().Format(time.RFC3339), err)
+		}
+	}
 	return c.Collect(ctx)
 }
 

@@ -31,10 +31,11 @@ var testPoint = strings.Repeat("a", 32)
 // pod is a maintenance pod: what it has, what it logs, and what it leaves.
 type pod struct {
 	*testing.T
-	dir    string
-	access datamove.Access
-	log    bytes.Buffer
-	later  time.Duration // the clock is ahead
+	dir            string
+	access         datamove.Access
+	log            bytes.Buffer
+	later          time.Duration // the clock is ahead
+	collectMissing string
 	// contents is what the last run has counted.
 	contents int64
 }
@@ -61,6 +62,7 @@ func (p *pod) run() (message string, err error) {
 	o := Options{
 		AccessFile: filepath.Join(p.dir, datamove.AccessKey), MessageFile: filepath.Join(p.dir, "termination-log"), CacheDirectory: p.dir,
 		Now: func() time.Time { return time.Now().Add(p.later) }, Log: slog.New(slog.NewTextHandler(&p.log, nil)),
+		CollectMissing: p.collectMissing,
 	}
 	for name, text := range map[string][]byte{o.AccessFile: p.access.Encode(), o.MessageFile: nil} {
 		if err := os.WriteFile(name, text, 0o600); err != nil {
@@ -214,4 +216,16 @@ func TestRun_collectsWhatBackupsHaveLeft(t *testing.T) {
 			t.Errorf("%v %v", all, err)
 		}
 	})
+}
+
+// An agreement that cannot be read is no agreement, and maintenance goes on.
+func TestRun_saysThatAnAgreementCannotBeRead(t *testing.T) {
+	t.Parallel()
+	p := newPodIn(t, datamove.RepositoryPrefix("", "shop"))
+	p.collectMissing = "yes"
+	message, err := p.run()
+	named := strings.Contains(message, datamove.AnnotationCollectMissing)
+	if err != nil || !named || !strings.Contains(message, "a time such as") {
+		t.Errorf("%q %v", message, err)
+	}
 }
