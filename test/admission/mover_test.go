@@ -250,6 +250,27 @@ func TestHandler_hasNoRightsToDataMovements(t *testing.T) {
 	}
 }
 
+// A location that uses a role is looked into by a pod with the movers' account, which has no object.
+func TestController_makesPodsThatLook(t *testing.T) {
+	t.Parallel()
+	look := func(edit func(*corev1.Pod)) error {
+		storage := datamove.Storage{Identity: &datamove.Identity{Audience: "sts.amazonaws.com"}}
+		template := storage.NewPod(datamove.PodImage{Name: "varve"}, "look")
+		pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
+		pod.Namespace, pod.Name = controlplane.SystemNamespace, "look-1"
+		edit(pod)
+		return cluster.Client(t, controlplane.Controller).Create(t.Context(), pod, client.DryRunAll)
+	}
+	admitted(t, look(func(p *corev1.Pod) {
+		if p.Spec.ServiceAccountName != datamove.ServiceAccount {
+			t.Errorf("it has the account %s", p.Spec.ServiceAccountName)
+		}
+	}))
+	const looks = "a pod that looks into a storage runs varve mover look"
+	refused(t, look(func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"/bin/sh"} }), looks)
+	refused(t, look(func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}} }), looks)
+}
+
 // mayDo reports whether the roles let a user do something to a kind whose CRD need not be there.
 func mayDo(t *testing.T, user controlplane.User, verb, group, resource, namespace string) bool {
 	t.Helper()

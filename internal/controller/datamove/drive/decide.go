@@ -100,7 +100,9 @@ type LocationState struct{ Found, ReadOnly bool }
 type RepositoryState struct {
 	Name         string
 	Found, Ready bool
-	Message      string
+	// NoStorage: it does not say what a pod mounts.
+	NoStorage bool
+	Message   string
 	// Err is why it could not be made.
 	Err error
 }
@@ -211,8 +213,8 @@ func decideNew(in Input) Decision {
 		change.Finalizer = o.Finalizer || !o.Deleted
 		change.Memory, change.Begins = memory{Ending: &ending{Phase: velerov2.PhaseCanceled, Message: cancelReason(o), Since: metav1.NewTime(in.Now).Rfc3339Copy()}}, true
 		change.Message = "canceling: " + cancelReason(o)
-	case !o.Finalizer:
-		change.Finalizer = true
+	case !o.Finalizer && o.Mover == datamove.Mover:
+		change.Finalizer = true // other movers' waiting objects may be taken by the mover that they name
 	default:
 		says := o.Created.Add(quietQueue)
 		if in.Now.Before(says) {
@@ -244,9 +246,10 @@ func waitInQueue(in Input) string {
 	}
 }
 
-// decidePlace is for an object whose node is lost before its pod got there: another node takes it.
+// decidePlace is for an object whose node is lost or closed before its pod got there: another node takes it.
 func decidePlace(in Input) (Decision, bool) {
-	if !in.DriverNode.isLost(in.Now) || in.Pod != nil && in.Pod.Node != "" || reportOf(in) != nil {
+	if !in.DriverNode.isLost(in.Now) && !in.DriverNode.Closed || reportOf(in) != nil ||
+		in.Pod != nil && (in.Pod.Node != "" || in.Pod.Pinned == "") || in.Pod == nil && in.PodNode.Name != "" {
 		return Decision{}, false
 	}
 	switch {

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 )
@@ -13,6 +15,9 @@ import (
 func decideEnding(in Input) Decision {
 	o := &in.Object
 	ending := o.Memory.Ending
+	if r := reportOf(in); isStored(in, r) && o.Memory.Finishing == nil {
+		return completeAfterAll(in, r)
+	}
 	deadline := ending.Since.Add(o.OperationTimeout)
 	d, left, done := clear(in)
 	if d.Do != Wait {
@@ -33,6 +38,23 @@ func decideEnding(in Input) Decision {
 	}
 	change.Message = appendSentence(ending.text(), "not disposed of, and tried again: "+left)
 	return Decision{Do: Write, Change: change, Again: lookAgain}
+}
+
+// isStored says that a report is of an upload whose restore point is published.
+func isStored(in Input, r *datamove.Report) bool {
+	return in.Object.Kind == datamove.Upload && r != nil && r.Outcome == datamove.Succeeded && isPointOf(&in.Object, r.SnapshotID)
+}
+
+// completeAfterAll is for an upload that was to end otherwise, and had published its restore point by then: who owns it
+// must have its ID.
+func completeAfterAll(in Input, r *datamove.Report) Decision {
+	change := in.Object.unchanged()
+	at := metav1.NewTime(in.Now).Rfc3339Copy()
+	change.Memory.Ending = &ending{Phase: velerov2.PhaseCompleted, Since: at}
+	change.Memory.Finishing = &at
+	change.Result = r
+	change.Message = "the data was stored before that could be stopped; disposing of what that took"
+	return Decision{Do: Write, Change: change}
 }
 
 // text is what the object says at its end.

@@ -167,8 +167,8 @@ func decideInProgress(in Input) Decision {
 		return decideLostPod(in, o.Memory.Stalled.Add(in.PrepareTimeout))
 	}
 	change := o.unchanged()
-	change.Message, change.Memory.Stalled = "", nil
-	if deaths := o.Memory.Deaths + in.Pod.Deaths; deaths > 0 {
+	change.Message, change.Memory.Stalled = o.Waiting, nil
+	if deaths := o.Memory.Deaths + in.Pod.Deaths; deaths > 0 && o.Waiting == "" {
 		change.Message = because(fmt.Sprintf("the mover was started again, %d of %d times", deaths, maxDeaths-1),
 			cmp.Or(in.Pod.LastWords, o.Memory.LastWords))
 	}
@@ -194,6 +194,8 @@ func decideLostPod(in Input, deadline time.Time) Decision {
 		return waitOrFail(in, "its volume to be accessible: "+in.Exposed.Err.Error(), deadline)
 	case in.Exposed != nil && in.Exposed.Volume == nil:
 		return waitOrFail(in, in.Exposed.Waiting, deadline)
+	case in.Exposed != nil && (!in.Repository.Found || in.Repository.NoStorage):
+		return waitOrFail(in, because("BackupRepository "+in.Repository.Name+" to be there", in.Repository.Message), deadline)
 	}
 	return decidePod(in, "", deadline)
 }
@@ -217,7 +219,8 @@ func decideMoved(in Input, r *datamove.Report) Decision {
 		return Decision{Do: KillPod}
 	case in.Pod != nil && !in.Pod.Deleting:
 		return Decision{Do: DeletePod}
-	case in.Pod != nil:
+	case in.Pod != nil && (o.Kind == datamove.Download || in.Now.Before(deadline)):
+		// What is stored is stored, whether the pod's node answers or not. The volume of a download is the pod's until then.
 		return waitOrFail(in, "pod "+in.Pod.Name+" to be gone", deadline)
 	case in.Finished == nil:
 		return Decision{Do: Finish}

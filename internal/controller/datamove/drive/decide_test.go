@@ -109,7 +109,14 @@ func TestDecide(t *testing.T) {
 			in.DriverNode.Gone, in.Placed = true, &PlaceAnswer{Node: "node-b"}
 		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-b" && c.Phase == accepted }},
 		{"the same, no other one has a place", accepted, func(in *Input) { in.DriverNode.Gone, in.Placed = true, &PlaceAnswer{} }, Expose, "", "", "", nil},
-		{"the same, its pod runs elsewhere", inProgress, func(in *Input) {
+		{"its node is closed, and its pod is not there yet", accepted, func(in *Input) {
+			in.DriverNode.Closed, in.Pod = true, &PodState{Name: "du-u1", UID: "p1", Pinned: "node-a"}
+		}, Place, "", "", "", nil},
+		{"the same, its pod waits for the node of its volume", accepted, func(in *Input) {
+			in.DriverNode.Closed, in.Pod, in.Exposed = true, &PodState{Name: "du-u1", UID: "p1"}, ready()
+		}, Write, "", "", "du-u1 to run", nil},
+		{"the same, its pod is there", inProgress, func(in *Input) { in.DriverNode.Closed = true }, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" }},
+		{"its pod runs elsewhere, and its node is gone", inProgress, func(in *Input) {
 			in.DriverNode.Gone, in.Pod.Node, in.PodNode = true, "node-c", NodeState{Name: "node-c"}
 		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" && c.Memory.Ending == nil }},
 		{"its pod is gone with its node, before it moved anything again", inProgress, func(in *Input) {
@@ -276,6 +283,35 @@ func TestDecide(t *testing.T) {
 		}, Write, "", "", "", func(c *Change) bool { return c.Memory.Finishing != nil }},
 		{"failure", inProgress, func(in *Input) { in.Object.Report = reportBy("p1", datamove.Failed) }, Write, "", failed, "it broke", nil},
 		{"an unasked cancel", inProgress, func(in *Input) { in.Object.Report = reportBy("p1", datamove.Canceled) }, Write, "", failed, "as if it had been canceled", nil},
+		{"the pod of an upload that is stored is never gone", inProgress, func(in *Input) {
+			in.Object.Report, in.Object.Memory.Finishing, in.Pod.Deleting = reportBy("p1", datamove.Succeeded), at(-10*time.Minute), true
+		}, Finish, "", "", "", nil},
+		{"the same, of a download", inProgress, func(in *Input) {
+			in.Object.Kind, in.Object.Report = datamove.Download, reportBy("p1", datamove.Succeeded)
+			in.Object.Memory.Finishing, in.Pod.Deleting = at(-10*time.Minute), true
+		}, Write, "", failed, "du-u1 to be gone", nil},
+		{"canceled when its restore point was published already", canceling, func(in *Input) {
+			in.Object.Memory, in.Object.Report = memory{Pod: "p1", Ending: ended(canceled, 0)}, reportBy("p1", datamove.Succeeded)
+		}, Write, "", completed, "stored before that could be stopped", func(c *Change) bool { return c.Result != nil && c.Result.SnapshotID == ownPoint }},
+		{"the same, failed meanwhile", inProgress, func(in *Input) {
+			in.Object.Memory, in.Object.Report = memory{Pod: "p1", Ending: ended(failed, 0)}, reportBy("p1", datamove.Succeeded)
+		}, Write, "", completed, "", nil},
+		{"the same, a download", canceling, func(in *Input) {
+			in.Object.Kind, in.Object.Memory, in.Object.Report = datamove.Download, memory{Pod: "p1", Ending: ended(canceled, 0)}, reportBy("p1", datamove.Succeeded)
+		}, Dispose, "", "", "", nil},
+		{"failed because what was moved is no good", inProgress, func(in *Input) {
+			in.Object.Memory, in.Object.Report = memory{Pod: "p1", Finishing: at(0), Ending: ended(failed, 0)}, reportBy("p1", datamove.Succeeded)
+		}, DeletePod, "", "", "", nil},
+		{"the mover waits for its storage", inProgress, func(in *Input) {
+			in.Object.Waiting, in.Pod.Deaths = "waiting for the storage since 12:03:04 UTC: connection refused", 1
+		}, Write, "", "", "waiting for the storage since 12:03:04 UTC", func(c *Change) bool { return c.Memory.Ending == nil }},
+		{"a pod is to replace another one, and nobody says what it mounts", inProgress, func(in *Input) {
+			in.Pod, in.PodNode, in.Exposed, in.Object.Memory = nil, NodeState{}, ready(), memory{Lost: "p1", Deaths: 1, Stalled: at(0)}
+			in.Repository.NoStorage, in.Repository.Message = true, "bad annotation"
+		}, Write, "", "", "BackupRepository repo to be there: bad annotation", nil},
+		{"waiting for another mover, which may take it still", phaseNew, func(in *Input) {
+			in.Object.Mover, in.Object.Finalizer, in.Takers = "velero", false, 1
+		}, Write, "", "", "waiting for a place", func(c *Change) bool { return !c.Finalizer }},
 		{"a report of a pod that was given up", inProgress, func(in *Input) { in.Object.Report = reportBy("p0", datamove.Succeeded) }, Write, "", "", "", func(c *Change) bool { return c.Memory.Finishing == nil }},
 		{"a report of the pod that is lost", inProgress, func(in *Input) {
 			in.Object.Report, in.Object.Memory, in.Pod = reportBy("p1", datamove.Succeeded), memory{Lost: "p1", Deaths: 1, Stalled: at(0), RetryAt: at(time.Second)}, nil

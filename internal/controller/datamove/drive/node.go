@@ -15,6 +15,8 @@ import (
 const (
 	// lostAfter is how long a node is not ready until its objects are taken elsewhere, or fail.
 	lostAfter = time.Minute
+	// linux is the value of the label for the operating system of nodes that run mover pods.
+	linux = "linux"
 )
 
 // NodeState is what is known about a node.
@@ -24,6 +26,8 @@ type NodeState struct {
 	Gone bool
 	// NotReadySince is since when the node is not ready; zero: it is.
 	NotReadySince time.Time
+	// Closed: no mover pod can be scheduled to it, such as while it is drained. Pods that are there go on.
+	Closed bool
 }
 
 // lostIn returns how long it takes from now until the node counts as lost: 0, if it is. A node that is ready is never lost.
@@ -73,8 +77,14 @@ func isReady(node *corev1.Node) bool {
 
 // takesPods says that a mover pod with these tolerations can be scheduled to the node.
 func takesPods(node *corev1.Node, tolerations []corev1.Toleration) bool {
-	if !isReady(node) || node.Spec.Unschedulable {
-		return false
+	return isReady(node) && !isClosed(node, tolerations)
+}
+
+// isClosed says that a node takes no mover pods, ready or not: it is cordoned, has a taint that is not tolerated, or
+// runs something else than Linux.
+func isClosed(node *corev1.Node, tolerations []corev1.Toleration) bool {
+	if system := node.Labels[corev1.LabelOSStable]; node.Spec.Unschedulable || system != "" && system != linux {
+		return true
 	}
 	for i := range node.Spec.Taints {
 		taint := &node.Spec.Taints[i]
@@ -82,10 +92,10 @@ func takesPods(node *corev1.Node, tolerations []corev1.Toleration) bool {
 			continue
 		}
 		if !slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool { return tolerates(t, taint) }) {
-			return false
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 func tolerates(t corev1.Toleration, taint *corev1.Taint) bool {

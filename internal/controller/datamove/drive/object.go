@@ -49,6 +49,8 @@ type Object struct {
 	Memory            memory
 	// Report is that of some pod, or nil.
 	Report *datamove.Report
+	// Waiting is what the pod that counts says that it waits for, or "".
+	Waiting string
 }
 
 // stepBegan is since when the object is in the step that it waits in, by its memory and its phase.
@@ -113,6 +115,9 @@ func viewOf(o client.Object) (Object, error) {
 		if !v.Phase.Ended() {
 			v.Memory.Ending = &ending{Phase: velerov2.PhaseFailed, Message: bad.Error(), Reason: ReasonUnexpectedPhase}
 		}
+	}
+	if note, err := datamove.DecodeNote(o.GetAnnotations()[datamove.AnnotationNote]); err == nil && note.Pod != "" && note.Pod == v.Memory.Pod {
+		v.Waiting = note.Waiting
 	}
 	return v, err
 }

@@ -59,14 +59,21 @@ func (p *pass) observe(ctx context.Context) error {
 	if err := p.observePod(ctx, nodes); err != nil {
 		return err
 	}
-	if v.Phase != velerov2.PhaseAccepted {
-		in.Repository.Name = p.repositoryName()
+	if v.Phase.Ended() || v.Memory.Ending != nil {
 		return nil
 	}
-	if err := p.observeLocation(ctx); err != nil {
-		return err
+	in.DriverNode.Closed = p.isClosed(nodes, v.Driver)
+	if v.Phase == velerov2.PhaseAccepted {
+		if err := p.observeLocation(ctx); err != nil {
+			return err
+		}
 	}
-	return p.observeRepository(ctx)
+	return p.observeRepository(ctx) // also for a pod that replaces another one
+}
+
+func (p *pass) isClosed(nodes []*corev1.Node, name string) bool {
+	i := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.Name == name })
+	return i >= 0 && isClosed(nodes[i], p.settings.Pod.Tolerations)
 }
 
 func (p *pass) podKey() types.NamespacedName {
@@ -170,7 +177,7 @@ func (p *pass) observeRepository(ctx context.Context) error {
 	if repository != nil {
 		s.Ready, s.Message = repository.Status.Phase == velerov1.RepositoryReady, repository.Status.Message
 		if p.storage, err = datamove.StorageOf(repository); err != nil {
-			s.Ready, s.Message = false, err.Error()
+			s.Ready, s.NoStorage, s.Message = false, true, err.Error()
 		}
 	}
 	p.in.Repository = s

@@ -3,6 +3,7 @@ package drive
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -61,13 +62,14 @@ func (s *survey) nodesFor(ctx context.Context, o client.Object, v *Object) ([]*c
 	if err != nil {
 		return nil, 0, err
 	}
-	return nodesFor(s.nodes, volume, storage, s.settings), 0, nil
+	nodes, _ := nodesFor(s.nodes, volume, storage, s.settings)
+	return nodes, 0, nil
 }
 
 // nodesFor decides among the nodes. Nodes that take no object by the settings count only if no other one will do: then
 // the object waits for the settings. A volume that every node reaches goes to where the storage is, and a storage that
-// one node uses at a time has one node.
-func nodesFor(nodes []*corev1.Node, volume volumePlace, storage *storagePlace, current *settings.Settings) []*corev1.Node {
+// one node uses at a time has one node. reached says that they reach the volume.
+func nodesFor(nodes []*corev1.Node, volume volumePlace, storage *storagePlace, current *settings.Settings) (found []*corev1.Node, reached bool) {
 	reachesVolume := func(n *corev1.Node) bool { return selects(volume.nodes, n) }
 	reachesBoth := func(n *corev1.Node) bool { return reachesVolume(n) && storage.selects(n) }
 	from := nodesThatMayTake(nodes, current)
@@ -76,20 +78,20 @@ func nodesFor(nodes []*corev1.Node, volume volumePlace, storage *storagePlace, c
 	}) {
 		from = only(nodes, func(n *corev1.Node) bool { return takesPods(n, current.Pod.Tolerations) })
 	}
-	found := only(from, reachesBoth)
+	found = only(from, reachesBoth)
 	if len(found) == 0 && volume.preferred {
 		found = only(from, storage.selects)
 	}
 	if len(found) == 0 {
 		if found = only(from, reachesVolume); len(found) == 0 {
-			return from
+			return from, false
 		}
-		return found
+		return found, true
 	}
 	if storage == nil || !storage.oneNode {
-		return found
+		return found, true
 	}
-	return []*corev1.Node{slices.MinFunc(found, compareNodes)}
+	return []*corev1.Node{slices.MinFunc(found, compareNodes)}, true
 }
 
 func only(nodes []*corev1.Node, fits func(*corev1.Node) bool) []*corev1.Node {
@@ -130,14 +132,18 @@ type places struct {
 type place struct {
 	node string
 	at   time.Time
+	// written: the object has it, whatever the cache knows. Otherwise nobody knows, or it is about to be written.
+	written bool
 }
 
-// placeMemory is how long a place that was given away counts although the cache does not have it.
+// placeMemory is how long a place counts that may not have been written.
 const placeMemory = time.Minute
 
 // count returns how many objects each node has a place for, and forgets what the cache knows by now. Without a place
-// are those that wait. The caller holds p.mu.
+// are those that wait.
 func (p *places) count(objects []openObject, now time.Time) map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	taken := map[string]int{}
 	present := map[types.UID]bool{}
 	for i := range objects {
@@ -151,7 +157,7 @@ func (p *places) count(objects []openObject, now time.Time) map[string]int {
 		}
 	}
 	for uid, given := range p.given {
-		if !present[uid] || now.Sub(given.at) > placeMemory {
+		if !present[uid] || !given.written && now.Sub(given.at) > placeMemory {
 			delete(p.given, uid)
 		}
 	}
@@ -169,11 +175,29 @@ func (p *places) nodeOf(v *Object) string {
 	return ""
 }
 
+// give notes that an object gets a place on a node; confirm that it has it, and takeBack that it does not.
 func (p *places) give(uid types.UID, node string, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.given == nil {
 		p.given = map[types.UID]place{}
 	}
-	p.given[uid] = place{node, now}
+	p.given[uid] = place{node: node, at: now}
+}
+
+func (p *places) confirm(uid types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if given, ok := p.given[uid]; ok {
+		given.written = true
+		p.given[uid] = given
+	}
+}
+
+func (p *places) takeBack(uid types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.given, uid)
 }
 
 // freePlaces returns how many places are left on each node that may take objects.
@@ -187,28 +211,38 @@ func freePlaces(s *survey, taken map[string]int) map[string]int {
 	return free
 }
 
-// placeAgain gives an object whose node is lost a place on another one; "" if there is none.
+// placeAgain gives an object whose node is lost or closed a place on another one that reaches its volume; "" if there
+// is none.
 func (p *pass) placeAgain(ctx context.Context) (string, error) {
+	p.placing.Lock()
+	defer p.placing.Unlock()
 	s, err := p.survey(ctx, &p.settings)
 	if err != nil {
 		return "", err
 	}
-	nodes, _, err := s.nodesFor(ctx, p.object, &p.in.Object)
+	volume, _, err := s.placeOf(ctx, p.object, &p.in.Object)
 	if err != nil {
 		return "", err
+	}
+	storage, err := s.placeOfStorage(ctx, &p.in.Object)
+	if err != nil {
+		return "", err
+	}
+	nodes, reached := nodesFor(s.nodes, volume, storage, s.settings)
+	if !reached {
+		return "", nil
 	}
 	objects, err := p.listOpen(ctx, &p.settings)
 	if err != nil {
 		return "", err
 	}
-	p.places.mu.Lock()
-	defer p.places.mu.Unlock()
-	now := p.Clock.Now()
+	uid, now := p.in.Object.UID, p.Clock.Now()
+	p.places.takeBack(uid) // of a pass whose write failed
 	node := freest(nodes, freePlaces(s, p.places.count(objects, now)))
 	if node == nil {
 		return "", nil
 	}
-	p.places.give(p.in.Object.UID, node.Name, now)
+	p.places.give(uid, node.Name, now)
 	return node.Name, nil
 }
 
@@ -300,9 +334,14 @@ func (m *Mover) findClaim(ctx context.Context, namespace, name string) (*corev1.
 // It is safe for concurrent use.
 type volumeNodes struct {
 	mu sync.Mutex
-	// of has what was read since the last time that everything was forgotten, which was at began.
-	of    map[string]*corev1.NodeSelector
-	began time.Time
+	of map[string]readNodes
+	// pruned is when what is old was last forgotten.
+	pruned time.Time
+}
+
+type readNodes struct {
+	nodes *corev1.NodeSelector
+	at    time.Time
 }
 
 // volumeMemory is how long it is remembered. The affinity of a volume does not change, but a name may be used again.
@@ -310,14 +349,12 @@ const volumeMemory = 5 * time.Minute
 
 // nodesOf returns the nodes that reach a PersistentVolume; nil: all of them, or there is no such volume.
 func (n *volumeNodes) nodesOf(ctx context.Context, m *Mover, name string) (*corev1.NodeSelector, error) {
+	now := m.Clock.Now()
 	n.mu.Lock()
-	if now := m.Clock.Now(); n.of == nil || now.Sub(n.began) > volumeMemory {
-		n.of, n.began = map[string]*corev1.NodeSelector{}, now
-	}
-	nodes, known := n.of[name]
+	read, known := n.of[name]
 	n.mu.Unlock()
-	if known {
-		return nodes, nil
+	if known && now.Sub(read.at) < volumeMemory {
+		return read.nodes, nil
 	}
 	volume, err := reconcile.Find(ctx, m.Live, types.NamespacedName{Name: name}, &corev1.PersistentVolume{})
 	if err != nil {
@@ -326,11 +363,23 @@ func (n *volumeNodes) nodesOf(ctx context.Context, m *Mover, name string) (*core
 	if volume == nil {
 		return nil, nil //nolint:nilnil // it may come
 	}
+	read = readNodes{at: now}
 	if volume.Spec.NodeAffinity != nil {
-		nodes = volume.Spec.NodeAffinity.Required
+		read.nodes = volume.Spec.NodeAffinity.Required
 	}
+	n.note(name, read)
+	return read.nodes, nil
+}
+
+func (n *volumeNodes) note(name string, read readNodes) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.of[name] = nodes
-	return nodes, nil
+	if n.of == nil {
+		n.of = map[string]readNodes{}
+	}
+	if read.at.Sub(n.pruned) > volumeMemory {
+		maps.DeleteFunc(n.of, func(_ string, old readNodes) bool { return read.at.Sub(old.at) > volumeMemory })
+		n.pruned = read.at
+	}
+	n.of[name] = read
 }

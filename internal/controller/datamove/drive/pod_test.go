@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -374,7 +375,7 @@ func TestNodesFor(t *testing.T) {
 	}
 }
 
-func namesOf(nodes []*corev1.Node) []string {
+func namesOf(nodes []*corev1.Node, _ bool) []string {
 	var names []string
 	for _, n := range nodes {
 		names = append(names, n.Name)
@@ -411,9 +412,36 @@ func TestNodesFor_takenByNodesWithPlacesFirst(t *testing.T) {
 		"a machine on this node, for certainty": {volumePlace{nodes: nodeNamed(busy.Name), preferred: true}, nil, busy.Name},
 	} {
 		s := &survey{settings: &current, nodes: nodes}
-		got := freest(nodesFor(nodes, c.volume, c.storage, &current), freePlaces(s, nil))
+		may, _ := nodesFor(nodes, c.volume, c.storage, &current)
+		got := freest(may, freePlaces(s, nil))
 		if (got == nil) != (c.want == "") || got != nil && got.Name != c.want {
 			t.Errorf("%s: %v, want %q", name, got, c.want)
+		}
+	}
+}
+
+// Where Varve is the built-in data mover, another one may have taken an object before.
+func TestIsOurs(t *testing.T) {
+	t.Parallel()
+	current := settings.Default()
+	current.BuiltIn = true
+	for name, c := range map[string]struct {
+		view Object
+		want bool
+	}{
+		"waits":                     {Object{Mover: "velero", Phase: velerov2.PhaseNew}, true},
+		"taken by the node agent":   {Object{Mover: "velero", Phase: velerov2.PhaseAccepted, Driver: "node-a"}, false},
+		"taken by Varve":            {Object{Mover: "velero", Phase: velerov2.PhaseAccepted, Driver: "node-a", Finalizer: true}, true},
+		"canceled by Varve":         {Object{Mover: "velero", Phase: velerov2.PhaseCanceling, Memory: memory{Ending: ended(velerov2.PhaseCanceled, 0)}}, true},
+		"Varve's, somebody's phase": {Object{Mover: "varve", Phase: velerov2.PhaseAccepted}, true},
+		"another mover's":           {Object{Mover: "another", Phase: velerov2.PhaseNew}, false},
+		"in another namespace":      {Object{Mover: "varve", Phase: velerov2.PhaseNew, NamespacedName: types.NamespacedName{Namespace: "app"}}, false},
+	} {
+		if c.view.Namespace == "" {
+			c.view.Namespace = "velero"
+		}
+		if got := isOurs(&current, &c.view); got != c.want {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }
@@ -440,11 +468,12 @@ func TestPlaces_countWhatTheCacheDoesNotHaveYet(t *testing.T) {
 	taken := openObject{view: Object{UID: "u1", Phase: velerov2.PhaseAccepted, Driver: "a"}}
 	var p places
 	p.give("u1", "a", now)
+	p.confirm("u1")
 	for _, step := range []struct {
 		object openObject
 		at     time.Time
 		want   int
-	}{{waiting, now, 1}, {taken, now, 1}, {waiting, now, 0}} {
+	}{{waiting, now.Add(2 * placeMemory), 1}, {taken, now, 1}, {waiting, now, 0}} {
 		if got := p.count([]openObject{step.object}, step.at)["a"]; got != step.want {
 			t.Errorf("%s: %d places taken, want %d", step.object.view.Phase, got, step.want)
 		}
@@ -631,6 +660,8 @@ func TestNodes_thatCannotRunPodsTakeNothing(t *testing.T) {
 		want bool
 	}{
 		"ready":                     {node("n", nil), nil, true},
+		"linux":                     {node("n", map[string]string{corev1.LabelOSStable: "linux"}), nil, true},
+		"windows":                   {node("n", map[string]string{corev1.LabelOSStable: "windows"}), nil, false},
 		"cordoned":                  {cordoned, nil, false},
 		"not ready":                 {silent, nil, false},
 		"tainted":                   {node("n", nil, tainted), nil, false},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -52,6 +53,8 @@ type Mover struct {
 	Clock    clock.PassiveClock
 	Log      logr.Logger
 
+	// placing is held while places are counted and given away.
+	placing sync.Mutex
 	places  places
 	volumes volumeNodes
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,11 +25,7 @@ const takeInterval = 30 * time.Second
 
 // Taker gives the objects that wait free places on nodes. It is a reconciler with one key: one pass at a time looks at
 // all objects, so that neither a node nor the cluster ever has more than its limit.
-type Taker struct {
-	*Mover
-
-	mu sync.Mutex
-}
+type Taker struct{ *Mover }
 
 // openObject is an object that has not ended, or of which something is left to do.
 type openObject struct {
@@ -46,8 +41,8 @@ type candidate struct {
 
 // Reconcile takes what there are free places for.
 func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.placing.Lock()
+	defer t.placing.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, passTimeout)
 	defer cancel()
 	current := t.Settings.Current(ctx)
@@ -59,10 +54,8 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	t.places.mu.Lock()
 	taken := t.places.count(objects, t.Clock.Now())
 	waiting, running := t.split(&current, objects)
-	t.places.mu.Unlock()
 	t.measure(waiting, objects)
 	round := &round{survey: s, free: freePlaces(s, taken), running: running, left: placesLeft(&current, running), again: takeInterval}
 	candidates, err := round.findCandidates(ctx, waiting)
@@ -106,6 +99,7 @@ func placesLeft(current *settings.Settings, running map[string]int) int {
 }
 
 // findCandidates returns the objects that a node with a free place may take. It reads nothing if there is no such node.
+// When the API server does not answer, those that were found until then are taken, and the others soon.
 func (r *round) findCandidates(ctx context.Context, waiting []openObject) ([]candidate, error) {
 	if len(r.free) == 0 || r.left <= 0 {
 		return nil, nil
@@ -116,8 +110,12 @@ func (r *round) findCandidates(ctx context.Context, waiting []openObject) ([]can
 		switch {
 		case isAnswer(err):
 			r.refused = append(r.refused, err)
-		case err != nil:
+		case err != nil && len(found) == 0:
 			return nil, err
+		case err != nil:
+			r.Log.Error(err, "some objects are looked at later")
+			r.again = min(r.again, lookAgain)
+			return found, nil
 		case wait > 0:
 			r.again = min(r.again, wait)
 		case freest(nodes, r.free) != nil:
@@ -137,20 +135,20 @@ func (r *round) take(ctx context.Context, candidates []candidate) error {
 		if node == nil {
 			continue
 		}
-		took, err := r.Mover.take(ctx, c.object, node.Name)
-		if refusal := new(refusedError); errors.As(err, &refusal) {
-			r.refused = append(r.refused, refusal)
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if !took {
-			continue
-		}
-		r.places.mu.Lock()
 		r.places.give(c.view.UID, node.Name, r.Clock.Now())
-		r.places.mu.Unlock()
+		took, err := r.Mover.take(ctx, c.object, node.Name)
+		refusal := new(refusedError)
+		switch refused := errors.As(err, &refusal); {
+		case err != nil && !refused:
+			return err // it may have its place
+		case !took:
+			r.places.takeBack(c.view.UID)
+			if refused {
+				r.refused = append(r.refused, refusal)
+			}
+			continue
+		}
+		r.places.confirm(c.view.UID)
 		r.running[c.view.Tenant]++
 		r.free[node.Name]--
 		r.left--
@@ -243,8 +241,10 @@ func isWaiting(v *Object) bool {
 	return v.Phase == velerov2.PhaseNew && v.Driver == "" && !v.Cancel && !v.Deleted
 }
 
-// split returns who waits, and how many objects of each namespace have a place. The caller holds t.places.mu.
+// split returns who waits, and how many objects of each namespace have a place.
 func (t *Taker) split(current *settings.Settings, objects []openObject) ([]openObject, map[string]int) {
+	t.places.mu.Lock()
+	defer t.places.mu.Unlock()
 	var waiting []openObject
 	running := map[string]int{}
 	for _, o := range objects {
@@ -328,7 +328,11 @@ func isServed(current *settings.Settings, v *Object) bool {
 // have taken it first: then it has no finalizer of Varve's.
 func isOurs(current *settings.Settings, v *Object) bool {
 	if v.Finalizer {
-		return true
+		return true // taken, or to be taken by Varve alone
 	}
-	return isServed(current, v) && (v.Mover == datamove.Mover || v.Phase == velerov2.PhaseNew && v.Driver == "")
+	if !isServed(current, v) {
+		return false
+	}
+	waits := v.Phase == velerov2.PhaseNew && v.Driver == ""
+	return v.Mover == datamove.Mover || waits || v.Phase == velerov2.PhaseCanceling && v.Memory.Ending != nil
 }
