@@ -2,6 +2,7 @@ package repositoryaccess
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -111,6 +112,60 @@ func (b *Backups) list(ctx context.Context, stem string) (map[string]bool, error
 		return nil, fmt.Errorf("list backups: %w", err)
 	}
 	return labels, nil
+}
+
+// maxBackupFileBytes bounds what is read of a backup. Velero's objects have some kilobytes.
+const maxBackupFileBytes = 4 << 20
+
+// HasOther says whether the location has another backup than that with this UID under a label: the name was used
+// again. It says no if it cannot tell, because the file with the backup is not there or is none.
+func (b *Backups) HasOther(ctx context.Context, label, uid string) (bool, error) {
+	if uid == "" || label == "" || strings.Contains(label, "/") {
+		return false, nil
+	}
+	data, err := b.readFile(ctx, backupsDirectory+label+"/"+backupFile)
+	if err != nil {
+		return false, err
+	}
+	var backup struct {
+		Metadata struct {
+			Name string `json:"name"`
+			UID  string `json:"uid"`
+		} `json:"metadata"`
+	}
+	if json.Unmarshal(data, &backup) != nil || backup.Metadata.Name != label || backup.Metadata.UID == "" {
+		return false, nil
+	}
+	return backup.Metadata.UID != uid, nil
+}
+
+// readFile returns a file of a backup; nil if there is none, or one that is too long.
+func (b *Backups) readFile(ctx context.Context, name string) ([]byte, error) {
+	if b.bucket == nil {
+		file := filepath.Join(b.directory, name)
+		info, err := os.Stat(file)
+		if err == nil && info.Mode().IsRegular() && info.Size() <= maxBackupFileBytes {
+			var data []byte
+			if data, err = os.ReadFile(file); err == nil {
+				return data, nil
+			}
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			err = nil
+		}
+		return nil, err
+	}
+	m, err := b.bucket.GetMetadata(ctx, blob.ID(name))
+	if errors.Is(err, blob.ErrBlobNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at %s: %w", name, err)
+	}
+	if m.Length > maxBackupFileBytes {
+		return nil, nil
+	}
+	return storage.ReadBlob(ctx, b.bucket, blob.ID(name))
 }
 
 func (b *Backups) hasFile(ctx context.Context, name string) (bool, error) {

@@ -34,6 +34,8 @@ type sighting struct {
 	// WithMost: most of the backups that were there went missing in the same look, which looks like a copy of a location
 	// that is not complete, and not like a deletion.
 	WithMost bool `json:"withMost,omitempty"`
+	// Read is when the location was last asked whether the backup of this name has this UID. It is asked once a day.
+	Read *time.Time `json:"read,omitempty"`
 }
 
 // fewMissing is how many backups may go missing in one look even if these are most of them.
@@ -130,7 +132,11 @@ func (c *Collector) Collect(ctx context.Context) (Collected, error) {
 	if err != nil {
 		return Collected{}, err
 	}
-	after := look(before, groups, there, c.Now())
+	reused, err := c.findReused(ctx, before, groups, there)
+	if err != nil {
+		return Collected{}, err
+	}
+	after := look(before, groups, there, reused, c.Now())
 	if err := c.write(ctx, before, after); err != nil {
 		return Collected{}, err
 	}
@@ -138,6 +144,28 @@ func (c *Collector) Collect(ctx context.Context) (Collected, error) {
 	done, err := c.deleteGroups(ctx, groups, gone)
 	done.Doubted, done.DoubtedAt = doubted, at
 	return done, err
+}
+
+// findReused says for each backup that was asked about whether its name is another backup's now. Who is missing for
+// long is asked about in each look, and others once a day.
+func (c *Collector) findReused(
+	ctx context.Context, before memory, groups map[string][]*repository.RestorePoint, there map[string]bool,
+) (map[string]bool, error) {
+	reused := map[string]bool{}
+	for key := range groups {
+		name, uid, _ := strings.Cut(key, "/")
+		s := before.Backups[key]
+		recent := s.Read != nil && c.Now().Sub(*s.Read).Abs() < Grace
+		if !there[name] || s.Missing == nil && recent {
+			continue
+		}
+		other, err := c.Backups.HasOther(ctx, name, uid)
+		if err != nil {
+			return nil, err
+		}
+		reused[key] = other
+	}
+	return reused, nil
 }
 
 // judge returns the keys of the backups that are gone for long, without those of which nobody has agreed that they were
@@ -163,27 +191,37 @@ func (c *Collector) judge(m memory) (gone []string, doubted int, at time.Time) {
 //
 // A location without any backup looks like one whose prefix was changed or whose repositories alone were copied.
 // Nothing is missing there. Of one whose backups are copied later than its repositories, most go missing at once.
-func look(before memory, groups map[string][]*repository.RestorePoint, there map[string]bool, now time.Time) memory {
+//
+// A backup whose name is another one's is not there. That is no matter of how many are missing.
+func look(
+	before memory, groups map[string][]*repository.RestorePoint, there, reused map[string]bool, now time.Time,
+) memory {
 	after := memory{Backups: map[string]sighting{}}
+	at := now.UTC().Truncate(time.Second)
 	var missed []string
 	wereThere := 0
 	for key := range groups {
 		name, _, _ := strings.Cut(key, "/")
 		s, seen := before.Backups[key]
-		if seen && s.Missing == nil {
+		other, asked := reused[key]
+		if seen && s.Missing == nil && !other {
 			wereThere++
 		}
 		switch {
-		case there[name]:
-			after.Backups[key] = sighting{}
+		case there[name] && !other:
+			after.Backups[key] = sighting{Read: s.Read}
+			if asked {
+				after.Backups[key] = sighting{Read: &at}
+			}
 		case !seen:
 		case len(there) == 0 || s.Missing != nil:
 			after.Backups[key] = s
+		case other:
+			after.Backups[key] = sighting{Missing: &at}
 		default:
 			missed = append(missed, key)
 		}
 	}
-	at := now.UTC().Truncate(time.Second)
 	for _, key := range missed {
 		after.Backups[key] = sighting{Missing: &at, WithMost: len(missed) > fewMissing && 2*len(missed) > wereThere}
 	}
@@ -198,8 +236,8 @@ func (c *Collector) deleteGroups(ctx context.Context, groups map[string][]*repos
 		return done, err
 	}
 	for _, key := range gone {
-		name, _, _ := strings.Cut(key, "/")
-		there, err := c.Backups.Has(ctx, name)
+		name, uid, _ := strings.Cut(key, "/")
+		there, err := hasBackup(ctx, c.Backups, name, uid)
 		if err != nil {
 			return done, err
 		}

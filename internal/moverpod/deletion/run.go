@@ -142,11 +142,22 @@ func keepsPoint(ctx context.Context, g guard, backups *repositoryaccess.Backups,
 	if backup == "" {
 		return nil, nil
 	}
-	there, err := backups.Has(ctx, backup)
+	there, err := hasBackup(ctx, backups, backup, uid)
 	if err != nil || !there {
 		return nil, err
 	}
 	return &datamove.Kept{Why: datamove.KeptBackupThere}, nil
+}
+
+// hasBackup says whether anything of a backup is in the location. What is there of another backup of its name, which
+// the UID tells, is nothing of it.
+func hasBackup(ctx context.Context, backups *repositoryaccess.Backups, label, uid string) (bool, error) {
+	there, err := backups.Has(ctx, label)
+	if err != nil || !there {
+		return false, err
+	}
+	other, err := backups.HasOther(ctx, label, uid)
+	return !other, err
 }
 
 // leave writes the reason of a failure where the kubelet looks for it.
