@@ -134,7 +134,7 @@ func (b *Backups) HasOther(ctx context.Context, label, uid string) (bool, error)
 		} `json:"metadata"`
 	}
 	if json.Unmarshal(data, &backup) != nil || backup.Metadata.Name != label || backup.Metadata.UID == "" {
-		return false, nil
+		return false, nil //nolint:nilerr // what is no backup tells nothing
 	}
 	return backup.Metadata.UID != uid, nil
 }
