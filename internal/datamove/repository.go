@@ -85,6 +85,11 @@ func RoomFor(contents int64) Room {
 	}
 }
 
+// IndexScratch returns what the cache of a pod takes for an index of so many contents, in bytes.
+func IndexScratch(contents int64) int64 {
+	return scratchPerContent * max(0, min(contents, maxScratch/scratchPerContent))
+}
+
 // ContentsOf returns what AnnotationContents says; 0 if it says nothing.
 func ContentsOf(repository metav1.Object) int64 {
 	contents, err := strconv.ParseInt(repository.GetAnnotations()[AnnotationContents], 10, 64)

@@ -188,13 +188,22 @@ func decideLostPod(in Input, deadline time.Time) Decision {
 		return Decision{Do: Write, Change: change}
 	case in.Pod == nil && o.Memory.Pod == "" && in.Exposed == nil && (o.Memory.RetryAt == nil || !in.Now.Before(o.Memory.RetryAt.Time)):
 		return Decision{Do: Expose} // the pod needs the volume
-	case in.Exposed != nil && in.Exposed.Err != nil && isRefusal(in.Exposed.Err):
-		return fail(in, ReasonRefused, in.Exposed.Err.Error())
-	case in.Exposed != nil && in.Exposed.Err != nil:
-		return waitOrFail(in, "its volume to be accessible: "+in.Exposed.Err.Error(), deadline)
-	case in.Exposed != nil && in.Exposed.Volume == nil:
+	case in.Exposed != nil:
+		return decideReplacement(in, deadline)
+	}
+	return decidePod(in, "", deadline)
+}
+
+// decideReplacement is for an object whose next pod needs the volume, of which the exposer has said what is known.
+func decideReplacement(in Input, deadline time.Time) Decision {
+	switch err := in.Exposed.Err; {
+	case err != nil && isRefusal(err):
+		return fail(in, ReasonRefused, err.Error())
+	case err != nil:
+		return waitOrFail(in, "its volume to be accessible: "+err.Error(), deadline)
+	case in.Exposed.Volume == nil:
 		return waitOrFail(in, in.Exposed.Waiting, deadline)
-	case in.Exposed != nil && (!in.Repository.Found || in.Repository.NoStorage):
+	case !in.Repository.Found || in.Repository.NoStorage:
 		return waitOrFail(in, because("BackupRepository "+in.Repository.Name+" to be there", in.Repository.Message), deadline)
 	}
 	return decidePod(in, "", deadline)

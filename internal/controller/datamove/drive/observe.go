@@ -32,7 +32,9 @@ type pass struct {
 	pod      *corev1.Pod
 	// storage is what the object's pod mounts beside its volume; or nil.
 	storage *datamove.Storage
-	in      Input
+	// contents is how many contents the index of the object's repository has.
+	contents int64
+	in       Input
 }
 
 // observe reads what a decision depends on. What the pass was answered before stays.
@@ -176,6 +178,7 @@ func (p *pass) observeRepository(ctx context.Context) error {
 	s := RepositoryState{Name: name, Found: p.in.Repository.Found || repository != nil}
 	if repository != nil {
 		s.Ready, s.Message = repository.Status.Phase == velerov1.RepositoryReady, repository.Status.Message
+		p.contents = datamove.ContentsOf(repository)
 		if p.storage, err = datamove.StorageOf(repository); err != nil {
 			s.Ready, s.NoStorage, s.Message = false, true, err.Error()
 		}

@@ -39,7 +39,8 @@ const (
 	tokenDirectory = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
 
-// scratchSize is that of the emptyDir of a pod: the cache of data, of metadata and of indexes, and a journal.
+// scratchSize is that of the emptyDir of a pod without what the index takes: the cache of data and of metadata, and a
+// journal.
 var scratchSize = resource.MustParse("2Gi")
 
 // podInput is what a mover pod follows from.
@@ -54,6 +55,8 @@ type podInput struct {
 	settings   settings.Settings
 	// storage is where the location is, if that is a directory; nil if it is not.
 	storage *datamove.Storage
+	// contents is how many contents the index of the repository has; 0: it is not known.
+	contents int64
 	// elsewhere are the nodes that the pod may run on if that is not the driver's; nil: the driver's.
 	elsewhere *corev1.NodeSelector
 }
@@ -168,6 +171,13 @@ func (in *podInput) job() datamove.Job {
 	return job
 }
 
+// scratch returns the size of the emptyDir.
+func (in *podInput) scratch() *resource.Quantity {
+	size := scratchSize.DeepCopy()
+	size.Add(*resource.NewQuantity(datamove.IndexScratch(in.contents), resource.BinarySI))
+	return &size
+}
+
 // storesDefinition says whether the definition of the machine is stored with its disk.
 func (in *podInput) storesDefinition() bool {
 	upload, ok := in.object.(*velerov2.DataUpload)
@@ -187,7 +197,7 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 	mount(corev1.Volume{Name: "repository", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
 		SecretName: in.repository, DefaultMode: ptr.To[int32](0o400), Items: []corev1.KeyToPath{{Key: datamove.AccessKey, Path: datamove.AccessKey}},
 	}}}, corev1.VolumeMount{MountPath: datamove.AccessDirectory, ReadOnly: true})
-	mount(corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(scratchSize.DeepCopy())}}},
+	mount(corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: in.scratch()}}},
 		corev1.VolumeMount{MountPath: datamove.CacheDirectory, SubPath: "cache"}, corev1.VolumeMount{MountPath: "/tmp", SubPath: "tmp"})
 	if in.volume.Endpoint != nil {
 		keys := []string{datamove.EndpointTokenKey, datamove.EndpointAuthoritiesKey, datamove.EndpointEndedKey}

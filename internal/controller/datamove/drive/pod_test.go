@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -508,6 +509,18 @@ func TestBothOf_selectsWhatBothSelect(t *testing.T) {
 					t.Errorf("%d and %d select %s: %v", i, j, n.Name, got)
 				}
 			}
+		}
+	}
+}
+
+// A pod that is evicted because the index does not fit is evicted again.
+func TestMoverPod_hasRoomForTheIndex(t *testing.T) {
+	t.Parallel()
+	for contents, want := range map[int64]string{0: "2Gi", 40_000_000: "7427483648"} {
+		pod := podFor(t, func(in *podInput) { in.contents = contents })
+		i := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.EmptyDir != nil })
+		if size := pod.Spec.Volumes[i].EmptyDir.SizeLimit; size.Cmp(resource.MustParse(want)) != 0 {
+			t.Errorf("%d contents: %s, want %s", contents, size, want)
 		}
 	}
 }

@@ -116,6 +116,27 @@ func TestClaimLocation_followsWhoUsesIt(t *testing.T) {
 	}
 }
 
+// A pod that replaces another one in the middle has its storage.
+func TestClaimLocation_isMountedByAPodThatReplacesAnother(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	done := w.report
+	w.set(func() { w.report = func(client.Object) *datamove.Report { return nil } })
+	label := "shelf-" + w.varve
+	w.shelf(label, corev1.ReadWriteOnce)
+	w.labelledNode(label)
+	w.driver()
+	o := w.upload("b1", onShelf)
+	w.untilPhase(o, velerov2.PhaseInProgress)
+	first := w.untilPod(o, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+	if err := w.admin.Delete(t.Context(), first, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	checkStorage(t, w.untilPod(o, func(p *corev1.Pod) bool { return p.UID != first.UID }), true)
+	w.set(func() { w.report = done })
+	w.untilPhase(o, velerov2.PhaseCompleted)
+}
+
 // A claim for many nodes keeps nobody together.
 func TestClaimLocation_ofManyNodes(t *testing.T) {
 	t.Parallel()
