@@ -3,6 +3,7 @@ package machinegroup
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,7 +19,8 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// lifetime is how long the backup of a group lasts. It ends a group whose DataUploads nobody drives.
+// lifetime is how long the backup of a group lasts after its birth, and after each time that it was extended because its
+// DataUploads moved data. It ends a group whose DataUploads move nothing.
 const lifetime = 24 * time.Hour
 
 // verdict is what is to be done about a group.
@@ -31,6 +33,8 @@ const (
 	create verdict = "Create"
 	// serve gives the mover pods what they need, and tells the launcher of them.
 	serve verdict = "Serve"
+	// extend lets the backup last longer: its movers have moved data, and its time is half over.
+	extend verdict = "Extend"
 	// tellEnd tells the mover pods that the backup cannot be read any more.
 	tellEnd verdict = "TellEnd"
 	// markStored marks the backup: the restore points of all disks are published.
@@ -60,6 +64,7 @@ func (m *member) stored(backup types.UID) bool {
 
 // group is everything that a decision depends on.
 type group struct {
+	now time.Time
 	// namespace is that of the DataUploads, machines that of the machine and its backup, and name the group's and its backup's.
 	namespace, machines, name string
 	members                   []member
@@ -79,6 +84,9 @@ func (g *group) hasSeen(backup types.UID) bool {
 type decision struct {
 	verdict verdict
 	reason  string
+	// ttl is how long the backup lasts if it is extended, and moved what its DataUploads have moved.
+	ttl   time.Duration
+	moved int64
 	// unwatched: what is waited for is in the settings or in a Secret, and nothing tells when they change.
 	unwatched bool
 }
@@ -184,7 +192,28 @@ func decideLife(g *group) decision {
 	case b.Status.Phase != backupv1.BackupServing:
 		return decision{verdict: wait, reason: "the point in time is not fixed yet"}
 	}
+	if ttl, moved := extension(g); ttl > 0 {
+		return decision{verdict: extend, ttl: ttl, moved: moved, reason: fmt.Sprintf("its DataUploads have moved %d bytes", moved)}
+	}
 	return decision{verdict: serve}
+}
+
+// extension returns how long the backup is to last from its birth, and what its DataUploads have moved; 0: as it is. A
+// disk of 64 TiB takes days, and what is moved must not be lost for that. Somebody who has set a shorter time keeps it.
+func extension(g *group) (ttl time.Duration, moved int64) {
+	age := g.now.Sub(g.backup.CreationTimestamp.Time)
+	total := g.backup.Spec.Lifetime()
+	if total < lifetime || total-age > lifetime/2 {
+		return 0, 0
+	}
+	for i := range g.members {
+		moved += g.members[i].upload.Status.Progress.BytesDone
+	}
+	// A mover that was started again counts anew, so anything else is progress.
+	if moved == 0 || strconv.FormatInt(moved, 10) == g.backup.Annotations[layout.AnnotationMovedBytes] {
+		return 0, 0
+	}
+	return (age + lifetime).Truncate(time.Second), moved
 }
 
 // isStored says whether every disk that a DataUpload of the group names is stored, and that these are all. It counts volumes: a DataUpload may

@@ -2,6 +2,7 @@ package machinegroup
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -19,7 +20,7 @@ var now = time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)
 
 // disksOf is a group of DataUploads, one for each volume, which are taken.
 func disksOf(volumes ...string) *group {
-	g := &group{namespace: "varve", machines: "shop", name: "web-1"}
+	g := &group{now: now, namespace: "varve", machines: "shop", name: "web-1"}
 	for i, v := range volumes {
 		disk := datamove.MachineDisk{
 			Machine: "web", Volume: v, Tracker: "daily", ScratchClaim: "scratch",
@@ -136,6 +137,35 @@ func fail(b *backupv1.VirtualMachineBackup) {
 }
 
 // Nothing tells when the settings change, so they are looked at again.
+// A disk of many TiB takes days. Its backup ends a day after its movers moved something last.
+func TestDecide_extendsWhileDataMoves(t *testing.T) {
+	t.Parallel()
+	g := disksOf("a", "b").serving()
+	step := func(after time.Duration, done int64, want verdict) decision {
+		t.Helper()
+		g.now = g.now.Add(after)
+		g.members[1].upload.Status.Progress.BytesDone = done
+		d := decide(g)
+		if d.verdict != want {
+			t.Fatalf("%s after its birth: %+v, want %s", g.now.Sub(g.backup.CreationTimestamp.Time), d, want)
+		}
+		if want == extend {
+			metav1.SetMetaDataAnnotation(&g.backup.ObjectMeta, layout.AnnotationMovedBytes, strconv.FormatInt(d.moved, 10))
+			g.backup.Spec.TTL = &metav1.Duration{Duration: d.ttl}
+		}
+		return d
+	}
+	step(11*time.Hour, 5, serve)
+	if d := step(time.Hour, 6, extend); d.ttl != 36*time.Hour+time.Minute {
+		t.Errorf("it lasts %s", d.ttl)
+	}
+	step(time.Second, 7, serve)
+	step(12*time.Hour, 3, extend) // the mover was started again
+	step(13*time.Hour, 3, serve)  // nothing has moved since
+	g.backup.Spec.TTL = &metav1.Duration{Duration: 2 * time.Hour}
+	step(0, 9, serve) // somebody wants it to end
+}
+
 func TestDecide_looksAgainAtTheSettings(t *testing.T) {
 	t.Parallel()
 	g := disksOf("a", "b")

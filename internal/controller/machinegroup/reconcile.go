@@ -5,10 +5,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -72,6 +74,14 @@ func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Resu
 			}
 		}
 		return ctrl.Result{RequeueAfter: lookEvery}, nil
+	case extend:
+		extended := g.backup.DeepCopy()
+		metav1.SetMetaDataAnnotation(&extended.ObjectMeta, layout.AnnotationMovedBytes, strconv.FormatInt(d.moved, 10))
+		extended.Spec.TTL, extended.Spec.TTLDuration = &metav1.Duration{Duration: d.ttl}, nil
+		if err := r.cached.Patch(ctx, extended, reconcile.MergeFrom(g.backup)); err != nil {
+			return ctrl.Result{}, fmt.Errorf("extend VirtualMachineBackup %s: %w", g.name, err)
+		}
+		return ctrl.Result{RequeueAfter: soon}, nil
 	case markStored:
 		marked := g.backup.DeepCopy()
 		if marked.Annotations == nil {
@@ -131,7 +141,7 @@ func (r *reconciler) gather(ctx context.Context, key types.NamespacedName) (*gro
 	if err != nil {
 		return nil, err
 	}
-	g := &group{namespace: namespace, name: name, machines: key.Namespace}
+	g := &group{now: r.Clock.Now(), namespace: namespace, name: name, machines: key.Namespace}
 	for i := range known {
 		upload, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(&known[i]), &velerov2.DataUpload{})
 		if err != nil {

@@ -1,6 +1,6 @@
 // Package pointdeletion has the restore points of deleted DataUploads deleted, by Jobs, and takes part in the deletion of Velero's backups.
 //
-// A handler's finalizer keeps a completed DataUpload that is deleted. The controller says on it, in datamove.AnnotationPointDeletion, how far
+// The driver's finalizer keeps a DataUpload that is deleted and has a restore point, or may have one: its mover had begun. The controller says on it, in datamove.AnnotationPointDeletion, how far
 // the deletion of its restore point is: it waits, with the reason; it is done; or the restore point is left, and nobody waits for it. One Job
 // for a repository at a time deletes up to datamove.DeletionLimit restore points: nobody but the pods of Jobs has access to repositories.
 //

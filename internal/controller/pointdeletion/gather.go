@@ -23,12 +23,27 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// isWanted says that the restore point of a DataUpload is to be deleted: it is completed and its handler waits, or a DeleteBackupRequest has
-// asked.
+// isWanted says that the restore point of a DataUpload is to be deleted: it has ended and its driver waits, or a
+// DeleteBackupRequest has asked.
 func isWanted(o *velerov2.DataUpload) bool {
 	d := datamove.PointDeletionOf(o)
-	waiting := o.DeletionTimestamp != nil && controllerutil.ContainsFinalizer(o, datamove.Finalizer) && o.Status.Phase == velerov2.PhaseCompleted
+	waiting := o.DeletionTimestamp != nil && controllerutil.ContainsFinalizer(o, datamove.Finalizer) && mayHavePoint(o)
 	return (waiting || d.ForBackup) && !d.Over()
+}
+
+// mayHavePoint says that a DataUpload that has ended has a restore point, or may have one that nobody knows of: its mover
+// had begun.
+func mayHavePoint(o *velerov2.DataUpload) bool {
+	return o.Status.Phase == velerov2.PhaseCompleted || o.Status.Phase.Ended() && o.Status.StartTimestamp != nil
+}
+
+// snapshotIDOf returns the ID of the restore point. One that did not say so has that of its UID, if it has any.
+func snapshotIDOf(o *velerov2.DataUpload) string {
+	point, err := datamove.PointID(o.UID)
+	if o.Status.SnapshotID != "" || err != nil || o.Status.Phase == velerov2.PhaseCompleted || !mayHavePoint(o) {
+		return o.Status.SnapshotID
+	}
+	return datamove.SnapshotID{Form: datamove.Disk, Point: point, Namespace: o.Spec.SourceNamespace}.String()
 }
 
 // repositoryOf returns the name of the repository that a DataUpload's restore point is in.
@@ -46,7 +61,7 @@ func locationOf(o *velerov2.DataUpload) datamove.Location {
 
 func viewOf(o *velerov2.DataUpload) upload {
 	u := upload{
-		NamespacedName: client.ObjectKeyFromObject(o), UID: o.UID, SnapshotID: o.Status.SnapshotID, Repository: o.Status.DataMoverResult[datamove.ResultRepository],
+		NamespacedName: client.ObjectKeyFromObject(o), UID: o.UID, SnapshotID: snapshotIDOf(o), Repository: o.Status.DataMoverResult[datamove.ResultRepository],
 		Backup: o.Labels[datamove.LabelBackupName], BackupUID: o.Labels[datamove.LabelBackupUID], Deletion: datamove.PointDeletionOf(o),
 	}
 	for to, from := range map[*time.Time]*metav1.Time{&u.Deleted: o.DeletionTimestamp, &u.Completed: o.Status.CompletionTimestamp} {

@@ -200,10 +200,13 @@ func TestIsWanted(t *testing.T) {
 		edit func(*velerov2.DataUpload)
 		want bool
 	}{
-		"deleted":                   {func(*velerov2.DataUpload) {}, true},
-		"not deleted":               {func(o *velerov2.DataUpload) { o.DeletionTimestamp = nil }, false},
-		"it moves data":             {func(o *velerov2.DataUpload) { o.Status.Phase = velerov2.PhaseInProgress }, false},
-		"it has failed":             {func(o *velerov2.DataUpload) { o.Status.Phase = velerov2.PhaseFailed }, false},
+		"deleted":       {func(*velerov2.DataUpload) {}, true},
+		"not deleted":   {func(o *velerov2.DataUpload) { o.DeletionTimestamp = nil }, false},
+		"it moves data": {func(o *velerov2.DataUpload) { o.Status.Phase = velerov2.PhaseInProgress }, false},
+		"it has failed": {func(o *velerov2.DataUpload) { o.Status.Phase = velerov2.PhaseFailed }, false},
+		"it has failed in the middle": {func(o *velerov2.DataUpload) {
+			o.Status.Phase, o.Status.StartTimestamp = velerov2.PhaseFailed, &deleted
+		}, true},
 		"without Varve's finalizer": {func(o *velerov2.DataUpload) { o.Finalizers = []string{"other"} }, false},
 		"done": {func(o *velerov2.DataUpload) {
 			o.Annotations = map[string]string{datamove.AnnotationPointDeletion: datamove.PointDeletion{UID: "u", State: datamove.DeletionDone}.Encode()}
@@ -218,5 +221,22 @@ func TestIsWanted(t *testing.T) {
 		if got := isWanted(o); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+}
+
+// An upload that ended on a node that was cut off does not know whether it published its restore point, and that has the
+// ID of its UID.
+func TestViewOf_knowsTheRestorePointThatMayBeThere(t *testing.T) {
+	t.Parallel()
+	o := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{UID: "0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a"}}
+	o.Spec.SourceNamespace, o.Status.Phase = "shop", velerov2.PhaseCanceled
+	if id := viewOf(o).SnapshotID; id != "" {
+		t.Errorf("it never began, and its restore point is %s", id)
+	}
+	began := metav1.NewTime(testNow)
+	o.Status.StartTimestamp = &began
+	u := viewOf(o)
+	if id, err := datamove.ParseSnapshotID(u.SnapshotID); err != nil || !owns(&u, id.Point) || id.Namespace != "shop" {
+		t.Errorf("%+v, %v", u, err)
 	}
 }

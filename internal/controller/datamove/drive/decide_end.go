@@ -77,10 +77,18 @@ func (e *ending) progressively() string {
 	}
 }
 
-// keepsFinalizer says that an object in this terminal phase keeps its finalizer although nothing is left of what was made: that of a
-// DataUpload with a restore point, for when it is deleted.
+// keepsFinalizer says that an object in this terminal phase keeps its finalizer although nothing is left of what was
+// made: that of a DataUpload with a restore point, for when it is deleted. One whose mover began, and did not say that
+// it failed, may have published its restore point although it ended otherwise: on a node that was cut off, or in the
+// moment in which it was cancelled.
 func (in *Input) keepsFinalizer(phase velerov2.Phase) bool {
-	return in.Object.Kind == datamove.Upload && phase == velerov2.PhaseCompleted
+	o := &in.Object
+	if o.Kind != datamove.Upload {
+		return false
+	}
+	r := reportOf(*in)
+	mayHavePoint := !o.Started.IsZero() && (r == nil || r.Outcome != datamove.Failed)
+	return phase == velerov2.PhaseCompleted || in.KeepsPoint && mayHavePoint
 }
 
 // clear removes everything that was made, one step after the other. With Wait, it says what is left, or that nothing is. done comes

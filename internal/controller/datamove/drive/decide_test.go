@@ -370,6 +370,23 @@ func TestDecide(t *testing.T) {
 		{"completed upload, deleted, point pinned", completed, func(in *Input) {
 			in.Object.Deleted, in.KeepsPoint, in.Deleted = true, true, &ProgressAnswer{Progress: Progress{Waiting: "it is pinned"}}
 		}, Write, "", "", "it is pinned", func(c *Change) bool { return c.Finalizer }},
+		{"canceled upload that may have published its restore point", canceling, func(in *Input) {
+			in.Object.Started, in.KeepsPoint, in.Disposed, in.Object.Memory = now, true, done, memory{Pod: "p1", Ending: ended(canceled, 0)}
+		}, Write, canceled, "", "", func(c *Change) bool { return c.Finalizer }},
+		{"the same, its mover said that it was canceled", canceling, func(in *Input) {
+			in.Object.Started, in.KeepsPoint, in.Disposed, in.Object.Memory = now, true, done, memory{Pod: "p1", Ending: ended(canceled, 0)}
+			in.Object.Report = reportBy("p1", datamove.Canceled)
+		}, Write, canceled, "", "", func(c *Change) bool { return c.Finalizer }},
+		{"the same, its mover said that it failed", inProgress, func(in *Input) {
+			in.Pod, in.KeepsPoint, in.Disposed, in.Object.Memory = nil, true, done, memory{Pod: "p1", Ending: ended(failed, 0)}
+			in.Object.Report = reportBy("p1", datamove.Failed)
+		}, Write, failed, "", "", func(c *Change) bool { return !c.Finalizer }},
+		{"the same, its mover never began", canceling, func(in *Input) {
+			in.KeepsPoint, in.Disposed, in.Object.Memory = true, done, memory{Ending: ended(canceled, 0)}
+		}, Write, canceled, "", "", func(c *Change) bool { return !c.Finalizer }},
+		{"failed upload that may have published, deleted", failed, func(in *Input) {
+			in.Object.Started, in.Object.Deleted, in.KeepsPoint = now, true, true
+		}, DeletePoint, "", "", "", nil},
 		{"completed upload, deleted, point gone", completed, func(in *Input) { in.Object.Deleted, in.KeepsPoint, in.Deleted = true, true, done }, Write, "", "", "", func(c *Change) bool { return !c.Finalizer }},
 		{"failed, finalizer still there", failed, nil, Write, "", "", "", func(c *Change) bool { return !c.Finalizer }},
 		{"a phase that nobody knows", "Paused", nil, Write, "", failed, "Paused", nil},
