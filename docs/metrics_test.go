@@ -25,7 +25,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	_ "github.com/varvebackup/varve/internal/controller" // registers the metrics that have no objects behind them
-	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
+	"github.com/varvebackup/varve/internal/controller/datamove/keptsnapshot"
 	controllermetric "github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/datamove"
 	exportmetric "github.com/varvebackup/varve/internal/export/metric"

@@ -16,7 +16,7 @@ import (
 )
 
 // named matches a test, a benchmark or a fuzz test in a text, with the end of its package's path if that is before it,
-// and with an asterisk if more may follow: `controller/kubevirtbackup.TestDecide`, `TestClones_*`.
+// and with an asterisk if more may follow: `controller/backup/kubevirtbackup.TestDecide`, `TestClones_*`.
 var named = regexp.MustCompile(`(?:\b([\w/-]+)\.)?\b((?:Test|Benchmark|Fuzz)[A-Z]\w*)(\*?)`)
 
 // TestNamedTests_exist keeps documents from pointing at tests that were renamed, moved or removed.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/admission"
 	"github.com/varvebackup/varve/internal/controller"
-	"github.com/varvebackup/varve/internal/controller/exportproxy"
+	"github.com/varvebackup/varve/internal/controller/backup/exportproxy"
 )
 
 // controllerCommand is `varve controller`, the cluster's part.

@@ -13,8 +13,8 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
-	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
-	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/controller/machine/changedblocktracking"
+	"github.com/varvebackup/varve/internal/controller/machine/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/stateclaim"
 	"github.com/varvebackup/varve/internal/tracking"

@@ -17,7 +17,7 @@ import (
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
-	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/controller/machine/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/runepoch"
 	"github.com/varvebackup/varve/test/controlplane"

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
+	"github.com/varvebackup/varve/internal/controller/machine/changedblocktracking"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
 	"github.com/varvebackup/varve/test/controlplane"

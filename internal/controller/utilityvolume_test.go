@@ -15,7 +15,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/utilityvolume"
+	"github.com/varvebackup/varve/internal/controller/machine/utilityvolume"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"

@@ -15,7 +15,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/handler/mount/mounttest"
+	"github.com/varvebackup/varve/internal/handler/machine/mount/mounttest"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"

@@ -18,7 +18,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
-	"github.com/varvebackup/varve/internal/handler/checkpoint"
+	"github.com/varvebackup/varve/internal/handler/backup/checkpoint"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
 )

@@ -14,7 +14,7 @@ import (
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/changedblocktracking"
+	"github.com/varvebackup/varve/internal/controller/machine/changedblocktracking"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
 	"github.com/varvebackup/varve/test/lab"

@@ -15,7 +15,7 @@ import (
 
 	backupv1alpha1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/controller/machine/virtualmachineinstance"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/verdict"
 	"github.com/varvebackup/varve/test/wait"

@@ -25,7 +25,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
+	"github.com/varvebackup/varve/internal/controller/datamove/keptsnapshot"
 	"github.com/varvebackup/varve/internal/version"
 )
 

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
-	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
+	"github.com/varvebackup/varve/internal/controller/datamove/keptsnapshot"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 

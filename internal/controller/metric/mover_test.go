@@ -6,7 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
-	"github.com/varvebackup/varve/internal/controller/keptsnapshot"
+	"github.com/varvebackup/varve/internal/controller/datamove/keptsnapshot"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 

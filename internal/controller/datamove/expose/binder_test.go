@@ -85,7 +85,7 @@ func startBinder(t *testing.T, c *controlplane.Cluster) {
 	}
 	assets := os.Getenv("KUBEBUILDER_ASSETS")
 	if assets == "" {
-		assets = filepath.Join("..", "..", "..", "build", "kube", "bin")
+		assets = filepath.Join("..", "..", "..", "..", "build", "kube", "bin")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	command := exec.CommandContext(ctx, filepath.Join(assets, "kube-controller-manager"),

@@ -22,7 +22,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
-	"github.com/varvebackup/varve/internal/controller/keep/child"
+	"github.com/varvebackup/varve/internal/controller/child"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"

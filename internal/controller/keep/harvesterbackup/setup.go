@@ -13,7 +13,7 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
-	"github.com/varvebackup/varve/internal/controller/keep/child"
+	"github.com/varvebackup/varve/internal/controller/child"
 	"github.com/varvebackup/varve/internal/controller/keep/stored"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/reconcile"

@@ -18,7 +18,7 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
-	"github.com/varvebackup/varve/internal/controller/keep/child"
+	"github.com/varvebackup/varve/internal/controller/child"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/reconcile"
 )

@@ -15,7 +15,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
-	"github.com/varvebackup/varve/internal/controller/keep/child"
+	"github.com/varvebackup/varve/internal/controller/child"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
-	"github.com/varvebackup/varve/internal/controller/keep/child"
+	"github.com/varvebackup/varve/internal/controller/child"
 	"github.com/varvebackup/varve/internal/diagnosis"
 	"github.com/varvebackup/varve/internal/reconcile"
 )

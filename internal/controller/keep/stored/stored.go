@@ -15,7 +15,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
-	"github.com/varvebackup/varve/internal/controller/keep/child"
+	"github.com/varvebackup/varve/internal/controller/child"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/reconcile"
