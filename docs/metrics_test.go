@@ -25,7 +25,6 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	_ "github.com/varvebackup/varve/internal/controller" // registers the metrics that have no objects behind them
-	"github.com/varvebackup/varve/internal/controller/datamove/keptsnapshot"
 	controllermetric "github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/datamove"
 	exportmetric "github.com/varvebackup/varve/internal/export/metric"
@@ -148,7 +147,7 @@ func reportMachines(t *testing.T, r prometheus.Registerer) {
 	s.Movements.Failed("DataUpload", "TimedOut")
 	s.Movements.Moved("DataUpload", controllermetric.MovedBytes{})
 	s.Movements.Stage("DataUpload", controllermetric.StageMove, time.Second)
-	s.CountKept(map[keptsnapshot.Group]int{{Namespace: "ns", Driver: "driver"}: 1})
+	s.CountKept(map[controllermetric.KeptSnapshots]int{{Namespace: "ns", Driver: "driver"}: 1})
 	s.CountEnd(gen.Backup(gen.Meta("ns", "ended"), gen.SetTracker("tracker"), func(b *backupv1.VirtualMachineBackup) {
 		b.Status = backupv1.VirtualMachineBackupStatus{
 			Phase: backupv1.BackupDone, Result: backupv1.BackupSucceeded, SourceName: "vm", StartTimestamp: &now, CompletionTimestamp: &now, FrozenMillis: ptr.To(int64(1)),

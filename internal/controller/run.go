@@ -81,7 +81,7 @@ type Options struct {
 	// Backup limits how long a backup waits.
 	Backup kubevirtbackup.Options
 	// KeptSnapshots is told how many CSI snapshots are kept. Run sets it; it may be nil.
-	KeptSnapshots func(map[keptsnapshot.Group]int)
+	KeptSnapshots func(map[metric.KeptSnapshots]int)
 	// Movements is told what becomes of DataUploads and DataDownloads. Run sets it. Default: metrics that nobody reads.
 	Movements *metric.Movements
 	// ExportProxyHost is where clients outside the cluster reach exports. Default: where the export proxy's Ingress is.

@@ -25,7 +25,6 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
-	"github.com/varvebackup/varve/internal/controller/datamove/keptsnapshot"
 	"github.com/varvebackup/varve/internal/version"
 )
 
@@ -57,7 +56,7 @@ type Set struct {
 	// records has what is known about the ended backups of each machine.
 	records map[types.NamespacedName]*record
 	// kept has how many kept snapshots there were when they were last looked at.
-	kept map[keptsnapshot.Group]int
+	kept map[KeptSnapshots]int
 }
 
 // New returns the metrics of the process that has the lease once leading is closed.

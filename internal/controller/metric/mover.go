@@ -7,7 +7,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
-	"github.com/varvebackup/varve/internal/controller/datamove/keptsnapshot"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
@@ -38,9 +37,13 @@ var (
 // moverDescriptions describes what collectLocations, collectRepositories and collectKept report.
 var moverDescriptions = []*prometheus.Desc{locationAvailable, locationTried, repositoryReady, repositoryMaintained, repositoryFailures, keptSnapshots}
 
+// KeptSnapshots is what kept snapshots are counted by: the namespace of their claims, and their driver. Both are "" for
+// those that say nothing of it.
+type KeptSnapshots struct{ Namespace, Driver string }
+
 // CountKept has the numbers of kept snapshots reported until the next call; nil: nothing is known. Snapshots are in no cache, so the controller
 // that looks at them counts.
-func (s *Set) CountKept(counts map[keptsnapshot.Group]int) {
+func (s *Set) CountKept(counts map[KeptSnapshots]int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kept = counts

@@ -6,7 +6,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
-	"github.com/varvebackup/varve/internal/controller/datamove/keptsnapshot"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
@@ -34,14 +33,14 @@ func TestKeptSnapshots_areThoseOfTheLastLook(t *testing.T) {
 	t.Parallel()
 	s := begin(t, readerOf(t))
 	for _, c := range []struct {
-		counts map[keptsnapshot.Group]int
+		counts map[KeptSnapshots]int
 		want   []string
 	}{
 		{nil, nil},
-		{map[keptsnapshot.Group]int{{Namespace: "app", Driver: "a"}: 2, {Namespace: "web", Driver: "a"}: 1}, []string{
+		{map[KeptSnapshots]int{{Namespace: "app", Driver: "a"}: 2, {Namespace: "web", Driver: "a"}: 1}, []string{
 			"varve_kept_snapshots{driver=a,namespace=app} 2", "varve_kept_snapshots{driver=a,namespace=web} 1",
 		}},
-		{map[keptsnapshot.Group]int{{Namespace: "web", Driver: "a"}: 3}, []string{"varve_kept_snapshots{driver=a,namespace=web} 3"}},
+		{map[KeptSnapshots]int{{Namespace: "web", Driver: "a"}: 3}, []string{"varve_kept_snapshots{driver=a,namespace=web} 3"}},
 		{nil, nil},
 	} {
 		s.CountKept(c.counts)

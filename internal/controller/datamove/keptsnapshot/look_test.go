@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 )
@@ -64,7 +65,7 @@ type storage struct {
 	cached  client.Client
 	minute  int
 	claims  map[string]*corev1.PersistentVolumeClaim
-	counted []map[Group]int
+	counted []map[metric.KeptSnapshots]int
 }
 
 func newStorage(t *testing.T) *storage {
@@ -142,7 +143,7 @@ func (s *storage) keep(name, driver, namespace, claim string) *velerov2.DataUplo
 func (s *storage) look() (left []string, err error) {
 	s.Helper()
 	clear(s.live.asked)
-	r := &reconciler{Options: Options{Namespace: "varve", Interval: time.Minute, Counted: func(counts map[Group]int) { s.counted = append(s.counted, counts) }}, cached: s.cached, live: s.live}
+	r := &reconciler{Options: Options{Namespace: "varve", Interval: time.Minute, Counted: func(counts map[metric.KeptSnapshots]int) { s.counted = append(s.counted, counts) }}, cached: s.cached, live: s.live}
 	_, err = r.Reconcile(s.Context(), look)
 	var list snapshotv1.VolumeSnapshotList
 	if err := s.live.Client.List(s.Context(), &list, client.InNamespace("varve")); err != nil {
@@ -252,7 +253,7 @@ func TestLook_countsWhatThereIs(t *testing.T) {
 	s.keep("four", "b", "web", "data") // whose driver has no service
 	forged := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "forged", Labels: map[string]string{datamove.LabelKeptSnapshot: "x"}}}
 	s.create(forged)
-	all := map[Group]int{{"app", "a"}: 2, {"web", "a"}: 1, {"web", "b"}: 1, {}: 1}
+	all := map[metric.KeptSnapshots]int{{Namespace: "app", Driver: "a"}: 2, {Namespace: "web", Driver: "a"}: 1, {Namespace: "web", Driver: "b"}: 1, {}: 1}
 	s.wantLeft("one", "three", "two")
 	s.wantLeft("one", "three", "two")
 	s.live.listing = apierrors.NewInternalError(errors.New("no"))
@@ -263,7 +264,7 @@ func TestLook_countsWhatThereIs(t *testing.T) {
 	if _, err := s.look(); err != nil {
 		t.Error(err)
 	}
-	want := []map[Group]int{all, {{"app", "a"}: 2, {"web", "a"}: 1}, nil, {}}
+	want := []map[metric.KeptSnapshots]int{all, {{Namespace: "app", Driver: "a"}: 2, {Namespace: "web", Driver: "a"}: 1}, nil, {}}
 	if diff := cmp.Diff(want, s.counted); diff != "" {
 		t.Error(diff)
 	}

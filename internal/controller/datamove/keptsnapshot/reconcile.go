@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -26,17 +27,17 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	err := r.live.List(ctx, &list, client.InNamespace(r.Namespace), client.HasLabels{datamove.LabelKeptSnapshot})
 	switch {
 	case meta.IsNoMatchError(err):
-		r.count(map[Group]int{})
+		r.count(map[metric.KeptSnapshots]int{})
 		return again, nil // The cluster has no snapshots.
 	case err != nil:
 		r.count(nil)
 		return ctrl.Result{}, fmt.Errorf("list kept snapshots: %w", err)
 	}
 	all := make([]candidate, len(list.Items))
-	counts := map[Group]int{}
+	counts := map[metric.KeptSnapshots]int{}
 	for i := range list.Items {
 		all[i].read(&list.Items[i])
-		counts[Group{all[i].kept.Claim.Namespace, all[i].kept.Driver}]++
+		counts[metric.KeptSnapshots{Namespace: all[i].kept.Claim.Namespace, Driver: all[i].kept.Driver}]++
 	}
 	r.count(counts)
 	if len(all) == 0 {
@@ -63,7 +64,7 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return again, errors.Join(l.failures...)
 }
 
-func (r *reconciler) count(counts map[Group]int) {
+func (r *reconciler) count(counts map[metric.KeptSnapshots]int) {
 	if r.Counted != nil {
 		r.Counted(counts)
 	}

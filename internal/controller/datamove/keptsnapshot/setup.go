@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -31,11 +32,8 @@ type Options struct {
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
 	ControllerSuffix string
 	// Counted is told after each look how many kept snapshots there were; nil: it could not be seen. Counted may be nil.
-	Counted func(map[Group]int)
+	Counted func(map[metric.KeptSnapshots]int)
 }
-
-// Group is what kept snapshots are counted by: the namespace of their claims, and their driver. Both are "" for those that say nothing of it.
-type Group struct{ Namespace, Driver string }
 
 type reconciler struct {
 	Options
