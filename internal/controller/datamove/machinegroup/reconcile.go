@@ -75,13 +75,7 @@ func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Resu
 		}
 		return ctrl.Result{RequeueAfter: lookEvery}, nil
 	case extend:
-		extended := g.backup.DeepCopy()
-		metav1.SetMetaDataAnnotation(&extended.ObjectMeta, layout.AnnotationMovedBytes, strconv.FormatInt(d.moved, 10))
-		extended.Spec.TTL, extended.Spec.TTLDuration = &metav1.Duration{Duration: d.ttl}, nil
-		if err := r.cached.Patch(ctx, extended, reconcile.MergeFrom(g.backup)); err != nil {
-			return ctrl.Result{}, fmt.Errorf("extend VirtualMachineBackup %s: %w", g.name, err)
-		}
-		return ctrl.Result{RequeueAfter: soon}, nil
+		return r.extend(ctx, g, &d)
 	case markStored:
 		marked := g.backup.DeepCopy()
 		if marked.Annotations == nil {
@@ -107,6 +101,17 @@ func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Resu
 		}
 	}
 	return ctrl.Result{}, nil
+}
+
+// extend lets the backup of a group last longer.
+func (r *reconciler) extend(ctx context.Context, g *group, d *decision) (ctrl.Result, error) {
+	extended := g.backup.DeepCopy()
+	metav1.SetMetaDataAnnotation(&extended.ObjectMeta, layout.AnnotationMovedBytes, strconv.FormatInt(d.moved, 10))
+	extended.Spec.TTL, extended.Spec.TTLDuration = &metav1.Duration{Duration: d.ttl}, nil
+	if err := r.cached.Patch(ctx, extended, reconcile.MergeFrom(g.backup)); err != nil {
+		return ctrl.Result{}, fmt.Errorf("extend VirtualMachineBackup %s: %w", g.name, err)
+	}
+	return ctrl.Result{RequeueAfter: soon}, nil
 }
 
 // warnIfStuck tells the DataUploads of a group that can never be one, or whose definition is missing. What is only not there yet
