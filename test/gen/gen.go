@@ -12,12 +12,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
+	"github.com/varvebackup/varve/internal/datamove"
 )
 
 // Meta returns the metadata of an object in a namespace.
@@ -163,4 +165,24 @@ func Pod(meta metav1.ObjectMeta, changes ...func(*corev1.Pod)) *corev1.Pod {
 	return modified(&corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{
 		Containers: []corev1.Container{{Name: "main", Image: "image"}},
 	}}, changes)
+}
+
+// MoverPod returns the pod of a DataUpload, as the policies want it. The controller alone may create it.
+func MoverPod(namespace string, upload types.UID, changes ...func(*corev1.Pod)) *corev1.Pod {
+	return modified(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: datamove.ChildName(datamove.Upload, upload),
+			Labels: map[string]string{datamove.LabelObject: string(upload)},
+		},
+		Spec: corev1.PodSpec{
+			ServiceAccountName: datamove.ServiceAccount, AutomountServiceAccountToken: ptr.To(false),
+			Containers: []corev1.Container{{
+				Name: "mover", Image: "varve:test", Command: []string{"/usr/bin/varve", "mover", "upload"},
+				SecurityContext: &corev1.SecurityContext{
+					AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true),
+					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
+			}},
+		},
+	}, changes)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/datamove/pointdeletion"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 var cluster *controlplane.Cluster
@@ -126,17 +127,16 @@ func (w *world) upload(volume string, edit func(*velerov2.DataUpload)) *velerov2
 // pod creates the mover pod of a DataUpload.
 func (w *world) pod(o *velerov2.DataUpload, edit func(*corev1.Pod)) *corev1.Pod {
 	w.Helper()
-	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: w.varve, Name: datamove.ChildName(datamove.Upload, o.UID), Labels: map[string]string{datamove.LabelObject: string(o.UID)},
-		},
-		Spec: corev1.PodSpec{ServiceAccountName: datamove.ServiceAccount, Containers: []corev1.Container{{Name: "mover", Image: "varve"}}},
-	}
+	p := gen.MoverPod(w.varve, o.UID)
 	if edit != nil {
 		edit(p)
 	}
-	// Others may not set the label.
-	if err := cluster.Client(w.T, controlplane.Controller).Create(w.Context(), p); err != nil {
+	// Others may not set the label, but for Kubernetes on the pods of Jobs, which need not be movers.
+	maker := controlplane.Controller
+	if edit != nil {
+		maker = controlplane.User{Name: "system:serviceaccount:kube-system:job-controller"}
+	}
+	if err := cluster.Client(w.T, maker).Create(w.Context(), p); err != nil {
 		w.Fatal(err)
 	}
 	return p

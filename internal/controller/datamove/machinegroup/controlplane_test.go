@@ -22,6 +22,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 var cluster *controlplane.Cluster
@@ -159,12 +160,7 @@ func (w *world) serves(b *backupv1.VirtualMachineBackup) {
 // pod makes the mover pod of a DataUpload, which runs at an address.
 func (w *world) pod(o *velerov2.DataUpload, address string) *corev1.Pod {
 	w.Helper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: controlplane.SystemNamespace, Name: datamove.ChildName(datamove.Upload, o.UID), Labels: map[string]string{datamove.LabelObject: string(o.UID)},
-		},
-		Spec: corev1.PodSpec{ServiceAccountName: datamove.ServiceAccount, Containers: []corev1.Container{{Name: "mover", Image: "varve:test"}}},
-	}
+	pod := gen.MoverPod(controlplane.SystemNamespace, o.UID)
 	w.must(cluster.Client(w.T, controlplane.Controller).Create(w.Context(), pod))
 	controlplane.Update(w.T, w.admin, pod, true, func(p *corev1.Pod) {
 		p.Status.Phase, p.Status.PodIP, p.Status.PodIPs = corev1.PodRunning, address, []corev1.PodIP{{IP: address}}
