@@ -177,7 +177,8 @@ func TestDashboard_showsEveryMetricOfDataMovements(t *testing.T) {
 	t.Parallel()
 	text := readText(t, dashboardFile)
 	for _, name := range slices.Sorted(maps.Keys(documentedMetrics(t))) {
-		about := strings.HasPrefix(name, "varve_data_") || strings.HasPrefix(name, "varve_repository_") || strings.HasPrefix(name, "varve_location_available") || strings.HasPrefix(name, "varve_kept_")
+		about := strings.HasPrefix(name, "varve_data_") || strings.HasPrefix(name, "varve_repository_") ||
+			strings.HasPrefix(name, "varve_location_available") || strings.HasPrefix(name, "varve_kept_")
 		if about && !strings.Contains(text, name) {
 			t.Errorf("no panel shows %s", name)
 		}

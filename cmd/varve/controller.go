@@ -48,7 +48,8 @@ func controllerCommand(env environment) *cobra.Command {
 	}
 	s.addFlags(c.Flags(), env)
 	c.Flags().StringVar(&o.LauncherImage, "launcher-image", "", "the image of launcher pods (required)")
-	c.Flags().StringVar(&o.VarveImage, "varve-image", "", "the image of attachment pods, export pods, mover pods, maintenance pods and init containers (required)")
+	c.Flags().StringVar(&o.VarveImage, "varve-image", "",
+		"the image of attachment pods, export pods, mover pods, maintenance pods and init containers (required)")
 	c.Flags().StringVar(&policy, "image-pull-policy", "", "when both images are pulled: Always, IfNotPresent or Never")
 	c.Flags().StringVar(&clientCA, "webhook-client-ca", "", "the authority of the API server's client certificate, in PEM: the webhook answers nobody without one; empty: it answers everybody")
 	c.Flags().BoolVar(&o.LeaderElection, "leader-elect", false, "let one of several replicas work at a time")

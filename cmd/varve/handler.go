@@ -11,9 +11,10 @@ func handlerCommand(env environment) *cobra.Command {
 	var s server
 	var o handler.Options
 	c := &cobra.Command{
-		Use:     "handler",
-		Short:   "Run a node's part: guests, mounts, checkpoints",
-		Long:    "Run a node's part of Varve: the guests of the node, mounts of utility volumes, checkpoints, and a backup's\nlife on the node. deploy/ runs it.",
+		Use:   "handler",
+		Short: "Run a node's part: guests, mounts, checkpoints",
+		Long: "Run a node's part of Varve: the guests of the node, mounts of utility volumes, checkpoints, and a backup's\n" +
+			"life on the node. deploy/ runs it.",
 		Example: `  varve handler --kubeconfig ~/.kube/config --node-name node1`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -15,6 +16,9 @@ import (
 
 const index = `{"varve":{"ref":"varve.local/varve:0123","digest":"sha256:0123","tar":"/x"},
  "varve-launcher":{"ref":"varve.local/varve-launcher:4567"},"guest":{"ref":"varve.local/guest:1"}}`
+
+// kustomizing is held while kustomize runs: it keeps the schemas of kinds in variables that it does not guard.
+var kustomizing sync.Mutex
 
 // build renders the real manifests and builds the result with kustomize itself.
 func build(t *testing.T, index string) map[string]string {
@@ -28,6 +32,8 @@ func build(t *testing.T, index string) map[string]string {
 	if err := run(file, "..", out); err != nil {
 		t.Fatal(err)
 	}
+	kustomizing.Lock()
+	defer kustomizing.Unlock()
 	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), out)
 	if err != nil {
 		t.Fatal(err)

@@ -66,7 +66,8 @@ func TestJob_survivesItsEncoding(t *testing.T) {
 	defined.Definition = true
 	patient := downloadJob()
 	patient.StoragePatience = &metav1.Duration{Duration: time.Hour}
-	if got := []time.Duration{patient.WaitForStorage(), uploadJob().WaitForStorage()}; !cmp.Equal(got, []time.Duration{time.Hour, 4 * time.Hour}) {
+	if got := []time.Duration{patient.WaitForStorage(), uploadJob().WaitForStorage()}; !cmp.Equal(got,
+		[]time.Duration{time.Hour, 4 * time.Hour}) {
 		t.Errorf("they wait for the storage for %v", got)
 	}
 	for _, j := range []Job{uploadJob(), downloadJob(), patient, tunnelJob(), defined, endpointJob(), exportJob(), snapshotJob()} {
@@ -115,14 +116,22 @@ func TestDecodeJob_refuses(t *testing.T) {
 		"a checkpoint of nobody's": {edited(endpointJob(), func(j *Job) {
 			j.Endpoint = &EndpointSource{Map: "m", Data: "d", Volume: "v", BackupUID: "b", BaseCheckpoint: "c"}
 		}), "not unique"},
-		"a snapshot of files":             {edited(snapshotJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeFilesystem }), "than a Block volume"},
-		"a snapshot without a handle":     {edited(snapshotJob(), func(j *Job) { j.Snapshot.Snapshot = "" }), "without a driver or a handle"},
-		"a snapshot, and nobody to ask":   {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata = nil }), "without the reason"},
-		"a snapshot, and both":            {edited(snapshotJob(), func(j *Job) { j.Snapshot.NoMetadata = "none" }), "or with both"},
-		"a service without an audience":   {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.Audience = "" }), "incomplete metadata service"},
-		"a service without an authority":  {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.CA = nil }), "incomplete metadata service"},
-		"a patience of less than nothing": {edited(uploadJob(), func(j *Job) { j.StoragePatience = &metav1.Duration{Duration: -1} }), "a storagePatience of -1ns"},
-		"a download without a snapshot":   {edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }), "without a snapshotID"},
+		"a snapshot of files": {edited(snapshotJob(),
+			func(j *Job) { j.VolumeMode = corev1.PersistentVolumeFilesystem }), "than a Block volume"},
+		"a snapshot without a handle": {edited(snapshotJob(), func(j *Job) { j.Snapshot.Snapshot = "" }),
+			"without a driver or a handle"},
+		"a snapshot, and nobody to ask": {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata = nil }),
+			"without the reason"},
+		"a snapshot, and both": {edited(snapshotJob(), func(j *Job) { j.Snapshot.NoMetadata = "none" }),
+			"or with both"},
+		"a service without an audience": {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.Audience = "" }),
+			"incomplete metadata service"},
+		"a service without an authority": {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.CA = nil }),
+			"incomplete metadata service"},
+		"a patience of less than nothing": {edited(uploadJob(),
+			func(j *Job) { j.StoragePatience = &metav1.Duration{Duration: -1} }), "a storagePatience of -1ns"},
+		"a download without a snapshot": {edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }),
+			"without a snapshotID"},
 	} {
 		if _, err := DecodeJob(c.text); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), JobVariable) {
 			t.Errorf("%s: %v", name, err)

@@ -175,13 +175,14 @@ func endsLeaseWhenStorageStalls(t *testing.T, canceled bool) {
 	var warnings []error
 	ended, released := make(chan error, 1), make(chan struct{})
 	go func() {
-		ended <- withLease(ctx, r, p.ID, leaseLimits{grace: testGrace, end: testGrace}, func() { close(released) }, func(err error) { warnings = append(warnings, err) }, func() error {
-			s.on.Store(true)
-			if canceled {
-				cancel()
-			}
-			return ctx.Err()
-		})
+		ended <- withLease(ctx, r, p.ID, leaseLimits{grace: testGrace, end: testGrace}, func() { close(released) },
+			func(err error) { warnings = append(warnings, err) }, func() error {
+				s.on.Store(true)
+				if canceled {
+					cancel()
+				}
+				return ctx.Err()
+			})
 	}()
 	select {
 	case err := <-ended:

@@ -44,7 +44,8 @@ func withLease(ctx context.Context, r *repository.Repository, id string, limits 
 		defer func() {
 			ending, cancel := context.WithTimeout(ctx, limits.end)
 			defer cancel()
-			_, left := abandonAfter(ending, limits.grace, abandoned, func() (struct{}, error) { return struct{}{}, l.Release() })
+			_, left := abandonAfter(ending, limits.grace, abandoned,
+				func() (struct{}, error) { return struct{}{}, l.Release() })
 			if left != nil {
 				warn(fmt.Errorf("%w; it ends by itself after three days", left))
 			}

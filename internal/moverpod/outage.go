@@ -23,7 +23,8 @@ func (r *run) newPatience() *storage.Patience {
 				since = time.Time{}
 				return
 			case !o.Since.Equal(since):
-				r.Log.Warn("the storage does not answer; waiting for it", "since", o.Since, "limit", r.Job.WaitForStorage(), "reason", o.Reason)
+				r.Log.Warn("the storage does not answer; waiting for it", "since", o.Since, "limit",
+					r.Job.WaitForStorage(), "reason", o.Reason)
 				since = o.Since
 			}
 			r.progress.setNote(r.describeOutage(o).Encode())

@@ -32,23 +32,24 @@ var outages sync.Map
 // the real thing.
 func registerOutages() {
 	storage.Register()
-	blob.AddSupportedStorage("filesystem", kopiadir.Options{}, func(ctx context.Context, o *kopiadir.Options, create bool) (blob.Storage, error) {
-		out, ok := outages.Load(o.Path)
-		if ok {
-			if err := out.(*outage).refuse("open", ""); err != nil {
+	blob.AddSupportedStorage("filesystem", kopiadir.Options{},
+		func(ctx context.Context, o *kopiadir.Options, create bool) (blob.Storage, error) {
+			out, ok := outages.Load(o.Path)
+			if ok {
+				if err := out.(*outage).refuse("open", ""); err != nil {
+					return nil, err
+				}
+			}
+			st, err := storage.NewDirectory(ctx, o, create)
+			if err == nil && ok {
+				st = &unreliable{st, out.(*outage)}
+				out.(*outage).count(1)
+			}
+			if err != nil {
 				return nil, err
 			}
-		}
-		st, err := storage.NewDirectory(ctx, o, create)
-		if err == nil && ok {
-			st = &unreliable{st, out.(*outage)}
-			out.(*outage).count(1)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return storage.NewGuard(st), nil
-	})
+			return storage.NewGuard(st), nil
+		})
 }
 
 // outage says when a storage is down.
@@ -77,7 +78,8 @@ func (o *outage) refuse(request string, id blob.ID) error {
 		return o.err
 	}
 	o.refused++
-	return &url.Error{Op: request, URL: "https://s3.lan/backups", Err: &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}}
+	return &url.Error{Op: request, URL: "https://s3.lan/backups",
+		Err: &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}}
 }
 
 func (o *outage) count(opened int) {
@@ -245,13 +247,15 @@ func TestOutage_ofTheStorageIsWaitedFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, device := newSite(t), newDevice(t, size)
-			report := s.newPatientPod(t, newUpload(corev1.PersistentVolumeBlock), device).goesOn(t, s.newOutage(t, begins.up))
+			report := s.newPatientPod(t, newUpload(corev1.PersistentVolumeBlock), device).goesOn(t,
+				s.newOutage(t, begins.up))
 			if points := s.points(t); len(points) != 1 {
 				t.Errorf("%d restore points, want 1", len(points))
 			}
 			target := filepath.Join(t.TempDir(), "target")
 			writeSparse(t, target, size, nil)
-			s.newPatientPod(t, newDownload(corev1.PersistentVolumeBlock, report.SnapshotID), target).goesOn(t, s.newOutage(t, begins.down))
+			s.newPatientPod(t, newDownload(corev1.PersistentVolumeBlock, report.SnapshotID), target).goesOn(t,
+				s.newOutage(t, begins.down))
 			want, err := os.ReadFile(device)
 			if err != nil {
 				t.Fatal(err)
@@ -270,7 +274,8 @@ func TestOutage_canBeCanceled(t *testing.T) {
 		"S3": func(_ *testing.T, s *site) *outage {
 			s.access.Directory = ""
 			s.access.S3 = &datamove.S3Access{
-				Endpoint: "127.0.0.1:9", Bucket: "backups", Prefix: "plugins/varve/app/", PlainHTTP: true, AccessKey: "key-for-tests", SecretKey: "5ecret-for-tests",
+				Endpoint: "127.0.0.1:9", Bucket: "backups", Prefix: "plugins/varve/app/", PlainHTTP: true,
+				AccessKey: "key-for-tests", SecretKey: "5ecret-for-tests",
 			}
 			return &outage{}
 		},
@@ -310,7 +315,8 @@ func TestOutage_hasALimit(t *testing.T) {
 			o := s.newOutage(t, begins)
 			job := newUpload(corev1.PersistentVolumeBlock)
 			job.StoragePatience = &metav1.Duration{Duration: 50 * time.Millisecond}
-			s.newPatientPod(t, job, newDevice(t, 64*mib)).fails(t, "the storage did not answer for 50ms: ", "connection refused", "bring the storage of the backup location back")
+			s.newPatientPod(t, job, newDevice(t, 64*mib)).fails(t, "the storage did not answer for 50ms: ",
+				"connection refused", "bring the storage of the backup location back")
 			o.end()
 			if points := s.points(t); len(points) != 0 {
 				t.Errorf("%d restore points", len(points))

@@ -104,7 +104,8 @@ func (p *progress) writePeriodically(ctx context.Context, done <-chan struct{}) 
 func (p *progress) isDue() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.now.percent() != p.sent.percent() || p.now.moved.TotalBytes != p.sent.moved.TotalBytes || (p.now.note == "") != (p.sent.note == "")
+	return p.now.percent() != p.sent.percent() || p.now.moved.TotalBytes != p.sent.moved.TotalBytes ||
+		(p.now.note == "") != (p.sent.note == "")
 }
 
 func (p *progress) get() progressState {

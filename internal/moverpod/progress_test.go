@@ -30,8 +30,9 @@ func TestProgress_isWrittenSeldom(t *testing.T) {
 				var last time.Time
 				var latest any
 				p := &progress{
-					follower: newFollower(nil, "pod-1", slog.New(slog.DiscardHandler), time.Second), log: slog.New(slog.DiscardHandler),
-					limits: limits{}.withDefaults(),
+					follower: newFollower(nil, "pod-1", slog.New(slog.DiscardHandler), time.Second),
+					log:      slog.New(slog.DiscardHandler),
+					limits:   limits{}.withDefaults(),
 					patch: func(_ context.Context, _ string, _, status map[string]any) (object, error) {
 						if !last.IsZero() && time.Since(last) < time.Second {
 							t.Errorf("two writes within %s", time.Since(last))
@@ -53,7 +54,8 @@ func TestProgress_isWrittenSeldom(t *testing.T) {
 				last = time.Time{} // The last write does not wait.
 				p.write(t.Context())
 				if writes < c.least || writes > c.most || latest != int64(disk) {
-					t.Errorf("%d writes in %s, want %d to %d; the last one says %v", writes, c.took, c.least, c.most, latest)
+					t.Errorf("%d writes in %s, want %d to %d; the last one says %v", writes, c.took, c.least, c.most,
+						latest)
 				}
 			})
 		})
@@ -67,8 +69,9 @@ func TestProgress_writesANoteAtOnce(t *testing.T) {
 		var written []time.Duration
 		began := time.Now()
 		p := &progress{
-			follower: newFollower(nil, "pod-1", slog.New(slog.DiscardHandler), time.Second), log: slog.New(slog.DiscardHandler),
-			limits: limits{}.withDefaults(),
+			follower: newFollower(nil, "pod-1", slog.New(slog.DiscardHandler), time.Second),
+			log:      slog.New(slog.DiscardHandler),
+			limits:   limits{}.withDefaults(),
 			patch: func(context.Context, string, map[string]any, map[string]any) (object, error) {
 				written = append(written, time.Since(began))
 				return object{phase: velerov2.PhaseInProgress}, nil

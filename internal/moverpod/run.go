@@ -114,9 +114,11 @@ func (l limits) withDefaults() limits {
 	return limits{
 		start: cmp.Or(l.start, 30*time.Minute), grace: cmp.Or(l.grace, 6*time.Second),
 		interrupted: cmp.Or(l.interrupted, 24*time.Second), report: cmp.Or(l.report, 30*time.Minute),
-		progress: cmp.Or(l.progress, time.Second), smallProgress: cmp.Or(l.smallProgress, 10*time.Second), logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
-		storagePause: cmp.Or(l.storagePause, time.Second), storageLongestPause: cmp.Or(l.storageLongestPause, time.Minute),
-		flush: cmp.Or(l.flush, time.Minute), secret: cmp.Or(l.secret, 2*time.Minute),
+		progress: cmp.Or(l.progress, time.Second), smallProgress: cmp.Or(l.smallProgress, 10*time.Second),
+		logged: cmp.Or(l.logged, time.Minute), retry: cmp.Or(l.retry, time.Second),
+		storagePause:        cmp.Or(l.storagePause, time.Second),
+		storageLongestPause: cmp.Or(l.storageLongestPause, time.Minute),
+		flush:               cmp.Or(l.flush, time.Minute), secret: cmp.Or(l.secret, 2*time.Minute),
 		launcher: cmp.Or(l.launcher, 2*time.Minute), ended: cmp.Or(l.ended, time.Second),
 		endpoint: cmp.Or(l.endpoint, 10*time.Minute), endpointStall: cmp.Or(l.endpointStall, time.Minute), metadata: l.metadata,
 	}
@@ -298,7 +300,8 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 // move does the work of the object's kind. It calls done with the result before it lets go of the repository.
 func (r *run) move(ctx context.Context, done func(datamove.Report, error)) {
 	if r.Job.VolumeMode == "" && r.Job.Tunnel == nil && r.Job.Endpoint == nil && !r.Job.ReadDefinition {
-		done(datamove.Report{}, lasting(errors.New("the job has no volume"), "the handlers and the mover must be of the same version of Varve"))
+		done(datamove.Report{}, lasting(errors.New("the job has no volume"),
+			"the handlers and the mover must be of the same version of Varve"))
 		return
 	}
 	repo, err := r.openRepository(ctx)

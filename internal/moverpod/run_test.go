@@ -238,7 +238,8 @@ func TestCancel_comesTooLateForAPublishedPoint(t *testing.T) { //nolint:parallel
 			}
 			report, _ := p.api.report(t)
 			points := s.points(t)
-			if len(points) != 1 || report.Outcome != datamove.Succeeded || !strings.Contains(report.SnapshotID, points[0].ID) {
+			if len(points) != 1 || report.Outcome != datamove.Succeeded ||
+				!strings.Contains(report.SnapshotID, points[0].ID) {
 				verdict.Errorf(t, "%d restore points, and the report is %+v", len(points), report)
 			}
 		})

@@ -118,7 +118,8 @@ func (r *run) chooseBlockSize() (func(diskBytes int64) int64, error) {
 	}
 	bytes, err := repository.ParseBlockSize(asked)
 	if err != nil {
-		return nil, lasting(fmt.Errorf("spec.dataMoverConfig: %s: %w", datamove.ConfigBlockSize, err), "make the DataUpload again with one of them, or without the key")
+		return nil, lasting(fmt.Errorf("spec.dataMoverConfig: %s: %w", datamove.ConfigBlockSize, err),
+			"make the DataUpload again with one of them, or without the key")
 	}
 	return func(int64) int64 { return bytes }, nil
 }

@@ -194,7 +194,8 @@ func TestUpload_blockSizeBySize(t *testing.T) {
 			}
 			for _, point := range points {
 				if d, err := point.Disk(datamove.DiskName); err != nil || d.BlockBytes != c.want || d.Bytes != c.bytes {
-					verdict.Errorf(t, "a disk of %d bytes has blocks of %d, want %d (%v)", d.Bytes, d.BlockBytes, c.want, err)
+					verdict.Errorf(t, "a disk of %d bytes has blocks of %d, want %d (%v)", d.Bytes, d.BlockBytes,
+						c.want, err)
 				}
 			}
 		})

@@ -132,7 +132,8 @@ func serveDirectory(t *testing.T, directory string) *shelf {
 func storeContents(t *testing.T, directory string, n int) {
 	t.Helper()
 	at := repository.Location{Directory: directory}
-	access, err := engine.ConnectInMemory(t.Context(), at, testPassword, engine.ConnectOptions{Host: "test", User: "test"})
+	access, err := engine.ConnectInMemory(t.Context(), at, testPassword,
+		engine.ConnectOptions{Host: "test", User: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

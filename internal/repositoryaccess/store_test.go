@@ -139,7 +139,8 @@ func TestPrepare_saysWhatIsDamaged(t *testing.T) {
 		}
 		a.UniqueID, a.ReadOnly = id, true
 		_, err = prepare(t, a)
-		if !errors.Is(err, errclass.Corrupt) || !strings.Contains(err.Error(), name) || errors.Is(err, repository.ErrPassword) {
+		if !errors.Is(err, errclass.Corrupt) || !strings.Contains(err.Error(), name) ||
+			errors.Is(err, repository.ErrPassword) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := os.WriteFile(file, whole, 0o600); err != nil {

@@ -115,10 +115,11 @@ func TestMover_makesAndDeletesNothing(t *testing.T) {
 func TestController_makesMoverPodsAsTheyAre(t *testing.T) {
 	t.Parallel()
 	const (
-		named, plain = "a mover pod is named after the object that it works for", "a mover pod has one container and the account varve-mover"
-		bounded      = "a mover pod has no privileges but those that files of any owner need"
-		mounts       = "a mover pod mounts claims"
-		environment  = "a mover pod gets nothing of Secrets and ConfigMaps in its environment"
+		named, plain = "a mover pod is named after the object that it works for", "a mover pod has one container " +
+			"and the account varve-mover"
+		bounded     = "a mover pod has no privileges but those that files of any owner need"
+		mounts      = "a mover pod mounts claims"
+		environment = "a mover pod gets nothing of Secrets and ConfigMaps in its environment"
 	)
 	volume := func(s corev1.VolumeSource) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: s}} }
@@ -141,9 +142,11 @@ func TestController_makesMoverPodsAsTheyAre(t *testing.T) {
 		"a token by itself":    {func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = nil }, plain},
 		"the node's network":   {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, plain},
 		"the node's processes": {func(p *corev1.Pod) { p.Spec.HostPID = true }, plain},
-		"another command":      {func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"/bin/sh"} }, "a mover pod runs the mover"},
-		"arguments":            {func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--help"} }, "a mover pod runs the mover"},
-		"another container":    {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}} }, plain},
+		"another command": {func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"/bin/sh"} },
+			"a mover pod runs the mover"},
+		"arguments": {func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--help"} },
+			"a mover pod runs the mover"},
+		"another container": {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}} }, plain},
 		"privileged": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)}
 		}, bounded},
@@ -180,9 +183,10 @@ func TestController_makesMoverPodsAsTheyAre(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "du-1", Labels: map[string]string{datamove.LabelObject: "1"}},
 			Spec: corev1.PodSpec{
 				ServiceAccountName: datamove.ServiceAccount, AutomountServiceAccountToken: ptr.To(false),
-				Containers: []corev1.Container{{Name: "mover", Image: "varve", Command: []string{"/usr/bin/varve", "mover", "upload"}, SecurityContext: &corev1.SecurityContext{
-					AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"CHOWN"}},
-				}}},
+				Containers: []corev1.Container{{Name: "mover", Image: "varve",
+					Command: []string{"/usr/bin/varve", "mover", "upload"}, SecurityContext: &corev1.SecurityContext{
+						AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"CHOWN"}},
+					}}},
 			},
 		}
 		c.edit(pod)
@@ -204,14 +208,27 @@ func TestHandler_hasNoRightsToDataMovements(t *testing.T) {
 	}
 	o := newUpload(t)
 	handler := cluster.Client(t, controlplane.HandlerOn("node-b").Restrict())
-	in := metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "du-1", Labels: map[string]string{datamove.LabelObject: "1"}}
+	in := metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "du-1",
+		Labels: map[string]string{datamove.LabelObject: "1"}}
 	merge := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`))
 	for name, try := range map[string]func(ctx context.Context) error{
-		"read a DataUpload":  func(ctx context.Context) error { return handler.Get(ctx, client.ObjectKeyFromObject(o), o.DeepCopy()) },
+		"read a DataUpload": func(ctx context.Context) error {
+			return handler.Get(ctx, client.ObjectKeyFromObject(o),
+				o.DeepCopy())
+		},
 		"write a DataUpload": func(ctx context.Context) error { return handler.Patch(ctx, o.DeepCopy(), merge) },
-		"make a pod":         func(ctx context.Context) error { return handler.Create(ctx, &corev1.Pod{ObjectMeta: in}) },
-		"delete a pod":       func(ctx context.Context) error { return handler.Delete(ctx, &corev1.Pod{ObjectMeta: in}) },
-		"make a Job":         func(ctx context.Context) error { return handler.Create(ctx, &batchv1.Job{ObjectMeta: in}) },
+		"make a pod": func(ctx context.Context) error {
+			return handler.Create(ctx,
+				&corev1.Pod{ObjectMeta: in})
+		},
+		"delete a pod": func(ctx context.Context) error {
+			return handler.Delete(ctx,
+				&corev1.Pod{ObjectMeta: in})
+		},
+		"make a Job": func(ctx context.Context) error {
+			return handler.Create(ctx,
+				&batchv1.Job{ObjectMeta: in})
+		},
 		"make a claim": func(ctx context.Context) error {
 			return handler.Create(ctx, &corev1.PersistentVolumeClaim{ObjectMeta: in})
 		},
@@ -230,7 +247,10 @@ func TestHandler_hasNoRightsToDataMovements(t *testing.T) {
 		"make a BackupRepository": func(ctx context.Context) error {
 			return handler.Create(ctx, &velerov1.BackupRepository{ObjectMeta: in})
 		},
-		"read a BackupStorageLocation": func(ctx context.Context) error { return handler.List(ctx, &velerov1.BackupStorageLocationList{}) },
+		"read a BackupStorageLocation": func(ctx context.Context) error {
+			return handler.List(ctx,
+				&velerov1.BackupStorageLocationList{})
+		},
 	} {
 		if err := try(t.Context()); !apierrors.IsForbidden(err) {
 			t.Errorf("%s: %v", name, err)
@@ -276,7 +296,8 @@ func mayDo(t *testing.T, user controlplane.User, verb, group, resource, namespac
 	t.Helper()
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: user.Name, Groups: user.Groups,
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource, Namespace: namespace},
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource,
+			Namespace: namespace},
 	}}
 	if err := cluster.Client(t, controlplane.Admin).Create(t.Context(), review); err != nil {
 		t.Fatal(err)

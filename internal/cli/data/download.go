@@ -94,7 +94,9 @@ func (r *downloadRequest) addFlags(s *cliresource.Session, c *cobra.Command) {
 	c.Flags().StringVar(&r.claim, "to-pvc", "", "the claim that gets the volume")
 	c.Flags().StringVar(&r.namespace, "to-namespace", "", "the claim's namespace (default: that of the download)")
 	c.Flags().BoolVar(&r.create, "create-claim", false, "create the claim")
-	c.Flags().StringVar(&r.size, "size", "", "with --create-claim: the claim's size, such as 20Gi (default: that of the disk, and with Filesystem 6 % and 64 MiB more)")
+	c.Flags().StringVar(&r.size, "size", "",
+		"with --create-claim: the claim's size, such as 20Gi (default: that of the disk, and with Filesystem 6 % "+
+			"and 64 MiB more)")
 	c.Flags().StringVar(&r.storageClass, "storage-class", "", "with --create-claim: the claim's StorageClass (default: the cluster's)")
 	c.Flags().StringVar(&r.mode, "volume-mode", string(corev1.PersistentVolumeFilesystem), "with --create-claim: the claim's volume mode, Filesystem or Block")
 	c.Flags().DurationVar(&r.timeout, "operation-timeout", operationTimeout, "how long the download waits for one thing, such as a volume")
@@ -236,7 +238,8 @@ func claimBytes(snapshotID, mode string, stored int64) (int64, error) {
 	case err != nil:
 		return 0, err
 	case id.Form == datamove.Files:
-		return 0, failure.Usage("--create-claim needs --size: files are stored, and how large a volume they need is not known. Give at least the size of the claim that they come from")
+		return 0, failure.Usage("--create-claim needs --size: files are stored, and how large a volume they need " +
+			"is not known. Give at least the size of the claim that they come from")
 	case mode == string(corev1.PersistentVolumeBlock):
 		return stored, nil
 	}

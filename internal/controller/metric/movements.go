@@ -50,22 +50,29 @@ func NewMovements() *Movements {
 	}
 	return &Movements{
 		waiting: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "varve_data_movements_waiting", Help: "DataUploads and DataDownloads that have no place on a node, by kind.",
+			Name: "varve_data_movements_waiting",
+			Help: "DataUploads and DataDownloads that have no place on a node, by kind.",
 		}, []string{"kind"}),
 		running: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "varve_data_movements_running", Help: "DataUploads and DataDownloads that have a place on a node and have not ended, by kind and node.",
+			Name: "varve_data_movements_running",
+			Help: "DataUploads and DataDownloads that have a place on a node and have not ended, by kind and node.",
 		}, []string{"kind", "node"}),
-		ended:  counter("varve_data_movements_total", "DataUploads and DataDownloads that have ended, by kind and phase.", "kind", "phase"),
-		failed: counter("varve_data_movement_failures_total", "DataUploads and DataDownloads that have failed, by kind and reason.", "kind", "reason"),
-		volume: counter("varve_data_movement_volume_bytes_total", "Size of the data that completed DataUploads and DataDownloads backed up or restored, by kind.", "kind"),
-		read:   uploaded("varve_data_upload_read_bytes_total", "Bytes that completed DataUploads read from their volumes."),
+		ended: counter("varve_data_movements_total",
+			"DataUploads and DataDownloads that have ended, by kind and phase.", "kind", "phase"),
+		failed: counter("varve_data_movement_failures_total",
+			"DataUploads and DataDownloads that have failed, by kind and reason.", "kind", "reason"),
+		volume: counter("varve_data_movement_volume_bytes_total",
+			"Size of the data that completed DataUploads and DataDownloads backed up or restored, by kind.", "kind"),
+		read: uploaded("varve_data_upload_read_bytes_total",
+			"Bytes that completed DataUploads read from their volumes."),
 		changed: uploaded("varve_data_upload_changed_bytes_total",
 			"Bytes of completed DataUploads that were new or had changed since the restore point before."),
 		stored: uploaded("varve_data_upload_stored_bytes_total",
 			"Bytes that completed DataUploads stored in repositories, after deduplication and compression."),
 		stages: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "varve_data_movement_stage_seconds",
-			Help:    "Time that DataUploads and DataDownloads spent in a stage: wait, until they have a place on a node; prepare, until data moves; move; finish, until they are complete; or cancel.",
+			Name: "varve_data_movement_stage_seconds",
+			Help: "Time that DataUploads and DataDownloads spent in a stage: wait, until they have a place on " +
+				"a node; prepare, until data moves; move; finish, until they are complete; or cancel.",
 			Buckets: stageSeconds,
 		}, []string{"kind", "stage"}),
 	}

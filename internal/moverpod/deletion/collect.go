@@ -76,7 +76,8 @@ func (c Collected) Summary() string {
 	var all []string
 	if c.Doubted > 0 {
 		all = append(all, fmt.Sprintf("most backups of the location went missing at once, %d in all, and their "+
-			"restore points are kept: put the backups back, or, if you have deleted them, set the annotation %s: %q on the BackupRepository",
+			"restore points are kept: put the backups back, or, if you have deleted them, set the annotation %s: "+
+			"%q on the BackupRepository",
 			c.Doubted, datamove.AnnotationCollectMissing, c.DoubtedAt.Format(time.RFC3339)))
 	}
 	if kept := c.keptSummary(); kept != "" {

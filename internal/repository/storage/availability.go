@@ -22,11 +22,13 @@ var busyStatuses = []int{
 }
 
 // busyCodes are codes of S3 servers that say the same with another status.
-var busyCodes = []string{"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError", "ServiceUnavailable"}
+var busyCodes = []string{"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError",
+	"ServiceUnavailable"}
 
 // networkErrnos are the error numbers of a connection that cannot be made, or that has broken.
 var networkErrnos = []error{
-	syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.EPIPE, syscall.ETIMEDOUT, syscall.EHOSTUNREACH,
+	syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.EPIPE, syscall.ETIMEDOUT,
+	syscall.EHOSTUNREACH,
 	syscall.EHOSTDOWN, syscall.ENETUNREACH, syscall.ENETDOWN, syscall.ENETRESET,
 }
 
@@ -68,7 +70,8 @@ func isTLSMismatch(err error) bool {
 	var invalid x509.CertificateInvalidError
 	var record tls.RecordHeaderError
 	var network *net.OpError // TLS alerts have an operation of their own.
-	return errors.As(err, &verification) || errors.As(err, &unknown) || errors.As(err, &hostname) || errors.As(err, &invalid) ||
+	return errors.As(err, &verification) || errors.As(err, &unknown) || errors.As(err, &hostname) ||
+		errors.As(err, &invalid) ||
 		errors.As(err, &record) || errors.Is(err, http.ErrSchemeMismatch) ||
 		errors.As(err, &network) && (network.Op == "remote error" || network.Op == "local error")
 }

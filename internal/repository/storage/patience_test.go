@@ -25,7 +25,8 @@ import (
 	"github.com/varvebackup/varve/internal/repository/storage/advice/advicetest"
 )
 
-var errRefused = &url.Error{Op: "Put", URL: "http://10.0.0.1", Err: &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}}
+var errRefused = &url.Error{Op: "Put", URL: "http://10.0.0.1",
+	Err: &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}}
 
 // unanswered fails requests with what fail returns. Each list tells of one blob before it fails if tells is set.
 type unanswered struct {
@@ -95,9 +96,13 @@ func TestPatience_givesUp(t *testing.T) {
 		patience := &storage.Patience{Limit: 4 * time.Hour}
 		st := storage.NewPatient(&unanswered{fail: func() error { return errRefused }}, patience)
 		// Whoever waits for the same storage further out does not begin anew.
-		err := patience.Do(t.Context(), func() error { return st.PutBlob(t.Context(), "p1", storage.Bytes("x"), blob.PutOptions{}) })
+		err := patience.Do(t.Context(), func() error {
+			return st.PutBlob(t.Context(), "p1", storage.Bytes("x"),
+				blob.PutOptions{})
+		})
 		if !errors.Is(err, storage.ErrGivenUp) || errclass.Of(err) != errclass.Transient ||
-			!strings.HasPrefix(err.Error(), "the storage did not answer for 4h0m0s: ") || !strings.Contains(err.Error(), "connection refused") {
+			!strings.HasPrefix(err.Error(), "the storage did not answer for 4h0m0s: ") ||
+			!strings.Contains(err.Error(), "connection refused") {
 			t.Error(err)
 		}
 		if took := time.Since(began); took != 4*time.Hour {
@@ -115,13 +120,15 @@ func TestPatience_endsAtOnce(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		reason := errors.New("canceled by somebody")
 		time.AfterFunc(time.Hour, func() { cancel(reason) })
-		err := storage.NewPatient(&unanswered{fail: func() error { return errRefused }}, patience).PutBlob(ctx, "p1", storage.Bytes("x"), blob.PutOptions{})
+		err := storage.NewPatient(&unanswered{fail: func() error { return errRefused }}, patience).PutBlob(ctx, "p1",
+			storage.Bytes("x"), blob.PutOptions{})
 		if took := time.Since(began); took != time.Hour || !errors.Is(err, reason) {
 			t.Errorf("%v after %s", err, took)
 		}
 		for _, lasting := range []error{errclass.Denied, storage.ErrFull, blob.ErrBlobNotFound, fs.ErrPermission} {
 			began := time.Now()
-			err := storage.NewPatient(&unanswered{fail: func() error { return lasting }}, patience).PutBlob(t.Context(), "p1", storage.Bytes("x"), blob.PutOptions{})
+			err := storage.NewPatient(&unanswered{fail: func() error { return lasting }},
+				patience).PutBlob(t.Context(), "p1", storage.Bytes("x"), blob.PutOptions{})
 			if !errors.Is(err, lasting) || time.Since(began) > 0 {
 				t.Errorf("%v after %s, want %v", err, time.Since(began), lasting)
 			}
@@ -142,7 +149,8 @@ func TestPatience_listsNothingTwice(t *testing.T) {
 				return nil
 			}}, &storage.Patience{Limit: time.Hour})
 			err := st.ListBlobs(t.Context(), "p", func(blob.Metadata) error { told++; return nil })
-			if tells && (!errors.Is(err, syscall.ECONNREFUSED) || asked != 1 || told != 1) || !tells && (err != nil || asked != 3) {
+			if tells && (!errors.Is(err, syscall.ECONNREFUSED) || asked != 1 || told != 1) || !tells &&
+				(err != nil || asked != 3) {
 				t.Errorf("tells %t: %d requests, %d blobs, %v", tells, asked, told, err)
 			}
 		}
@@ -159,7 +167,8 @@ func TestIsUnavailable(t *testing.T) {
 		}
 	}
 	answer := func(status int, code string) error {
-		return fmt.Errorf("unable to complete PutBlob(p1) despite 10 retries: %w", minio.ErrorResponse{StatusCode: status, Code: code, Message: "x"})
+		return fmt.Errorf("unable to complete PutBlob(p1) despite 10 retries: %w",
+			minio.ErrorResponse{StatusCode: status, Code: code, Message: "x"})
 	}
 	request := func(err error) error { return &url.Error{Op: "Get", URL: "http://x", Err: err} }
 	for _, c := range []struct {

@@ -42,7 +42,8 @@ func decideEnding(in Input) Decision {
 
 // isStored says that a report is of an upload whose restore point is published.
 func isStored(in Input, r *datamove.Report) bool {
-	return in.Object.Kind == datamove.Upload && r != nil && r.Outcome == datamove.Succeeded && isPointOf(&in.Object, r.SnapshotID)
+	return in.Object.Kind == datamove.Upload && r != nil && r.Outcome == datamove.Succeeded &&
+		isPointOf(&in.Object, r.SnapshotID)
 }
 
 // completeAfterAll is for an upload that was to end otherwise, and had published its restore point by then: who owns it

@@ -204,7 +204,8 @@ func decideReplacement(in Input, deadline time.Time) Decision {
 	case in.Exposed.Volume == nil:
 		return waitOrFail(in, in.Exposed.Waiting, deadline)
 	case !in.Repository.Found || in.Repository.NoStorage:
-		return waitOrFail(in, because("BackupRepository "+in.Repository.Name+" to be there", in.Repository.Message), deadline)
+		return waitOrFail(in, because("BackupRepository "+in.Repository.Name+" to be there", in.Repository.Message),
+			deadline)
 	}
 	return decidePod(in, "", deadline)
 }

@@ -25,7 +25,8 @@ func TestListOpen_leavesOutWhatIsOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	upload := func(name string, phase velerov2.Phase, m memory, deleted bool) *velerov2.DataUpload {
-		o := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: name, Finalizers: []string{datamove.Finalizer}}}
+		o := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: name,
+			Finalizers: []string{datamove.Finalizer}}}
 		o.Spec.DataMover, o.Status.Phase = datamove.Mover, phase
 		o.Annotations = map[string]string{datamove.AnnotationDriver: m.encode()}
 		if deleted {
@@ -46,7 +47,8 @@ func TestListOpen_leavesOutWhatIsOver(t *testing.T) {
 	}
 	handed := 0
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
-		WithIndex(&velerov2.DataUpload{}, openIndex, indexOpen).WithIndex(&velerov2.DataDownload{}, openIndex, indexOpen).Build()
+		WithIndex(&velerov2.DataUpload{}, openIndex, indexOpen).WithIndex(&velerov2.DataDownload{}, openIndex,
+		indexOpen).Build()
 	m := &Mover{Cached: interceptor.NewClient(c, interceptor.Funcs{
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 			err := c.List(ctx, list, options...)

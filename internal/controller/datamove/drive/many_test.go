@@ -137,7 +137,8 @@ func (w *world) nothingButClaims(d *drive, tenants []string, all []*velerov2.Dat
 	for _, tenant := range tenants {
 		w.empty(&snapshotv1.VolumeSnapshotList{}, client.InNamespace(tenant))
 		var claims corev1.PersistentVolumeClaimList
-		if err := w.admin.List(w.t.Context(), &claims, client.InNamespace(tenant)); err != nil || len(claims.Items) != uploadsOf(all, tenant) {
+		if err := w.admin.List(w.t.Context(), &claims, client.InNamespace(tenant)); err != nil ||
+			len(claims.Items) != uploadsOf(all, tenant) {
 			w.t.Errorf("%d claims in %s, %v", len(claims.Items), tenant, err)
 		}
 	}

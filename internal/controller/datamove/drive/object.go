@@ -116,7 +116,8 @@ func viewOf(o client.Object) (Object, error) {
 			v.Memory.Ending = &ending{Phase: velerov2.PhaseFailed, Message: bad.Error(), Reason: ReasonUnexpectedPhase}
 		}
 	}
-	if note, err := datamove.DecodeNote(o.GetAnnotations()[datamove.AnnotationNote]); err == nil && note.Pod != "" && note.Pod == v.Memory.Pod {
+	if note, err := datamove.DecodeNote(o.GetAnnotations()[datamove.AnnotationNote]); err == nil && note.Pod != "" &&
+		note.Pod == v.Memory.Pod {
 		v.Waiting = note.Waiting
 	}
 	return v, err

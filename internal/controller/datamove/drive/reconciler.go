@@ -245,7 +245,8 @@ func (p *pass) makePod(ctx context.Context) error {
 		return err
 	}
 	pod := moverPod(podInput{
-		object: p.object, view: p.in.Object, namespace: p.Namespace, node: p.in.Object.Driver, repository: p.in.Repository.Name, volume: volume,
+		object: p.object, view: p.in.Object, namespace: p.Namespace, node: p.in.Object.Driver,
+		repository: p.in.Repository.Name, volume: volume,
 		image: p.Image, settings: p.settings, storage: p.storage, contents: p.contents, elsewhere: elsewhere,
 	})
 	err = p.Writer.Create(ctx, pod)

@@ -140,12 +140,17 @@ func addControllers(mgr ctrl.Manager, objects cache.Cache, m *Mover) error {
 		r := &Reconciler{Mover: m, Kind: kind}
 		requests := handler.EnqueueRequestsFromMapFunc
 		err := ctrl.NewControllerManagedBy(mgr).Named("drive-" + strings.ToLower(string(kind))).
-			WatchesRawSource(source.Kind(objects, newObject(kind), &handler.EnqueueRequestForObject{}, moreThanProgress)).
+			WatchesRawSource(source.Kind(objects, newObject(kind), &handler.EnqueueRequestForObject{},
+				moreThanProgress)).
 			WatchesRawSource(source.Kind[client.Object](objects, &corev1.Pod{}, requests(r.requestOfOwner))).
-			WatchesRawSource(source.Kind[client.Object](objects, &corev1.PersistentVolumeClaim{}, requests(r.requestOfOwner))).
-			WatchesRawSource(source.Kind[client.Object](objects, &velerov1.BackupRepository{}, requests(r.requestsOfRepository))).
-			WatchesRawSource(source.Kind[client.Object](objects, &velerov1.BackupStorageLocation{}, requests(r.requestsOfLocation))).
-			WatchesRawSource(source.Kind[client.Object](objects, &corev1.Node{}, requests(r.requestsOfNode), reconcile.MoreThanVersion())).
+			WatchesRawSource(source.Kind[client.Object](objects, &corev1.PersistentVolumeClaim{},
+				requests(r.requestOfOwner))).
+			WatchesRawSource(source.Kind[client.Object](objects, &velerov1.BackupRepository{},
+				requests(r.requestsOfRepository))).
+			WatchesRawSource(source.Kind[client.Object](objects, &velerov1.BackupStorageLocation{},
+				requests(r.requestsOfLocation))).
+			WatchesRawSource(source.Kind[client.Object](objects, &corev1.Node{}, requests(r.requestsOfNode),
+				reconcile.MoreThanVersion())).
 			WatchesRawSource(source.Kind[client.Object](objects, &corev1.ConfigMap{}, requests(r.requestsOfAll))).
 			WithOptions(reconcile.Options(workers)).
 			Complete(r)

@@ -57,7 +57,8 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 	taken := t.places.count(objects, t.Clock.Now())
 	waiting, running := t.split(&current, objects)
 	t.measure(waiting, objects)
-	round := &round{survey: s, free: freePlaces(s, taken), running: running, left: placesLeft(&current, running), again: takeInterval}
+	round := &round{survey: s, free: freePlaces(s, taken), running: running, left: placesLeft(&current, running),
+		again: takeInterval}
 	candidates, err := round.findCandidates(ctx, waiting)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -66,7 +67,8 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 		return reconcile.RetryConflict(ctrl.Result{}, err)
 	}
 	if len(round.refused) > 0 {
-		t.Log.Error(round.refused[0], "some objects cannot be taken, and others are taken before them", "objects", len(round.refused))
+		t.Log.Error(round.refused[0], "some objects cannot be taken, and others are taken before them", "objects",
+			len(round.refused))
 	}
 	return ctrl.Result{RequeueAfter: round.again}, nil
 }

@@ -186,7 +186,8 @@ func newWorldIn(t *testing.T, varve, config string) *world {
 		return &datamove.Report{Outcome: datamove.Succeeded, SnapshotID: pointOf(o), Repository: "r1", IncrementalBytes: 7}
 	}
 	w.create(&corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.varve, Name: settings.ConfigMap}, Data: map[string]string{settings.Key: w.config(config)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.varve, Name: settings.ConfigMap},
+		Data:       map[string]string{settings.Key: w.config(config)},
 	})
 	w.create(&velerov1.BackupStorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "default"},
@@ -412,13 +413,15 @@ func (w *world) mover(mgr ctrl.Manager) *Mover {
 	measures := metric.NewMovements()
 	w.registry.MustRegister(measures)
 	recorder := events.NewFakeRecorder(10000)
-	access := expose.Access{Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()), Namespace: w.varve, Clock: w.clock}
+	access := expose.Access{Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()), Namespace: w.varve,
+		Clock: w.clock}
 	var csi Exposer[*velerov2.DataUpload] = uploads{w.exposer}
 	if w.csi != nil {
 		csi = w.csi(access)
 	}
 	return &Mover{
-		Namespace: w.varve, ObjectNamespaces: []string{w.ns}, Image: datamove.PodImage{Name: "varve"}, Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()),
+		Namespace: w.varve, ObjectNamespaces: []string{w.ns}, Image: datamove.PodImage{Name: "varve"},
+		Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()),
 		Uploads: map[string]Exposer[*velerov2.DataUpload]{
 			velerov2.SnapshotCSI: csi, velerov2.SnapshotMachineBackup: &expose.MachineBackups{
 				Tunnel: &expose.Tunnel{Access: access}, Endpoints: &expose.Endpoints{Access: access},

@@ -80,8 +80,9 @@ func newWorldOn(t *testing.T, cluster *controlplane.Cluster) *world {
 	t.Helper()
 	user := controlplane.Controller.Restrict()
 	w := &world{
-		T: t, cluster: cluster, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin), driver: cluster.Client(t, user),
-		clock: testclock.NewFakePassiveClock(time.Now()),
+		T: t, cluster: cluster, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin),
+		driver: cluster.Client(t, user),
+		clock:  testclock.NewFakePassiveClock(time.Now()),
 	}
 	w.live, w.writer = w.driver, w.driver
 	w.storage = &storage{

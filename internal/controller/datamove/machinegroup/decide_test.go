@@ -150,7 +150,8 @@ func TestDecide_extendsWhileDataMoves(t *testing.T) {
 			t.Fatalf("%s after its birth: %+v, want %s", g.now.Sub(g.backup.CreationTimestamp.Time), d, want)
 		}
 		if want == extend {
-			metav1.SetMetaDataAnnotation(&g.backup.ObjectMeta, layout.AnnotationMovedBytes, strconv.FormatInt(d.moved, 10))
+			metav1.SetMetaDataAnnotation(&g.backup.ObjectMeta, layout.AnnotationMovedBytes,
+				strconv.FormatInt(d.moved, 10))
 			g.backup.Spec.TTL = &metav1.Duration{Duration: d.ttl}
 		}
 		return d

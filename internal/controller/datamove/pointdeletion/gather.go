@@ -61,8 +61,9 @@ func locationOf(o *velerov2.DataUpload) datamove.Location {
 
 func viewOf(o *velerov2.DataUpload) upload {
 	u := upload{
-		NamespacedName: client.ObjectKeyFromObject(o), UID: o.UID, SnapshotID: snapshotIDOf(o), Repository: o.Status.DataMoverResult[datamove.ResultRepository],
-		Backup: o.Labels[datamove.LabelBackupName], BackupUID: o.Labels[datamove.LabelBackupUID], Deletion: datamove.PointDeletionOf(o),
+		NamespacedName: client.ObjectKeyFromObject(o), UID: o.UID, SnapshotID: snapshotIDOf(o),
+		Repository: o.Status.DataMoverResult[datamove.ResultRepository],
+		Backup:     o.Labels[datamove.LabelBackupName], BackupUID: o.Labels[datamove.LabelBackupUID], Deletion: datamove.PointDeletionOf(o),
 	}
 	for to, from := range map[*time.Time]*metav1.Time{&u.Deleted: o.DeletionTimestamp, &u.Completed: o.Status.CompletionTimestamp} {
 		if from != nil {

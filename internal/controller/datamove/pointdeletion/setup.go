@@ -127,8 +127,9 @@ func shrinkUpload(object any) (any, error) {
 		SnapshotType: o.Spec.SnapshotType, DataMoverConfig: o.Spec.DataMoverConfig,
 	}
 	o.Status = velerov2.DataUploadStatus{
-		Phase: o.Status.Phase, AcceptedByNode: o.Status.AcceptedByNode, SnapshotID: o.Status.SnapshotID, DataMoverResult: o.Status.DataMoverResult,
-		StartTimestamp: o.Status.StartTimestamp, CompletionTimestamp: o.Status.CompletionTimestamp,
+		Phase: o.Status.Phase, AcceptedByNode: o.Status.AcceptedByNode, SnapshotID: o.Status.SnapshotID,
+		DataMoverResult: o.Status.DataMoverResult,
+		StartTimestamp:  o.Status.StartTimestamp, CompletionTimestamp: o.Status.CompletionTimestamp,
 	}
 	return o, nil
 }
