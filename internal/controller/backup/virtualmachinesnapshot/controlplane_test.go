@@ -202,6 +202,8 @@ func startsMeanwhile(w *world) {
 }
 
 func restartsMeanwhile(w *world) {
+	w.thawPatience = time.Minute // a busy machine takes its time until somebody answers
+	w.restart()
 	vm, vmi := w.running()
 	s := w.snapshot()
 	w.asked(s, vmsnapshotv1.FreezeRequest)

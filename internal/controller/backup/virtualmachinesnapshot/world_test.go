@@ -101,9 +101,9 @@ type world struct {
 	*testing.T
 	ns                   string
 	admin, user, handler client.Client
-	// freezePatience is for the next start.
-	freezePatience time.Duration
-	stop           func()
+	// freezePatience and thawPatience are for the next start.
+	freezePatience, thawPatience time.Duration
+	stop                         func()
 }
 
 const node = "node-1"
@@ -113,7 +113,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{
 		T: t, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin),
 		user:    cluster.Client(t, controlplane.Plain),
-		handler: cluster.Client(t, controlplane.HandlerOn(node)),
+		handler: cluster.Client(t, controlplane.HandlerOn(node)), thawPatience: 2 * time.Second,
 	}
 	w.start()
 	return w
@@ -124,7 +124,7 @@ func (w *world) start() {
 	mgr := cluster.Manager(w.T, controlplane.Controller.Restrict(), func(o *ctrl.Options) {
 		o.Cache.DefaultNamespaces = map[string]cache.Config{w.ns: {}}
 	})
-	if err := Setup(mgr, Options{FreezePatience: w.freezePatience, ThawPatience: 2 * time.Second}); err != nil {
+	if err := Setup(mgr, Options{FreezePatience: w.freezePatience, ThawPatience: w.thawPatience}); err != nil {
 		w.Fatal(err)
 	}
 	w.stop = controlplane.StartManager(w.T, mgr)
