@@ -118,20 +118,32 @@ func TestDecodeJob_refuses(t *testing.T) {
 		}), "not unique"},
 		"a snapshot of files": {edited(snapshotJob(),
 			func(j *Job) { j.VolumeMode = corev1.PersistentVolumeFilesystem }), "than a Block volume"},
-		"a snapshot without a handle": {edited(snapshotJob(), func(j *Job) { j.Snapshot.Snapshot = "" }),
-			"without a driver or a handle"},
-		"a snapshot, and nobody to ask": {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata = nil }),
-			"without the reason"},
-		"a snapshot, and both": {edited(snapshotJob(), func(j *Job) { j.Snapshot.NoMetadata = "none" }),
-			"or with both"},
-		"a service without an audience": {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.Audience = "" }),
-			"incomplete metadata service"},
-		"a service without an authority": {edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.CA = nil }),
-			"incomplete metadata service"},
+		"a snapshot without a handle": {
+			edited(snapshotJob(), func(j *Job) { j.Snapshot.Snapshot = "" }),
+			"without a driver or a handle",
+		},
+		"a snapshot, and nobody to ask": {
+			edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata = nil }),
+			"without the reason",
+		},
+		"a snapshot, and both": {
+			edited(snapshotJob(), func(j *Job) { j.Snapshot.NoMetadata = "none" }),
+			"or with both",
+		},
+		"a service without an audience": {
+			edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.Audience = "" }),
+			"incomplete metadata service",
+		},
+		"a service without an authority": {
+			edited(snapshotJob(), func(j *Job) { j.Snapshot.Metadata.CA = nil }),
+			"incomplete metadata service",
+		},
 		"a patience of less than nothing": {edited(uploadJob(),
 			func(j *Job) { j.StoragePatience = &metav1.Duration{Duration: -1} }), "a storagePatience of -1ns"},
-		"a download without a snapshot": {edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }),
-			"without a snapshotID"},
+		"a download without a snapshot": {
+			edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }),
+			"without a snapshotID",
+		},
 	} {
 		if _, err := DecodeJob(c.text); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), JobVariable) {
 			t.Errorf("%s: %v", name, err)

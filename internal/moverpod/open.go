@@ -30,8 +30,10 @@ func (r *run) tryOpen(ctx context.Context) (*repository.Repository, error) {
 		return nil, err
 	}
 	at := repositoryaccess.Locate(access)
-	o := repository.ConnectOptions{ReadOnly: access.ReadOnly, Host: r.PodName, User: datamove.HistoryUser,
-		Patience: r.patience}
+	o := repository.ConnectOptions{
+		ReadOnly: access.ReadOnly, Host: r.PodName, User: datamove.HistoryUser,
+		Patience: r.patience,
+	}
 	if info, err := os.Stat(r.Files.Cache); err == nil && info.IsDir() {
 		o.CacheDirectory, o.CacheBytes = filepath.Join(r.Files.Cache, "repository"), datamove.CacheBytes
 	}

@@ -78,8 +78,10 @@ func (o *outage) refuse(request string, id blob.ID) error {
 		return o.err
 	}
 	o.refused++
-	return &url.Error{Op: request, URL: "https://s3.lan/backups",
-		Err: &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}}
+	return &url.Error{
+		Op: request, URL: "https://s3.lan/backups",
+		Err: &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED},
+	}
 }
 
 func (o *outage) count(opened int) {

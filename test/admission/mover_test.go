@@ -142,10 +142,14 @@ func TestController_makesMoverPodsAsTheyAre(t *testing.T) {
 		"a token by itself":    {func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = nil }, plain},
 		"the node's network":   {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, plain},
 		"the node's processes": {func(p *corev1.Pod) { p.Spec.HostPID = true }, plain},
-		"another command": {func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"/bin/sh"} },
-			"a mover pod runs the mover"},
-		"arguments": {func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--help"} },
-			"a mover pod runs the mover"},
+		"another command": {
+			func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"/bin/sh"} },
+			"a mover pod runs the mover",
+		},
+		"arguments": {
+			func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--help"} },
+			"a mover pod runs the mover",
+		},
 		"another container": {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}} }, plain},
 		"privileged": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)}
@@ -183,10 +187,12 @@ func TestController_makesMoverPodsAsTheyAre(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "du-1", Labels: map[string]string{datamove.LabelObject: "1"}},
 			Spec: corev1.PodSpec{
 				ServiceAccountName: datamove.ServiceAccount, AutomountServiceAccountToken: ptr.To(false),
-				Containers: []corev1.Container{{Name: "mover", Image: "varve",
+				Containers: []corev1.Container{{
+					Name: "mover", Image: "varve",
 					Command: []string{"/usr/bin/varve", "mover", "upload"}, SecurityContext: &corev1.SecurityContext{
 						AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"CHOWN"}},
-					}}},
+					},
+				}},
 			},
 		}
 		c.edit(pod)
@@ -208,8 +214,10 @@ func TestHandler_hasNoRightsToDataMovements(t *testing.T) {
 	}
 	o := newUpload(t)
 	handler := cluster.Client(t, controlplane.HandlerOn("node-b").Restrict())
-	in := metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, Name: "du-1",
-		Labels: map[string]string{datamove.LabelObject: "1"}}
+	in := metav1.ObjectMeta{
+		Namespace: controlplane.SystemNamespace, Name: "du-1",
+		Labels: map[string]string{datamove.LabelObject: "1"},
+	}
 	merge := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`))
 	for name, try := range map[string]func(ctx context.Context) error{
 		"read a DataUpload": func(ctx context.Context) error {
@@ -296,8 +304,10 @@ func mayDo(t *testing.T, user controlplane.User, verb, group, resource, namespac
 	t.Helper()
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: user.Name, Groups: user.Groups,
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource,
-			Namespace: namespace},
+		ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Verb: verb, Group: group, Resource: resource,
+			Namespace: namespace,
+		},
 	}}
 	if err := cluster.Client(t, controlplane.Admin).Create(t.Context(), review); err != nil {
 		t.Fatal(err)

@@ -47,8 +47,10 @@ func TestClaimBytes(t *testing.T) {
 func TestDownload_claimOfFilesNeedsASize(t *testing.T) {
 	t.Parallel()
 	files := datamove.SnapshotID{Form: datamove.Files, Point: strings.Repeat("0a", 16), Namespace: "app"}.String()
-	r := &downloadRequest{snapshotID: files, bytes: 12, claim: "data", namespace: "app", create: true,
-		mode: string(corev1.PersistentVolumeFilesystem)}
+	r := &downloadRequest{
+		snapshotID: files, bytes: 12, claim: "data", namespace: "app", create: true,
+		mode: string(corev1.PersistentVolumeFilesystem),
+	}
 	if claim, err := r.newClaim(); err == nil {
 		t.Errorf("claim %v", claim)
 	}

@@ -40,8 +40,10 @@ func TestKeptSnapshots_areThoseOfTheLastLook(t *testing.T) {
 		{map[KeptSnapshots]int{{Namespace: "app", Driver: "a"}: 2, {Namespace: "web", Driver: "a"}: 1}, []string{
 			"varve_kept_snapshots{driver=a,namespace=app} 2", "varve_kept_snapshots{driver=a,namespace=web} 1",
 		}},
-		{map[KeptSnapshots]int{{Namespace: "web", Driver: "a"}: 3},
-			[]string{"varve_kept_snapshots{driver=a,namespace=web} 3"}},
+		{
+			map[KeptSnapshots]int{{Namespace: "web", Driver: "a"}: 3},
+			[]string{"varve_kept_snapshots{driver=a,namespace=web} 3"},
+		},
 		{nil, nil},
 	} {
 		s.CountKept(c.counts)

@@ -22,8 +22,10 @@ var busyStatuses = []int{
 }
 
 // busyCodes are codes of S3 servers that say the same with another status.
-var busyCodes = []string{"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError",
-	"ServiceUnavailable"}
+var busyCodes = []string{
+	"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError",
+	"ServiceUnavailable",
+}
 
 // networkErrnos are the error numbers of a connection that cannot be made, or that has broken.
 var networkErrnos = []error{

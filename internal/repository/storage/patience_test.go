@@ -25,8 +25,10 @@ import (
 	"github.com/varvebackup/varve/internal/repository/storage/advice/advicetest"
 )
 
-var errRefused = &url.Error{Op: "Put", URL: "http://10.0.0.1",
-	Err: &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}}
+var errRefused = &url.Error{
+	Op: "Put", URL: "http://10.0.0.1",
+	Err: &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED},
+}
 
 // unanswered fails requests with what fail returns. Each list tells of one blob before it fails if tells is set.
 type unanswered struct {

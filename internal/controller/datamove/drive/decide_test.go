@@ -96,45 +96,63 @@ func TestDecide(t *testing.T) {
 		{"new, for long, and no node takes any", phaseNew, nil, Write, "", "", "none is ready and schedulable that may take any (concurrency in the ConfigMap varve)", nil},
 		{"new, for long, and no longer served", phaseNew, func(in *Input) { in.Served, in.Takers = false, 1 }, Write, "", "", "served again, as it was (namespaces and builtIn in", nil},
 		{"new, no finalizer", phaseNew, func(in *Input) { in.Object.Finalizer = false }, Write, "", "", "", func(c *Change) bool { return c.Finalizer }},
-		{"new, cancelled", phaseNew, func(in *Input) { in.Object.Cancel = true }, Write, canceling, canceled,
-			"spec.cancel", func(c *Change) bool { return c.Driver == "" && c.Finalizer }},
+		{
+			"new, cancelled", phaseNew, func(in *Input) { in.Object.Cancel = true }, Write, canceling, canceled,
+			"spec.cancel", func(c *Change) bool { return c.Driver == "" && c.Finalizer },
+		},
 		{"new, cancelled, no finalizer", phaseNew, func(in *Input) { in.Object.Cancel, in.Object.Finalizer = true, false }, Write, canceling, canceled, "", func(c *Change) bool { return c.Finalizer }},
 		{"new, deleted", phaseNew, func(in *Input) { in.Object.Deleted = true }, Write, canceling, canceled, "deleted", nil},
 		{"new, deleted, no finalizer", phaseNew, func(in *Input) { in.Object.Deleted, in.Object.Finalizer = true, false }, Write, canceling, canceled, "", func(c *Change) bool { return !c.Finalizer }},
 		{"new, unknown type", phaseNew, func(in *Input) { in.Unserved = "type X: it serves CSI" }, Write, failed, "", "serves CSI", func(c *Change) bool { return !c.Completed.IsZero() && !c.Finalizer }},
 		// The node whose place it has is lost.
-		{"its node is not ready for 59 s", accepted,
-			func(in *Input) { in.DriverNode.NotReadySince = now.Add(-59 * time.Second) }, Expose, "", "", "", nil},
-		{"its node is not ready for 61 s", accepted,
-			func(in *Input) { in.DriverNode.NotReadySince = now.Add(-61 * time.Second) }, Place, "", "", "", nil},
+		{
+			"its node is not ready for 59 s", accepted,
+			func(in *Input) { in.DriverNode.NotReadySince = now.Add(-59 * time.Second) }, Expose, "", "", "", nil,
+		},
+		{
+			"its node is not ready for 61 s", accepted,
+			func(in *Input) { in.DriverNode.NotReadySince = now.Add(-61 * time.Second) }, Place, "", "", "", nil,
+		},
 		{"its node is gone", accepted, func(in *Input) { in.DriverNode.Gone = true }, Place, "", "", "", nil},
 		{"the same, another one has a place", accepted, func(in *Input) {
 			in.DriverNode.Gone, in.Placed = true, &PlaceAnswer{Node: "node-b"}
 		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-b" && c.Phase == accepted }},
-		{"the same, no other one has a place", accepted,
-			func(in *Input) { in.DriverNode.Gone, in.Placed = true, &PlaceAnswer{} }, Expose, "", "", "", nil},
+		{
+			"the same, no other one has a place", accepted,
+			func(in *Input) { in.DriverNode.Gone, in.Placed = true, &PlaceAnswer{} }, Expose, "", "", "", nil,
+		},
 		{"its node is closed, and its pod is not there yet", accepted, func(in *Input) {
 			in.DriverNode.Closed, in.Pod = true, &PodState{Name: "du-u1", UID: "p1", Pinned: "node-a"}
 		}, Place, "", "", "", nil},
 		{"the same, its pod waits for the node of its volume", accepted, func(in *Input) {
 			in.DriverNode.Closed, in.Pod, in.Exposed = true, &PodState{Name: "du-u1", UID: "p1"}, ready()
 		}, Write, "", "", "du-u1 to run", nil},
-		{"the same, its pod is there", inProgress, func(in *Input) { in.DriverNode.Closed = true }, Write, "", "", "",
-			func(c *Change) bool { return c.Driver == "node-a" }},
+		{
+			"the same, its pod is there", inProgress, func(in *Input) { in.DriverNode.Closed = true }, Write, "", "", "",
+			func(c *Change) bool { return c.Driver == "node-a" },
+		},
 		{"its pod runs elsewhere, and its node is gone", inProgress, func(in *Input) {
 			in.DriverNode.Gone, in.Pod.Node, in.PodNode = true, "node-c", NodeState{Name: "node-c"}
 		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-a" && c.Memory.Ending == nil }},
 		{"its pod is gone with its node, before it moved anything again", inProgress, func(in *Input) {
-			in.DriverNode.Gone, in.Pod, in.PodNode, in.Object.Memory = true, nil, NodeState{}, memory{Lost: "p1",
-				Deaths: 1, Stalled: at(0)}
+			in.DriverNode.Gone, in.Pod, in.PodNode, in.Object.Memory = true, nil, NodeState{}, memory{
+				Lost:   "p1",
+				Deaths: 1, Stalled: at(0),
+			}
 		}, Place, "", "", "", nil},
-		{"its node is gone and so is the need for it", canceling, func(in *Input) { in.DriverNode.Gone = true },
-			Write, "", canceled, "", nil},
-		{"the same, completed, and deleted", completed,
+		{
+			"its node is gone and so is the need for it", canceling, func(in *Input) { in.DriverNode.Gone = true },
+			Write, "", canceled, "", nil,
+		},
+		{
+			"the same, completed, and deleted", completed,
 			func(in *Input) { in.DriverNode.Gone, in.Object.Deleted = true, true }, Write, "", "", "",
-			func(c *Change) bool { return !c.Finalizer }},
-		{"the same, failed, with something left", failed,
-			func(in *Input) { in.DriverNode.Gone, in.Object.Memory.Disposed = true, false }, Dispose, "", "", "", nil},
+			func(c *Change) bool { return !c.Finalizer },
+		},
+		{
+			"the same, failed, with something left", failed,
+			func(in *Input) { in.DriverNode.Gone, in.Object.Memory.Disposed = true, false }, Dispose, "", "", "", nil,
+		},
 		// Accepted.
 		{"accepted", accepted, nil, Expose, "", "", "", nil},
 		{"no location", accepted, func(in *Input) { in.Location.Found = false }, Write, "", "", "waiting for BackupStorageLocation velero/default to be created, until 12:09:00", nil},
@@ -301,30 +319,40 @@ func TestDecide(t *testing.T) {
 			in.Object.Kind, in.Object.Report = datamove.Download, reportBy("p1", datamove.Succeeded)
 			in.Object.Memory.Finishing, in.Pod.Deleting = at(-10*time.Minute), true
 		}, Write, "", failed, "du-u1 to be gone", nil},
-		{"canceled when its restore point was published already", canceling, func(in *Input) {
-			in.Object.Memory, in.Object.Report = memory{Pod: "p1", Ending: ended(canceled, 0)}, reportBy("p1",
-				datamove.Succeeded)
-		}, Write, "", completed, "stored before that could be stopped",
-			func(c *Change) bool { return c.Result != nil && c.Result.SnapshotID == ownPoint }},
+		{
+			"canceled when its restore point was published already", canceling, func(in *Input) {
+				in.Object.Memory, in.Object.Report = memory{Pod: "p1", Ending: ended(canceled, 0)}, reportBy("p1",
+					datamove.Succeeded)
+			}, Write, "", completed, "stored before that could be stopped",
+			func(c *Change) bool { return c.Result != nil && c.Result.SnapshotID == ownPoint },
+		},
 		{"the same, failed meanwhile", inProgress, func(in *Input) {
 			in.Object.Memory, in.Object.Report = memory{Pod: "p1", Ending: ended(failed, 0)}, reportBy("p1",
 				datamove.Succeeded)
 		}, Write, "", completed, "", nil},
 		{"the same, a download", canceling, func(in *Input) {
-			in.Object.Kind, in.Object.Memory, in.Object.Report = datamove.Download, memory{Pod: "p1",
-				Ending: ended(canceled, 0)}, reportBy("p1", datamove.Succeeded)
+			in.Object.Kind, in.Object.Memory, in.Object.Report = datamove.Download, memory{
+				Pod:    "p1",
+				Ending: ended(canceled, 0),
+			}, reportBy("p1", datamove.Succeeded)
 		}, Dispose, "", "", "", nil},
 		{"failed because what was moved is no good", inProgress, func(in *Input) {
-			in.Object.Memory, in.Object.Report = memory{Pod: "p1", Finishing: at(0),
-				Ending: ended(failed, 0)}, reportBy("p1", datamove.Succeeded)
+			in.Object.Memory, in.Object.Report = memory{
+				Pod: "p1", Finishing: at(0),
+				Ending: ended(failed, 0),
+			}, reportBy("p1", datamove.Succeeded)
 		}, DeletePod, "", "", "", nil},
-		{"the mover waits for its storage", inProgress, func(in *Input) {
-			in.Object.Waiting, in.Pod.Deaths = "waiting for the storage since 12:03:04 UTC: connection refused", 1
-		}, Write, "", "", "waiting for the storage since 12:03:04 UTC",
-			func(c *Change) bool { return c.Memory.Ending == nil }},
+		{
+			"the mover waits for its storage", inProgress, func(in *Input) {
+				in.Object.Waiting, in.Pod.Deaths = "waiting for the storage since 12:03:04 UTC: connection refused", 1
+			}, Write, "", "", "waiting for the storage since 12:03:04 UTC",
+			func(c *Change) bool { return c.Memory.Ending == nil },
+		},
 		{"a pod is to replace another one, and nobody says what it mounts", inProgress, func(in *Input) {
-			in.Pod, in.PodNode, in.Exposed, in.Object.Memory = nil, NodeState{}, ready(), memory{Lost: "p1",
-				Deaths: 1, Stalled: at(0)}
+			in.Pod, in.PodNode, in.Exposed, in.Object.Memory = nil, NodeState{}, ready(), memory{
+				Lost:   "p1",
+				Deaths: 1, Stalled: at(0),
+			}
 			in.Repository.NoStorage, in.Repository.Message = true, "bad annotation"
 		}, Write, "", "", "BackupRepository repo to be there: bad annotation", nil},
 		{"waiting for another mover, which may take it still", phaseNew, func(in *Input) {
@@ -389,17 +417,23 @@ func TestDecide(t *testing.T) {
 			in.Object.Deleted, in.KeepsPoint, in.Deleted = true, true, &ProgressAnswer{Progress: Progress{Waiting: "it is pinned"}}
 		}, Write, "", "", "it is pinned", func(c *Change) bool { return c.Finalizer }},
 		{"canceled upload that may have published its restore point", canceling, func(in *Input) {
-			in.Object.Started, in.KeepsPoint, in.Disposed, in.Object.Memory = now, true, done, memory{Pod: "p1",
-				Ending: ended(canceled, 0)}
+			in.Object.Started, in.KeepsPoint, in.Disposed, in.Object.Memory = now, true, done, memory{
+				Pod:    "p1",
+				Ending: ended(canceled, 0),
+			}
 		}, Write, canceled, "", "", func(c *Change) bool { return c.Finalizer }},
 		{"the same, its mover said that it was canceled", canceling, func(in *Input) {
-			in.Object.Started, in.KeepsPoint, in.Disposed, in.Object.Memory = now, true, done, memory{Pod: "p1",
-				Ending: ended(canceled, 0)}
+			in.Object.Started, in.KeepsPoint, in.Disposed, in.Object.Memory = now, true, done, memory{
+				Pod:    "p1",
+				Ending: ended(canceled, 0),
+			}
 			in.Object.Report = reportBy("p1", datamove.Canceled)
 		}, Write, canceled, "", "", func(c *Change) bool { return c.Finalizer }},
 		{"the same, its mover said that it failed", inProgress, func(in *Input) {
-			in.Pod, in.KeepsPoint, in.Disposed, in.Object.Memory = nil, true, done, memory{Pod: "p1",
-				Ending: ended(failed, 0)}
+			in.Pod, in.KeepsPoint, in.Disposed, in.Object.Memory = nil, true, done, memory{
+				Pod:    "p1",
+				Ending: ended(failed, 0),
+			}
 			in.Object.Report = reportBy("p1", datamove.Failed)
 		}, Write, failed, "", "", func(c *Change) bool { return !c.Finalizer }},
 		{"the same, its mover never began", canceling, func(in *Input) {

@@ -25,8 +25,10 @@ func TestListOpen_leavesOutWhatIsOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	upload := func(name string, phase velerov2.Phase, m memory, deleted bool) *velerov2.DataUpload {
-		o := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: name,
-			Finalizers: []string{datamove.Finalizer}}}
+		o := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "velero", Name: name,
+			Finalizers: []string{datamove.Finalizer},
+		}}
 		o.Spec.DataMover, o.Status.Phase = datamove.Mover, phase
 		o.Annotations = map[string]string{datamove.AnnotationDriver: m.encode()}
 		if deleted {

@@ -23,8 +23,10 @@ storageClasses:
   fast: {storageClass: copies, readOnly: true, readWhole: true}
   kept: {keepSnapshot: true}
 `}}
-	current := &CurrentSettings{Cached: fake.NewClientBuilder().WithObjects(m).Build(), Namespace: "varve",
-		Log: logr.Discard()}
+	current := &CurrentSettings{
+		Cached: fake.NewClientBuilder().WithObjects(m).Build(), Namespace: "varve",
+		Log: logr.Discard(),
+	}
 	want := expose.Options{PrepareTimeout: 4 * time.Minute, Classes: map[string]expose.Class{
 		"fast": {StorageClass: "copies", ReadOnly: true, ReadWhole: true}, "kept": {KeepSnapshot: true},
 	}}

@@ -197,8 +197,10 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 	mount(corev1.Volume{Name: "repository", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
 		SecretName: in.repository, DefaultMode: ptr.To[int32](0o400), Items: []corev1.KeyToPath{{Key: datamove.AccessKey, Path: datamove.AccessKey}},
 	}}}, corev1.VolumeMount{MountPath: datamove.AccessDirectory, ReadOnly: true})
-	mount(corev1.Volume{Name: "scratch",
-		VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: in.scratch()}}},
+	mount(corev1.Volume{
+		Name:         "scratch",
+		VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: in.scratch()}},
+	},
 		corev1.VolumeMount{MountPath: datamove.CacheDirectory, SubPath: "cache"}, corev1.VolumeMount{MountPath: "/tmp", SubPath: "tmp"})
 	if in.volume.Endpoint != nil {
 		keys := []string{datamove.EndpointTokenKey, datamove.EndpointAuthoritiesKey, datamove.EndpointEndedKey}

@@ -351,8 +351,10 @@ func TestNodesFor(t *testing.T) {
 	}{
 		"anywhere":               {want: all},
 		"a volume of some nodes": {volume: volumePlace{nodes: onNodes("a", "b")}, want: []string{"a", "b"}},
-		"of nodes that take no pods": {volume: volumePlace{nodes: onNodes("a")},
-			nodes: []string{"b", "c"}, want: []string{"b", "c"}},
+		"of nodes that take no pods": {
+			volume: volumePlace{nodes: onNodes("a")},
+			nodes:  []string{"b", "c"}, want: []string{"b", "c"},
+		},
 		"a storage of some nodes":                {storage: shelf(false, "b", "c"), want: []string{"b", "c"}},
 		"of one node at a time":                  {storage: shelf(true, "b", "c"), want: []string{first("b", "c")}},
 		"both":                                   {volume: volumePlace{nodes: onNodes("a", "b")}, storage: shelf(false, "b", "c"), want: []string{"b"}},
@@ -361,11 +363,15 @@ func TestNodesFor(t *testing.T) {
 		"a machine on the storage's node":        {volume: volumePlace{nodes: onNodes("b"), preferred: true}, storage: shelf(true, "b", "c"), want: []string{"b"}},
 		"a machine on another node":              {volume: volumePlace{nodes: onNodes("a"), preferred: true}, storage: shelf(false, "b", "c"), want: []string{"b", "c"}},
 		"on another node, a storage of one node": {volume: volumePlace{nodes: onNodes("a"), preferred: true}, storage: shelf(true, "b", "c"), want: []string{first("b", "c")}},
-		"a machine on a node that takes no pods": {volume: volumePlace{nodes: onNodes("a"), preferred: true},
-			nodes: []string{"b", "c"}, want: []string{"b", "c"}},
+		"a machine on a node that takes no pods": {
+			volume: volumePlace{nodes: onNodes("a"), preferred: true},
+			nodes:  []string{"b", "c"}, want: []string{"b", "c"},
+		},
 		"a machine, and a storage that nobody uses": {volume: volumePlace{nodes: onNodes("a"), preferred: true}, storage: shelf(true, "e"), want: []string{"a"}},
-		"a volume and a storage whose node is closed": {volume: volumePlace{nodes: onNodes("a")},
-			storage: shelf(true, "a"), nodes: []string{"b"}, want: []string{"b"}},
+		"a volume and a storage whose node is closed": {
+			volume:  volumePlace{nodes: onNodes("a")},
+			storage: shelf(true, "a"), nodes: []string{"b"}, want: []string{"b"},
+		},
 	} {
 		var nodes []*corev1.Node
 		for _, name := range all {
@@ -393,8 +399,10 @@ func TestNodesFor_takenByNodesWithPlacesFirst(t *testing.T) {
 	t.Parallel()
 	closed := node("closed", map[string]string{"name": "closed"})
 	closed.Spec.Unschedulable = true
-	nodes := []*corev1.Node{node("a", map[string]string{"name": "a"}), node("b", map[string]string{"name": "b"}),
-		closed}
+	nodes := []*corev1.Node{
+		node("a", map[string]string{"name": "a"}), node("b", map[string]string{"name": "b"}),
+		closed,
+	}
 	idle, busy := nodes[0], nodes[1]
 	if compareNodes(idle, busy) > 0 {
 		idle, busy = busy, idle
@@ -408,19 +416,32 @@ func TestNodesFor_takenByNodesWithPlacesFirst(t *testing.T) {
 		storage *storagePlace
 		want    string
 	}{
-		"a machine on the node": {volumePlace{nodes: nodeNamed(idle.Name), preferred: true}, nil,
-			busy.Name},
+		"a machine on the node": {
+			volumePlace{nodes: nodeNamed(idle.Name), preferred: true},
+			nil,
+			busy.Name,
+		},
 		"a storage of one node, the first one": {volumePlace{}, &storagePlace{oneNode: true}, busy.Name},
-		"both": {volumePlace{nodes: nodeNamed(idle.Name), preferred: true},
-			&storagePlace{oneNode: true}, busy.Name},
-		"a storage that is in use on the node": {volumePlace{},
-			&storagePlace{oneNode: true, nodes: nodeNamed(idle.Name)}, ""},
+		"both": {
+			volumePlace{nodes: nodeNamed(idle.Name), preferred: true},
+			&storagePlace{oneNode: true}, busy.Name,
+		},
+		"a storage that is in use on the node": {
+			volumePlace{},
+			&storagePlace{oneNode: true, nodes: nodeNamed(idle.Name)}, "",
+		},
 		"a volume that only that node reaches": {volumePlace{nodes: nodeNamed(idle.Name)}, nil, ""},
 		"a volume that a closed node has":      {volumePlace{nodes: nodeNamed("closed")}, nil, busy.Name},
-		"a machine on a node that is closed": {volumePlace{nodes: nodeNamed("closed"), preferred: true}, nil,
-			busy.Name},
-		"a machine on this node, for certainty": {volumePlace{nodes: nodeNamed(busy.Name), preferred: true}, nil,
-			busy.Name},
+		"a machine on a node that is closed": {
+			volumePlace{nodes: nodeNamed("closed"), preferred: true},
+			nil,
+			busy.Name,
+		},
+		"a machine on this node, for certainty": {
+			volumePlace{nodes: nodeNamed(busy.Name), preferred: true},
+			nil,
+			busy.Name,
+		},
 	} {
 		s := &survey{settings: &current, nodes: nodes}
 		may, _ := nodesFor(nodes, c.volume, c.storage, &current)
@@ -442,14 +463,20 @@ func TestIsOurs(t *testing.T) {
 	}{
 		"waits":                   {Object{Mover: "velero", Phase: velerov2.PhaseNew}, true},
 		"taken by the node agent": {Object{Mover: "velero", Phase: velerov2.PhaseAccepted, Driver: "node-a"}, false},
-		"taken by Varve": {Object{Mover: "velero", Phase: velerov2.PhaseAccepted, Driver: "node-a",
-			Finalizer: true}, true},
-		"canceled by Varve": {Object{Mover: "velero", Phase: velerov2.PhaseCanceling,
-			Memory: memory{Ending: ended(velerov2.PhaseCanceled, 0)}}, true},
+		"taken by Varve": {Object{
+			Mover: "velero", Phase: velerov2.PhaseAccepted, Driver: "node-a",
+			Finalizer: true,
+		}, true},
+		"canceled by Varve": {Object{
+			Mover: "velero", Phase: velerov2.PhaseCanceling,
+			Memory: memory{Ending: ended(velerov2.PhaseCanceled, 0)},
+		}, true},
 		"Varve's, somebody's phase": {Object{Mover: "varve", Phase: velerov2.PhaseAccepted}, true},
 		"another mover's":           {Object{Mover: "another", Phase: velerov2.PhaseNew}, false},
-		"in another namespace": {Object{Mover: "varve", Phase: velerov2.PhaseNew,
-			NamespacedName: types.NamespacedName{Namespace: "app"}}, false},
+		"in another namespace": {Object{
+			Mover: "varve", Phase: velerov2.PhaseNew,
+			NamespacedName: types.NamespacedName{Namespace: "app"},
+		}, false},
 	} {
 		if c.view.Namespace == "" {
 			c.view.Namespace = "velero"
@@ -505,8 +532,10 @@ func TestPlaces_countWhatTheCacheDoesNotHaveYet(t *testing.T) {
 func TestBothOf_selectsWhatBothSelect(t *testing.T) {
 	t.Parallel()
 	has := func(label string) corev1.NodeSelectorTerm {
-		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: label,
-			Operator: corev1.NodeSelectorOpExists}}}
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{
+			Key:      label,
+			Operator: corev1.NodeSelectorOpExists,
+		}}}
 	}
 	terms := func(t ...corev1.NodeSelectorTerm) *corev1.NodeSelector {
 		return &corev1.NodeSelector{NodeSelectorTerms: t}
@@ -516,8 +545,10 @@ func TestBothOf_selectsWhatBothSelect(t *testing.T) {
 		terms(has("x"), corev1.NodeSelectorTerm{}),
 		nodeNamed("a"), terms(has("y"), nodeNamed("b").NodeSelectorTerms[0]),
 	}
-	nodes := []*corev1.Node{node("a", nil), node("b", map[string]string{"x": ""}),
-		node("c", map[string]string{"y": ""}), node("d", map[string]string{"x": "", "y": ""})}
+	nodes := []*corev1.Node{
+		node("a", nil), node("b", map[string]string{"x": ""}),
+		node("c", map[string]string{"y": ""}), node("d", map[string]string{"x": "", "y": ""}),
+	}
 	for i, a := range selectors {
 		for j, b := range selectors {
 			for _, n := range nodes {

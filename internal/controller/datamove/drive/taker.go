@@ -57,8 +57,10 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 	taken := t.places.count(objects, t.Clock.Now())
 	waiting, running := t.split(&current, objects)
 	t.measure(waiting, objects)
-	round := &round{survey: s, free: freePlaces(s, taken), running: running, left: placesLeft(&current, running),
-		again: takeInterval}
+	round := &round{
+		survey: s, free: freePlaces(s, taken), running: running, left: placesLeft(&current, running),
+		again: takeInterval,
+	}
 	candidates, err := round.findCandidates(ctx, waiting)
 	if err != nil {
 		return ctrl.Result{}, err

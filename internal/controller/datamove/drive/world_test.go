@@ -413,8 +413,10 @@ func (w *world) mover(mgr ctrl.Manager) *Mover {
 	measures := metric.NewMovements()
 	w.registry.MustRegister(measures)
 	recorder := events.NewFakeRecorder(10000)
-	access := expose.Access{Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()), Namespace: w.varve,
-		Clock: w.clock}
+	access := expose.Access{
+		Live: mgr.GetAPIReader(), Writer: w.wrap(mgr.GetClient()), Namespace: w.varve,
+		Clock: w.clock,
+	}
 	var csi Exposer[*velerov2.DataUpload] = uploads{w.exposer}
 	if w.csi != nil {
 		csi = w.csi(access)

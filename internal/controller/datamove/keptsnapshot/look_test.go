@@ -143,11 +143,13 @@ func (s *storage) keep(name, driver, namespace, claim string) *velerov2.DataUplo
 func (s *storage) look() (left []string, err error) {
 	s.Helper()
 	clear(s.live.asked)
-	r := &reconciler{Options: Options{Namespace: "varve", Interval: time.Minute,
+	r := &reconciler{Options: Options{
+		Namespace: "varve", Interval: time.Minute,
 		Counted: func(counts map[metric.KeptSnapshots]int) {
 			s.counted = append(s.counted,
 				counts)
-		}}, cached: s.cached, live: s.live}
+		},
+	}, cached: s.cached, live: s.live}
 	_, err = r.Reconcile(s.Context(), look)
 	var list snapshotv1.VolumeSnapshotList
 	if err := s.live.Client.List(s.Context(), &list, client.InNamespace("varve")); err != nil {
@@ -257,8 +259,10 @@ func TestLook_countsWhatThereIs(t *testing.T) {
 	s.keep("four", "b", "web", "data") // whose driver has no service
 	forged := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "forged", Labels: map[string]string{datamove.LabelKeptSnapshot: "x"}}}
 	s.create(forged)
-	all := map[metric.KeptSnapshots]int{{Namespace: "app", Driver: "a"}: 2, {Namespace: "web", Driver: "a"}: 1,
-		{Namespace: "web", Driver: "b"}: 1, {}: 1}
+	all := map[metric.KeptSnapshots]int{
+		{Namespace: "app", Driver: "a"}: 2, {Namespace: "web", Driver: "a"}: 1,
+		{Namespace: "web", Driver: "b"}: 1, {}: 1,
+	}
 	s.wantLeft("one", "three", "two")
 	s.wantLeft("one", "three", "two")
 	s.live.listing = apierrors.NewInternalError(errors.New("no"))
@@ -269,8 +273,10 @@ func TestLook_countsWhatThereIs(t *testing.T) {
 	if _, err := s.look(); err != nil {
 		t.Error(err)
 	}
-	want := []map[metric.KeptSnapshots]int{all, {{Namespace: "app", Driver: "a"}: 2,
-		{Namespace: "web", Driver: "a"}: 1}, nil, {}}
+	want := []map[metric.KeptSnapshots]int{all, {
+		{Namespace: "app", Driver: "a"}: 2,
+		{Namespace: "web", Driver: "a"}: 1,
+	}, nil, {}}
 	if diff := cmp.Diff(want, s.counted); diff != "" {
 		t.Error(diff)
 	}

@@ -193,8 +193,10 @@ func decideLife(g *group) decision {
 		return decision{verdict: wait, reason: "the point in time is not fixed yet"}
 	}
 	if ttl, moved := extension(g); ttl > 0 {
-		return decision{verdict: extend, ttl: ttl, moved: moved,
-			reason: fmt.Sprintf("its DataUploads have moved %d bytes", moved)}
+		return decision{
+			verdict: extend, ttl: ttl, moved: moved,
+			reason: fmt.Sprintf("its DataUploads have moved %d bytes", moved),
+		}
 	}
 	return decision{verdict: serve}
 }

@@ -31,8 +31,10 @@ func TestWatch_missesNothingButProgress(t *testing.T) {
 		"a cancel":      {nil, func(o *velerov2.DataUpload) { o.Spec.Cancel = true }, true},
 		"a phase":       {nil, func(o *velerov2.DataUpload) { o.Status.Phase = velerov2.PhaseFailed }, true},
 		"a node":        {func(o *velerov2.DataUpload) { o.Status.AcceptedByNode = "" }, func(o *velerov2.DataUpload) { o.Status.AcceptedByNode = "node1" }, true},
-		"the driver": {func(o *velerov2.DataUpload) { o.Finalizers = nil },
-			func(o *velerov2.DataUpload) { o.Finalizers = []string{datamove.Finalizer} }, true},
+		"the driver": {
+			func(o *velerov2.DataUpload) { o.Finalizers = nil },
+			func(o *velerov2.DataUpload) { o.Finalizers = []string{datamove.Finalizer} }, true,
+		},
 		"a deletion": {nil, func(o *velerov2.DataUpload) { o.DeletionTimestamp = &metav1.Time{Time: now} }, true},
 		"a group":    {nil, func(o *velerov2.DataUpload) { o.Spec.DataMoverConfig[datamove.ConfigGroup] = "other" }, true},
 		"a mover":    {nil, func(o *velerov2.DataUpload) { o.Spec.DataMover = "other" }, true},
