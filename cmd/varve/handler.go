@@ -13,7 +13,8 @@ func handlerCommand(env environment) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "handler",
 		Short: "Run a node's part: guests, mounts, checkpoints",
-		Long: "Run a node's part of Varve: the guests of the node, mounts of utility volumes, checkpoints, and a backup's\n" +
+		Long: "Run a node's part of Varve: the guests of the node, mounts of utility volumes, checkpoints, and a " +
+			"backup's\n" +
 			"life on the node. deploy/ runs it.",
 		Example: `  varve handler --kubeconfig ~/.kube/config --node-name node1`,
 		Args:    cobra.NoArgs,

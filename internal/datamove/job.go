@@ -48,8 +48,8 @@ const TunnelPort = 9090
 // directory, but for lost+found, is stored as a disk.
 const ImageFile = "disk.img"
 
-// ConfigBlockSize is a key of spec.dataMoverConfig of a DataUpload: the block size of a disk that has no restore point yet, such as "1MiB".
-// Without it, the size of the disk decides.
+// ConfigBlockSize is a key of spec.dataMoverConfig of a DataUpload: the block size of a disk that has no restore
+// point yet, such as "1MiB". Without it, the size of the disk decides.
 const ConfigBlockSize = "blockSize"
 
 // Job says what a mover pod does. It holds no secret.
@@ -88,7 +88,8 @@ type Job struct {
 	ReadDefinition bool `json:"readDefinition,omitempty"`
 	// Parallel is how many parts of the volume are moved at once; 0: as many as the mover finds good.
 	Parallel int `json:"parallel,omitempty"`
-	// StoragePatience is how long the pod waits for a storage that does not answer before it fails; nil: DefaultStoragePatience.
+	// StoragePatience is how long the pod waits for a storage that does not answer before it fails; nil:
+	// DefaultStoragePatience.
 	StoragePatience *metav1.Duration `json:"storagePatience,omitempty"`
 }
 

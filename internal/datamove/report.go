@@ -57,13 +57,7 @@ const (
 )
 
 // Encode returns the report as AnnotationReport has it.
-func (r Report) Encode() string {
-	text, err := json.Marshal(r)
-	if err != nil {
-		panic(err) // strings and numbers
-	}
-	return string(text)
-}
+func (r Report) Encode() string { return encodeJSON(r) }
 
 // AnnotationNote is on a DataUpload or a DataDownload while its mover pod has something to say before it ends: a Note.
 const AnnotationNote = layout.Prefix + "mover-note"
@@ -72,20 +66,15 @@ const AnnotationNote = layout.Prefix + "mover-note"
 type Note struct {
 	// Pod is the UID of the pod that says it.
 	Pod types.UID `json:"pod"`
-	// Waiting says what the pod waits for, since when and why, as in "waiting for the storage since 12:03:04 UTC: connection refused".
+	// Waiting says what the pod waits for, since when and why, as in "waiting for the storage since 12:03:04 UTC:
+	// connection refused".
 	Waiting string `json:"waiting,omitempty"`
 	// Since is when it began to wait.
 	Since metav1.Time `json:"since,omitzero"`
 }
 
 // Encode returns the note as AnnotationNote has it.
-func (n Note) Encode() string {
-	text, err := json.Marshal(n)
-	if err != nil {
-		panic(err) // strings and a time
-	}
-	return string(text)
-}
+func (n Note) Encode() string { return encodeJSON(n) }
 
 // DecodeNote reads AnnotationNote. Fields that it does not know are ignored: the pod may be newer.
 func DecodeNote(text string) (Note, error) {
@@ -96,8 +85,8 @@ func DecodeNote(text string) (Note, error) {
 	return n, nil
 }
 
-// CountedPod returns the UID of the pod whose report counts, by what AnnotationDriver has; "" if the driver knows of none yet. It is the
-// one field of that annotation that is not the driver's alone.
+// CountedPod returns the UID of the pod whose report counts, by what AnnotationDriver has; "" if the driver knows of
+// none yet. It is the one field of that annotation that is not the driver's alone.
 func CountedPod(driver string) types.UID {
 	var counted struct {
 		Pod types.UID `json:"pod"`

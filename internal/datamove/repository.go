@@ -78,16 +78,18 @@ type Room struct {
 
 // RoomFor returns the room for a repository whose index has so many contents; 0: it is not known yet.
 func RoomFor(contents int64) Room {
-	contents = max(0, min(contents, maxScratch/scratchPerContent)) // no overflow
 	return Room{
-		Memory:  max(minMemory, min(baseMemory+memoryPerContent*contents, maxMemory)),
-		Scratch: max(minScratch, min(baseScratch+scratchPerContent*contents, maxScratch)),
+		Memory:  max(minMemory, min(baseMemory+memoryPerContent*boundedContents(contents), maxMemory)),
+		Scratch: max(minScratch, min(baseScratch+IndexScratch(contents), maxScratch)),
 	}
 }
 
 // IndexScratch returns what the cache of a pod takes for an index of so many contents, in bytes.
-func IndexScratch(contents int64) int64 {
-	return scratchPerContent * max(0, min(contents, maxScratch/scratchPerContent))
+func IndexScratch(contents int64) int64 { return scratchPerContent * boundedContents(contents) }
+
+// boundedContents keeps products of a number of contents from overflowing.
+func boundedContents(contents int64) int64 {
+	return max(0, min(contents, maxScratch/scratchPerContent))
 }
 
 // ContentsOf returns what AnnotationContents says; 0 if it says nothing.
@@ -103,7 +105,7 @@ func ContentsOf(repository metav1.Object) int64 {
 type MaintenanceReport struct {
 	// Contents is for AnnotationContents.
 	Contents int64 `json:"contents"`
-	// Remark is what was left undone that is no failure of maintenance; "" if nothing was.
+	// Remark says what the run could not do although maintenance itself succeeded; "" if it did everything.
 	Remark string `json:"remark,omitempty"`
 }
 

@@ -97,8 +97,8 @@ const (
 	// AnnotationCopiesPerNode on the KubeVirt object is how many backups may copy on one node at a time. Default:
 	// 4.
 	AnnotationCopiesPerNode = "varvebackup.io/parallel-backups-per-node"
-	// AnnotationMovedBytes is on a backup that DataUploads pull, and that was extended because they moved data: how many
-	// bytes they had moved by then.
+	// AnnotationMovedBytes is on a backup that DataUploads pull, and that was extended because they moved data: how
+	// many bytes they had moved by then.
 	AnnotationMovedBytes = "varvebackup.io/data-uploads-moved-bytes"
 	// AnnotationStored is "true" on a backup that DataUploads pull once the restore points of all its disks are published. Varve's
 	// controller alone may set it (deploy/admission): without it, a deletion of the backup is an abort and its tracker does not move.

@@ -14,22 +14,24 @@ import (
 type leaseLimits struct {
 	// grace is how long taking or ending a lease may take once the job has been cancelled.
 	grace time.Duration
-	// end is how long ending it may take otherwise, before the grace: what the job has done is done, and the lease ends by itself.
+	// end is how long ending it may take otherwise, before the grace: what the job has done is done, and the lease
+	// ends by itself.
 	end time.Duration
 }
 
 var defaultLeaseLimits = leaseLimits{grace: 8 * time.Second, end: time.Minute}
 
-// WithLease calls f under a lease, which keeps what the restore point with this ID holds, so that deleting the restore
-// point does not end f. A repository that cannot be written, because its storage is full or it is damaged, can still be
-// read: then f runs without a lease, after a warning. On a read-only connection, f runs without a lease and without a
-// warning. warn may be called from another goroutine. If the storage does not answer when f has returned, WithLease waits
-// a minute for the lease's end, or 8 seconds if ctx has ended.
+// WithLease calls f under a lease, which keeps what the restore point with this ID holds, so that deleting the
+// restore point does not end f. A repository that cannot be written, because its storage is full or it is damaged,
+// can still be read: then f runs without a lease, after a warning. On a read-only connection, f runs without a lease
+// and without a warning. warn may be called from another goroutine. If the storage does not answer when f has
+// returned, WithLease waits a minute for the lease's end, or 8 seconds if ctx has ended.
 func WithLease(ctx context.Context, r *repository.Repository, id string, warn func(error), f func() error) error {
 	return withLease(ctx, r, id, defaultLeaseLimits, nil, warn, f)
 }
 
-// withLease is WithLease with other limits. abandoned is called when the end of a lease that was abandoned has come; it may be nil.
+// withLease is WithLease with other limits. abandoned is called when the end of a lease that was abandoned has come;
+// it may be nil.
 func withLease(ctx context.Context, r *repository.Repository, id string, limits leaseLimits, abandoned func(), warn func(error), f func() error) error {
 	if r.ReadOnly() {
 		return f()

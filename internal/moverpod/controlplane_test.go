@@ -118,7 +118,7 @@ func (r *realPod) connect(t *testing.T, verbs []string) *rest.Config {
 	}
 }
 
-// update changes the object as a handler or Velero does.
+// update changes the object as the driver or Velero does.
 func (r *realPod) update(t *testing.T, edit func(o client.Object, phase *velerov2.Phase, cancel *bool)) {
 	t.Helper()
 	controlplane.Update(t, r.admin, r.object, false, func(o client.Object) {

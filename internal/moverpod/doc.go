@@ -1,5 +1,5 @@
 // Package moverpod is what runs in a mover pod, `varve mover`: it moves one volume into a repository or out of it, for one DataUpload or
-// DataDownload. Package datamove has the contract with the handlers, which make the pod, and with the controllers, which keep the
+// DataDownload. Package datamove has the contract with the controllers, which make the pod and keep the
 // repository.
 //
 // A run waits until its object is InProgress, moves the data, writes one datamove.Report on the object, and ends. It looks for

@@ -13,8 +13,8 @@ import (
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
 
-// openRepository opens the repository that the pod was given, and no other one. It waits for a storage that does not answer, and so do all
-// requests to the repository.
+// openRepository opens the repository that the pod was given, and no other one. It waits for a storage that does not
+// answer, and so do all requests to the repository.
 func (r *run) openRepository(ctx context.Context) (repo *repository.Repository, err error) {
 	err = r.patience.Do(ctx, func() error {
 		// The access is read each time: the kubelet brings it up to date meanwhile.

@@ -9,8 +9,8 @@ import (
 	"github.com/varvebackup/varve/internal/repository/storage"
 )
 
-// newPatience returns how the run waits for a storage that does not answer: in this process, and on the object it says so. What a mover
-// has read and stored is not lost, and an outage is no death.
+// newPatience returns how the run waits for a storage that does not answer: in this process, and on the object it
+// says so. What a mover has read and stored is not lost, and an outage is no death.
 func (r *run) newPatience() *storage.Patience {
 	var since time.Time // of the outage that is known
 	return &storage.Patience{

@@ -28,8 +28,8 @@ import (
 // outages holds the outages of storages, by their directories.
 var outages sync.Map
 
-// registerOutages makes directories that have an outage refuse requests as a server does that is down. Everything above the storage is
-// the real thing.
+// registerOutages makes directories that have an outage refuse requests as a server does that is down. Everything
+// above the storage is the real thing.
 func registerOutages() {
 	storage.Register()
 	blob.AddSupportedStorage("filesystem", kopiadir.Options{},
@@ -211,7 +211,8 @@ func (p *pod) waitForNote(t *testing.T, reason string) {
 	}
 }
 
-// goesOn waits until the pod waits for its storage, ends the outage, and wants the pod to succeed as if nothing had been.
+// goesOn waits until the pod waits for its storage, ends the outage, and wants the pod to succeed as if nothing had
+// been.
 func (p *pod) goesOn(t *testing.T, o *outage) datamove.Report {
 	t.Helper()
 	ended := p.start(t.Context())
@@ -235,7 +236,8 @@ func (p *pod) goesOn(t *testing.T, o *outage) datamove.Report {
 	return report
 }
 
-// The storage refuses connections when a mover starts, or when it has begun. The mover waits, says so, and goes on where it was.
+// The storage refuses connections when a mover starts, or when it has begun. The mover waits, says so, and goes on
+// where it was.
 func TestOutage_ofTheStorageIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	const size = 64 * mib

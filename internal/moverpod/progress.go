@@ -11,9 +11,9 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-// progress writes how much was moved on the object: at each percent and in longer intervals, and at the end, and only what has changed. It
-// never goes back, not even when the work begins anew: it begins with what the object has. It also writes what the work waits for, as a
-// datamove.Note. It is safe for concurrent use.
+// progress writes how much was moved on the object: at each percent and in longer intervals, and at the end, and only
+// what has changed. It never goes back, not even when the work begins anew: it begins with what the object has. It
+// also writes what the work waits for, as a datamove.Note. It is safe for concurrent use.
 type progress struct {
 	// patch is objectClient.patch.
 	patch    func(ctx context.Context, version string, metadata, status map[string]any) (object, error)
@@ -87,7 +87,7 @@ func (p *progress) writePeriodically(ctx context.Context, done <-chan struct{}) 
 		case <-ctx.Done():
 			return
 		case <-lines.C:
-			now := p.get().moved
+			now := p.current().moved
 			p.log.Info("moving", "bytesDone", now.BytesDone, "totalBytes", now.TotalBytes)
 		case <-ticker.C:
 			left -= p.limits.progress
@@ -99,23 +99,23 @@ func (p *progress) writePeriodically(ctx context.Context, done <-chan struct{}) 
 	}
 }
 
-// isDue says whether something is new that is not to wait: another percent, the first that is known of the total, the beginning of a wait or
-// its end.
+// isDue says whether something is new that is not to wait: another percent, the first that is known of the total, the
+// beginning of a wait or its end.
 func (p *progress) isDue() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.now.percent() != p.sent.percent() || p.now.moved.TotalBytes != p.sent.moved.TotalBytes ||
+	return p.now.percentDone() != p.sent.percentDone() || p.now.moved.TotalBytes != p.sent.moved.TotalBytes ||
 		(p.now.note == "") != (p.sent.note == "")
 }
 
-func (p *progress) get() progressState {
+func (p *progress) current() progressState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.now
 }
 
-// percent returns how many percent are done.
-func (s progressState) percent() int64 {
+// percentDone returns how many percent are done.
+func (s progressState) percentDone() int64 {
 	if s.moved.TotalBytes <= 0 {
 		return 0
 	}
@@ -130,7 +130,7 @@ func (p *progress) write(ctx context.Context) {
 	if now == sent {
 		return
 	}
-	o, err := p.patch(ctx, "", now.annotations(sent), now.status(sent))
+	o, err := p.patch(ctx, "", now.changedMetadata(sent), now.changedStatus(sent))
 	switch {
 	case errors.Is(err, errGone):
 		p.follower.noteGone()
@@ -144,16 +144,16 @@ func (p *progress) write(ctx context.Context) {
 	}
 }
 
-// status returns the fields of the status that are not as sent has them; nil: none.
-func (s progressState) status(sent progressState) map[string]any {
+// changedStatus returns the fields of the status that are not as sent has them; nil: none.
+func (s progressState) changedStatus(sent progressState) map[string]any {
 	if s.moved == sent.moved {
 		return nil
 	}
 	return map[string]any{"progress": map[string]any{"totalBytes": s.moved.TotalBytes, "bytesDone": s.moved.BytesDone}}
 }
 
-// annotations returns the fields of the metadata that are not as sent has them; nil: none.
-func (s progressState) annotations(sent progressState) map[string]any {
+// changedMetadata returns the fields of the metadata that are not as sent has them; nil: none.
+func (s progressState) changedMetadata(sent progressState) map[string]any {
 	if s.note == sent.note {
 		return nil
 	}

@@ -10,7 +10,8 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 )
 
-// Each write goes to every node that watches the objects, so an upload of a week writes as often as people look, and not once a second.
+// Each write goes to every node that watches the objects, so an upload of a week writes as often as people look, and
+// not once a second.
 func TestProgress_isWrittenSeldom(t *testing.T) {
 	t.Parallel()
 	const disk = 1 << 40
@@ -43,8 +44,10 @@ func TestProgress_isWrittenSeldom(t *testing.T) {
 				}
 				stop := p.start(t.Context())
 				began := time.Now()
-				for step := 100 * time.Millisecond; ; time.Sleep(max(step, c.took/100_000)) {
-					done := min(time.Since(began), c.took)
+				block := time.NewTicker(max(100*time.Millisecond, c.took/100_000))
+				defer block.Stop()
+				for at := began; ; at = <-block.C {
+					done := min(at.Sub(began), c.took)
 					p.set(disk, int64(float64(disk)*float64(done)/float64(c.took)))
 					if done == c.took {
 						break
@@ -78,10 +81,12 @@ func TestProgress_writesANoteAtOnce(t *testing.T) {
 			},
 		}
 		stop := p.start(t.Context())
+		over := make(chan struct{})
+		time.AfterFunc(time.Minute, func() { close(over) })
 		for at, note := range map[time.Duration]string{30500 * time.Millisecond: "refused", 32500 * time.Millisecond: "timeout", 50500 * time.Millisecond: ""} {
 			time.AfterFunc(at, func() { p.setNote(note) })
 		}
-		time.Sleep(time.Minute)
+		<-over
 		stop()
 		want := []time.Duration{31 * time.Second, 41 * time.Second, 51 * time.Second}
 		if len(written) != len(want) || written[0] != want[0] || written[1] != want[1] || written[2] != want[2] {

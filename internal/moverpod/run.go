@@ -16,6 +16,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/csichanges"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/repository/storage"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 )
@@ -87,19 +88,21 @@ type limits struct {
 	grace, interrupted time.Duration
 	// report is how long a run tries to write its report.
 	report time.Duration
-	// progress is the shortest interval at which progress is written on the object: when another percent is done. Less than that is written
-	// after smallProgress, because all handlers watch all objects. logged is the interval at which it goes to the log.
+	// progress is the shortest interval at which progress is written on the object: when another percent is done.
+	// Less than that is written after smallProgress, because each write goes to all who watch the objects. logged is
+	// the interval at which it goes to the log.
 	progress, smallProgress, logged time.Duration
 	// retry is the pause after a request that has failed.
 	retry time.Duration
 	// flush is how much work of an upload a death may cost.
 	flush time.Duration
-	// storagePause is the pause before the storage is asked again that does not answer. Pauses double up to storageLongestPause.
+	// storagePause is the pause before the storage is asked again that does not answer. Pauses double up to
+	// storageLongestPause.
 	storagePause, storageLongestPause time.Duration
 	// secret is how long a run waits for the Secret that it leaves a definition in.
 	secret time.Duration
-	// launcher is how long the launcher of a tunnel may be silent. Then the process ends, and is started again for as long as the handler
-	// thinks that the backup lives.
+	// launcher is how long the launcher of a tunnel may be silent. Then the process ends, and is started again for as
+	// long as the driver thinks that the backup lives.
 	launcher time.Duration
 	// ended is how often an upload from a tunnel looks whether the backup can still be read.
 	ended time.Duration
@@ -243,8 +246,9 @@ func (r *run) awaitStart(ctx context.Context) error {
 // errCanceled: spec.cancel is set, or the object is being deleted.
 var errCanceled = errors.New("canceled")
 
-// work moves the data. If it has to stop, it does so within the grace. Then the work may still go on, and the process has to end. Work that
-// has succeeded before it could be stopped has succeeded: its restore point is published, and has to have an owner.
+// work moves the data. If it has to stop, it does so within the grace. Then the work may still go on, and the process
+// has to end. Work that has succeeded before it could be stopped has succeeded: its restore point is published, and
+// has to have an owner.
 func (r *run) work(ctx context.Context) (datamove.Report, error) {
 	type result struct {
 		report datamove.Report
@@ -301,7 +305,7 @@ func (r *run) work(ctx context.Context) (datamove.Report, error) {
 func (r *run) move(ctx context.Context, done func(datamove.Report, error)) {
 	if r.Job.VolumeMode == "" && r.Job.Tunnel == nil && r.Job.Endpoint == nil && !r.Job.ReadDefinition {
 		done(datamove.Report{}, lasting(errors.New("the job has no volume"),
-			"the handlers and the mover must be of the same version of Varve"))
+			"the controller and the mover must be of the same version of Varve"))
 		return
 	}
 	repo, err := r.openRepository(ctx)
@@ -345,9 +349,5 @@ func shortenTo(text string, limit int) string {
 	if len(text) <= limit {
 		return text
 	}
-	end := limit
-	for end > 0 && text[end]&0xc0 == 0x80 { // Runes stay whole.
-		end--
-	}
-	return text[:end] + "…"
+	return reconcile.CutText(text, limit) + "…"
 }

@@ -209,8 +209,8 @@ func TestCancel_whileDataMoves(t *testing.T) {
 	}
 }
 
-// A cancel, a deletion or an interruption comes while the restore point is being published. It is published, so the mover reports it:
-// otherwise nobody would know of it, and nobody would delete it.
+// A cancel, a deletion or an interruption comes while the restore point is being published. It is published, so the
+// mover reports it: otherwise nobody would know of it, and nobody would delete it.
 func TestCancel_comesTooLateForAPublishedPoint(t *testing.T) { //nolint:paralleltest // the failpoint is that of all sessions
 	for name, stop := range map[string]func(a *fakeAPI, interrupt func()){
 		"canceled": func(a *fakeAPI, _ func()) { a.cancel() },
@@ -368,7 +368,8 @@ func TestReport_survivesConflicts(t *testing.T) {
 	}
 }
 
-// reportBy returns the annotations of an object with the report of a pod, on which the handler counts on another one, or the same.
+// reportBy returns the annotations of an object with the report of a pod, on which the driver counts on another one,
+// or the same.
 func reportBy(pod, counted types.UID, outcome datamove.Outcome) map[string]any {
 	return map[string]any{
 		datamove.AnnotationReport: datamove.Report{Outcome: outcome, Pod: pod}.Encode(), datamove.AnnotationDriver: `{"version":1,"pod":"` + string(counted) + `"}`,
@@ -379,7 +380,7 @@ func reportBy(pod, counted types.UID, outcome datamove.Outcome) map[string]any {
 func TestReport_ofAPodThatWasGivenUpStopsNobody(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	for _, counted := range []types.UID{"", "pod-1"} { // The handler may not know of the successor yet.
+	for _, counted := range []types.UID{"", "pod-1"} { // The driver may not know of the successor yet.
 		for _, when := range []string{"before", "while it works"} {
 			p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
 			report := func() {

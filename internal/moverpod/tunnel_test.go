@@ -383,7 +383,8 @@ func (c *cutConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// A launcher that does not come back ends the process, and not the DataUpload: the handler knows whether the backup lives.
+// A launcher that does not come back ends the process, and not the DataUpload: the driver knows whether the backup
+// lives.
 func TestMachineUpload_waitsForTheLauncher(t *testing.T) {
 	t.Parallel()
 	s, m := newSite(t), newMachine(diskBytes, 5)

@@ -110,7 +110,8 @@ func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id str
 	}, nil
 }
 
-// chooseBlockSize returns how the block size of a disk without a history is chosen: the one that the object asks for, or by the disk's size.
+// chooseBlockSize returns how the block size of a disk without a history is chosen: the one that the object asks for,
+// or by the disk's size.
 func (r *run) chooseBlockSize() (func(diskBytes int64) int64, error) {
 	asked := r.follower.askedBlockSize()
 	if asked == "" {

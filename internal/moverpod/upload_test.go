@@ -162,8 +162,8 @@ func TestDiskVolume_isOneImageAndNothingElse(t *testing.T) {
 	}
 }
 
-// A disk without a history gets blocks that suit its size, or those that the object asks for. A history keeps its own. Nothing of a sparse
-// disk is read, however large it is.
+// A disk without a history gets blocks that suit its size, or those that the object asks for. A history keeps its
+// own. Nothing of a sparse disk is read, however large it is.
 func TestUpload_blockSizeBySize(t *testing.T) {
 	t.Parallel()
 	const tib, kib256 = int64(1 << 40), int64(256 << 10)

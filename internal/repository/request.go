@@ -121,8 +121,9 @@ func BlockSizes() []string { return table.BlockSizes() }
 // ParseBlockSize returns the block size in bytes for one of the names of BlockSizes.
 func ParseBlockSize(name string) (int64, error) { return table.ParseBlockSize(name) }
 
-// BlockBytesFor returns the block size, in bytes, that suits a disk of this many bytes. Every process that opens the repository has its index,
-// with an entry for each block: 64 TiB have 280 million blocks of 256 KiB, and 17 million of 4 MiB.
+// BlockBytesFor returns the block size, in bytes, that suits a disk of this many bytes. Every process that opens the
+// repository has its index, with an entry for each block: 64 TiB have 280 million blocks of 256 KiB, and 17 million
+// of 4 MiB.
 func BlockBytesFor(diskBytes int64) int64 {
 	switch {
 	case diskBytes >= 16<<40:

@@ -150,7 +150,12 @@ func TestController_makesMoverPodsAsTheyAre(t *testing.T) {
 			func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--help"} },
 			"a mover pod runs the mover",
 		},
-		"another container": {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}} }, plain},
+		"another container": {func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{
+				Name:  "i",
+				Image: "i",
+			}}
+		}, plain},
 		"privileged": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)}
 		}, bounded},
@@ -190,7 +195,11 @@ func TestController_makesMoverPodsAsTheyAre(t *testing.T) {
 				Containers: []corev1.Container{{
 					Name: "mover", Image: "varve",
 					Command: []string{"/usr/bin/varve", "mover", "upload"}, SecurityContext: &corev1.SecurityContext{
-						AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"CHOWN"}},
+						AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true),
+						Capabilities: &corev1.Capabilities{
+							Drop: []corev1.Capability{"ALL"},
+							Add:  []corev1.Capability{"CHOWN"},
+						},
 					},
 				}},
 			},

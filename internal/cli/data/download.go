@@ -229,8 +229,9 @@ func (r *downloadRequest) newClaim() (*corev1.PersistentVolumeClaim, error) {
 	return claim, nil
 }
 
-// claimBytes returns how large a claim has to be for what is stored. A file system keeps a part of its volume for itself: the image of a disk
-// fits as long as it is sparse, and then the guest's writes would fail. How much that is for files, their bytes do not say.
+// claimBytes returns how large a claim has to be for what is stored. A file system keeps a part of its volume for
+// itself: the image of a disk fits as long as it is sparse, and then the guest's writes would fail. How much that is
+// for files, their bytes do not say.
 func claimBytes(snapshotID, mode string, stored int64) (int64, error) {
 	const mib = 1 << 20
 	id, err := datamove.ParseSnapshotID(snapshotID)

@@ -78,7 +78,7 @@ func NewMovements() *Movements {
 	}
 }
 
-func (m *Movements) collectors() []prometheus.Collector {
+func (m *Movements) allCollectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		m.waiting, m.running, m.ended, m.failed, m.volume, m.read, m.changed, m.stored, m.stages,
 	}
@@ -86,14 +86,14 @@ func (m *Movements) collectors() []prometheus.Collector {
 
 // Describe implements prometheus.Collector.
 func (m *Movements) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range m.collectors() {
+	for _, c := range m.allCollectors() {
 		c.Describe(ch)
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (m *Movements) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range m.collectors() {
+	for _, c := range m.allCollectors() {
 		c.Collect(ch)
 	}
 }

@@ -40,7 +40,8 @@ func (l *LastGood) Update(m *corev1.ConfigMap) (Settings, error) {
 	return read, nil
 }
 
-// Read returns the settings that hold by the ConfigMap in Varve's namespace. The driver tells of bad ones; an error is one of reading.
+// Read returns the settings that hold by the ConfigMap in Varve's namespace. The driver tells of bad ones; an error
+// is one of reading.
 func (l *LastGood) Read(ctx context.Context, from client.Reader, namespace string) (Settings, error) {
 	m, err := reconcile.Find(ctx, from, types.NamespacedName{Namespace: namespace, Name: ConfigMap}, &corev1.ConfigMap{})
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package settings reads the settings of the data mover: the ConfigMap [ConfigMap] in Varve's namespace, key [Key]. Controllers
-// read it while they run, so a change needs no restart.
+// Package settings reads the settings of the data mover: the ConfigMap [ConfigMap] in Varve's namespace, key [Key].
+// Controllers read it while they run, so a change needs no restart.
 //
 // The text is decoded strictly: a field that is not known is an error, and so is a value that makes no sense. Who reads settings that
 // are bad keeps those that it had; package settings never returns a part of them.

@@ -31,8 +31,8 @@ const sightingsVersion = 1
 type sighting struct {
 	// Missing is since when it is not there; nil while it is.
 	Missing *time.Time `json:"missing,omitempty"`
-	// WithMost: most of the backups that were there went missing in the same look, which looks like a copy of a location
-	// that is not complete, and not like a deletion.
+	// WithMost: most of the backups that were there went missing in the same look, which looks like a copy of a
+	// location that is not complete, and not like a deletion.
 	WithMost bool `json:"withMost,omitempty"`
 	// Read is when the location was last asked whether the backup of this name has this UID. It is asked once a day.
 	Read *time.Time `json:"read,omitempty"`
@@ -65,8 +65,8 @@ type Collector struct {
 type Collected struct {
 	Deleted int
 	Kept    map[string]datamove.Kept
-	// Doubted is how many backups went missing together with most others, the last ones at DoubtedAt. Their restore points
-	// are kept until somebody agrees.
+	// Doubted is how many backups went missing together with most others, the last ones at DoubtedAt. Their restore
+	// points are kept until somebody agrees.
 	Doubted   int
 	DoubtedAt time.Time
 }
@@ -137,11 +137,11 @@ func (c *Collector) Collect(ctx context.Context) (Collected, error) {
 	if err != nil {
 		return Collected{}, err
 	}
-	after := look(before, groups, there, reused, c.Now())
+	after := compareSightings(before, groups, there, reused, c.Now())
 	if err := c.write(ctx, before, after); err != nil {
 		return Collected{}, err
 	}
-	gone, doubted, at := c.judge(after)
+	gone, doubted, at := c.judgeMissing(after)
 	done, err := c.deleteGroups(ctx, groups, gone)
 	done.Doubted, done.DoubtedAt = doubted, at
 	return done, err
@@ -169,9 +169,9 @@ func (c *Collector) findReused(
 	return reused, nil
 }
 
-// judge returns the keys of the backups that are gone for long, without those of which nobody has agreed that they were
-// deleted: how many these are, and when the last ones went missing.
-func (c *Collector) judge(m memory) (gone []string, doubted int, at time.Time) {
+// judgeMissing returns the keys of the backups that are gone for long, without those of which nobody has agreed that
+// they were deleted: how many these are, and when the last ones went missing.
+func (c *Collector) judgeMissing(m memory) (gone []string, doubted int, at time.Time) {
 	for key, s := range m.Backups {
 		switch {
 		case s.Missing == nil:
@@ -188,13 +188,13 @@ func (c *Collector) judge(m memory) (gone []string, doubted int, at time.Time) {
 	return gone, doubted, at
 }
 
-// look compares what is there with what was seen before, and returns what to remember.
+// compareSightings compares what is there with what was seen before, and returns what to remember.
 //
 // A location without any backup looks like one whose prefix was changed or whose repositories alone were copied.
 // Nothing is missing there. Of one whose backups are copied later than its repositories, most go missing at once.
 //
-// A backup whose name is another one's is not there. That is no matter of how many are missing.
-func look(
+// A backup whose name belongs to another backup by now counts as missing, however many others are missing.
+func compareSightings(
 	before memory, groups map[string][]*repository.RestorePoint, there, reused map[string]bool, now time.Time,
 ) memory {
 	after := memory{Backups: map[string]sighting{}}

@@ -312,7 +312,7 @@ func TestLook_whatEndsInTurnIsNoDoubt(t *testing.T) {
 			before.Backups[key], groups[key] = sighting{}, nil
 			there[fmt.Sprintf("b%d", i)] = i >= c.missed
 		}
-		after := look(before, groups, there, nil, now)
+		after := compareSightings(before, groups, there, nil, now)
 		if got := after.Backups["b0/u"]; got.Missing == nil || got.WithMost != c.want {
 			t.Errorf("%s: %+v", name, got)
 		}

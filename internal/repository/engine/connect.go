@@ -38,14 +38,14 @@ type ConnectOptions struct {
 	// 0: no cache.
 	CacheDirectory string
 	CacheBytes     int64
-	// CacheLimitBytes is how much of data and of metadata, half of it each, the cache may hold while it is in use; 0: as
-	// much as was read within a day. Indexes come on top.
+	// CacheLimitBytes is how much of data and of metadata, half of it each, the cache may hold while it is in use; 0:
+	// as much as was read within a day. Indexes come on top.
 	CacheLimitBytes int64
 	ReadOnly        bool
 	// Host and User identify this machine in the repository; "": as the system says.
 	Host, User string
-	// Patience waits for a storage that does not answer, once the connection has opened it; nil: its requests fail. It is not for a
-	// connection that is kept in a file.
+	// Patience waits for a storage that does not answer, once the connection has opened it; nil: its requests fail.
+	// It is not for a connection that is kept in a file.
 	Patience *storage.Patience
 }
 

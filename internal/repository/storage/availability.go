@@ -15,7 +15,8 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// busyStatuses are the statuses with which a server, or a proxy in front of it, says that it cannot serve a request now.
+// busyStatuses are the statuses with which a server, or a proxy in front of it, says that it cannot serve a request
+// now.
 var busyStatuses = []int{
 	http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway,
 	http.StatusServiceUnavailable, http.StatusGatewayTimeout,
@@ -34,9 +35,10 @@ var networkErrnos = []error{
 	syscall.EHOSTDOWN, syscall.ENETUNREACH, syscall.ENETDOWN, syscall.ENETRESET,
 }
 
-// IsUnavailable reports whether an error of a storage means that the storage, or what gives the keys for it, does not answer or is too
-// busy: it refuses connections, its name is not resolved, a connection breaks, a request times out, or the answer says so. The same
-// request may succeed later. A certificate that is not trusted is no such error: it stays as it is until somebody changes something.
+// IsUnavailable reports whether an error of a storage means that the storage, or what gives the keys for it, does not
+// answer or is too busy: it refuses connections, its name is not resolved, a connection breaks, a request times out,
+// or the answer says so. The same request may succeed later. A certificate that is not trusted is no such error: it
+// stays as it is until somebody changes something.
 func IsUnavailable(err error) bool {
 	class := errclass.Of(err)
 	if err == nil || class != errclass.None && class != errclass.Transient || isTLSMismatch(err) || refusedAsFull(err) {
@@ -49,8 +51,8 @@ func IsUnavailable(err error) bool {
 	return class == errclass.Transient || isNetworkFailure(err)
 }
 
-// isNetworkFailure reports whether a request got no answer. The S3 client replaces the end of a connection by a text of its own, so every
-// request that fails without an answer counts, unless it could not even be made.
+// isNetworkFailure reports whether a request got no answer. The S3 client replaces the end of a connection by a text
+// of its own, so every request that fails without an answer counts, unless it could not even be made.
 func isNetworkFailure(err error) bool {
 	var name *net.DNSError
 	var network net.Error

@@ -14,18 +14,21 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// ErrGivenUp is of class Transient: the storage did not answer for as long as a Patience waits. Whoever waits as well waits no more.
+// ErrGivenUp is of class Transient: the storage did not answer for as long as a Patience waits. Whoever waits as well
+// waits no more.
 var ErrGivenUp = errclass.New(errclass.Transient, "the storage did not answer")
 
-// Patience waits for a storage that does not answer, and sends requests again until it does. All requests of a connection share one, and
-// so does what opens the connection. It is safe for concurrent use once its fields are set. A nil Patience does not wait.
+// Patience waits for a storage that does not answer, and sends requests again until it does. All requests of a
+// connection share one, and so does what opens the connection. It is safe for concurrent use once its fields are set.
+// A nil Patience does not wait.
 type Patience struct {
 	// Limit is how long a request may go without an answer. Then its error is ErrGivenUp.
 	Limit time.Duration
-	// FirstPause is the pause before a request is sent again; 0: a second. Pauses double up to LongestPause; 0: a minute.
+	// FirstPause is the pause before a request is sent again; 0: a second. Pauses double up to LongestPause; 0: a
+	// minute.
 	FirstPause, LongestPause time.Duration
-	// Notify is called with each request that gets no answer, and with nil once none waits any more. It is called from one goroutine at a
-	// time, and must not make requests. It may be nil.
+	// Notify is called with each request that gets no answer, and with nil once none waits any more. It is called
+	// from one goroutine at a time, and must not make requests. It may be nil.
 	Notify func(*Outage)
 
 	mu      sync.Mutex
@@ -41,7 +44,8 @@ type Outage struct {
 	Reason string
 }
 
-// Do calls request until it ends in another way than with an error for which IsUnavailable is true, ctx ends, or the limit is reached.
+// Do calls request until it ends in another way than with an error for which IsUnavailable is true, ctx ends, or the
+// limit is reached.
 func (p *Patience) Do(ctx context.Context, request func() error) error {
 	if p == nil {
 		return request()
@@ -49,7 +53,7 @@ func (p *Patience) Do(ctx context.Context, request func() error) error {
 	began, waiting := clock.RealClock{}.Now(), false
 	defer func() {
 		if waiting {
-			p.leave()
+			p.endWait()
 		}
 	}()
 	longest := cmp.Or(p.LongestPause, time.Minute)
@@ -58,7 +62,7 @@ func (p *Patience) Do(ctx context.Context, request func() error) error {
 		if ctx.Err() != nil || !IsUnavailable(err) || errors.Is(err, ErrGivenUp) {
 			return err
 		}
-		p.note(began, err, !waiting)
+		p.noteOutage(began, err, !waiting)
 		waiting = true
 		left := p.Limit - clock.RealClock{}.Since(began)
 		if left <= 0 {
@@ -74,8 +78,8 @@ func (p *Patience) Do(ctx context.Context, request func() error) error {
 	}
 }
 
-// note takes in that a request had no answer. first says that it is the first time for this request.
-func (p *Patience) note(began time.Time, err error, first bool) {
+// noteOutage takes in that a request had no answer. first says that it is the first time for this request.
+func (p *Patience) noteOutage(began time.Time, err error, first bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if first {
@@ -90,8 +94,8 @@ func (p *Patience) note(began time.Time, err error, first bool) {
 	}
 }
 
-// leave takes in that a request which waited does not wait any more.
-func (p *Patience) leave() {
+// endWait takes in that a request which waited does not wait any more.
+func (p *Patience) endWait() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.waiting--; p.waiting > 0 {
@@ -145,7 +149,8 @@ func (s *patient) ExtendBlobRetention(ctx context.Context, id blob.ID, o blob.Ex
 	return s.patience.Do(ctx, func() error { return s.Storage.ExtendBlobRetention(ctx, id, o) })
 }
 
-// ListBlobs waits only before call is called, because call must not be told of a blob twice. A list that breaks off is an error.
+// ListBlobs waits only before call is called, because call must not be told of a blob twice. A list that breaks off
+// is an error.
 func (s *patient) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.Metadata) error) error {
 	var told error // the error of a list that has told of something
 	err := s.patience.Do(ctx, func() error {

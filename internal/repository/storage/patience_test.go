@@ -51,8 +51,8 @@ func (s *unanswered) ListBlobs(_ context.Context, _ blob.ID, call func(blob.Meta
 	return s.fail()
 }
 
-// A storage is away for three and a half hours, and the request is sent again until it is back: at first after a second, then once a
-// minute. Whoever shows it is told of the beginning and of the end.
+// A storage is away for three and a half hours, and the request is sent again until it is back: at first after a
+// second, then once a minute. Whoever shows it is told of the beginning and of the end.
 func TestPatience_waitsForTheStorage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

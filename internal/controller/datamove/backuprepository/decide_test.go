@@ -223,7 +223,7 @@ func TestMaintenance(t *testing.T) {
 		delete bool
 		after  time.Duration
 	}{
-		"a new repository": {ready: true, after: 29*time.Minute + spread("r1", time.Hour)},
+		"a new repository": {ready: true, after: 29*time.Minute + firstRunOffset("r1", time.Hour)},
 		"one and a half hours later": {ready: true, edit: func(in *input) {
 			in.Repo.CreationTimestamp = *at(90 * time.Minute)
 		}, create: true},
@@ -233,7 +233,7 @@ func TestMaintenance(t *testing.T) {
 		}},
 		"its own frequency": {ready: true, edit: func(in *input) {
 			in.Repo.Spec.MaintenanceFrequency.Duration = 10 * time.Minute
-		}, after: 4*time.Minute + spread("r1", 10*time.Minute)},
+		}, after: 4*time.Minute + firstRunOffset("r1", 10*time.Minute)},
 		"after a run": {ready: true, edit: func(in *input) {
 			in.Repo.CreationTimestamp = *at(9 * time.Hour)
 			in.Repo.Status.LastMaintenanceTime = at(50 * time.Minute)

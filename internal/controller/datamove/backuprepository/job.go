@@ -121,7 +121,7 @@ func NewJob(repo *velerov1.BackupRepository, image datamove.PodImage, work Work)
 							SecretName: repo.Name, DefaultMode: ptr.To[int32](0o440), Items: []corev1.KeyToPath{{Key: datamove.AccessKey, Path: datamove.AccessKey}},
 						}}},
 						{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
-							SizeLimit: quantity(room.Scratch),
+							SizeLimit: byteQuantity(room.Scratch),
 						}}},
 					},
 					Containers: []corev1.Container{containerOf(image, work, room)},
@@ -142,8 +142,21 @@ func NewJob(repo *velerov1.BackupRepository, image datamove.PodImage, work Work)
 	return job, nil
 }
 
-// quantity returns a number of bytes as Kubernetes writes it.
-func quantity(bytes int64) *resource.Quantity { return resource.NewQuantity(bytes, resource.BinarySI) }
+// EndOf returns the condition that says how a Job has ended, Complete or Failed; nil while it has not.
+func EndOf(job *batchv1.Job) *batchv1.JobCondition {
+	for i := range job.Status.Conditions {
+		c := &job.Status.Conditions[i]
+		if c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
+			return c
+		}
+	}
+	return nil
+}
+
+// byteQuantity returns a number of bytes as Kubernetes writes it.
+func byteQuantity(bytes int64) *resource.Quantity {
+	return resource.NewQuantity(bytes, resource.BinarySI)
+}
 
 func containerOf(image datamove.PodImage, work Work, room datamove.Room) corev1.Container {
 	return corev1.Container{
@@ -155,9 +168,9 @@ func containerOf(image datamove.PodImage, work Work, room datamove.Room) corev1.
 		}, work.Env...),
 		Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{
-				corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: *quantity(room.Memory / 8),
+				corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: *byteQuantity(room.Memory / 8),
 			},
-			Limits: corev1.ResourceList{corev1.ResourceMemory: *quantity(room.Memory)},
+			Limits: corev1.ResourceList{corev1.ResourceMemory: *byteQuantity(room.Memory)},
 		},
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "repository", MountPath: datamove.AccessDirectory, ReadOnly: true},

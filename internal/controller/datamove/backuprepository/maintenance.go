@@ -6,7 +6,6 @@ import (
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -15,8 +14,8 @@ import (
 )
 
 const (
-	// defaultFrequency is how often maintenance runs unless the BackupRepository says otherwise. The Job decides whether
-	// it is to be quick or full. The first run comes half of that to one and a half later.
+	// defaultFrequency is how often maintenance runs unless the BackupRepository says otherwise. The Job decides
+	// whether it is to be quick or full. The first run comes half of that to one and a half later.
 	defaultFrequency = time.Hour
 	// recentRuns is how many runs status has.
 	recentRuns = 25
@@ -84,12 +83,12 @@ func dueAt(repo *velerov1.BackupRepository) time.Time {
 	if last := repo.Status.LastMaintenanceTime; last != nil {
 		return last.Add(every)
 	}
-	return repo.CreationTimestamp.Add(every/2 + spread(repo.UID, every))
+	return repo.CreationTimestamp.Add(every/2 + firstRunOffset(repo.UID, every))
 }
 
-// spread returns a duration below every that depends on the UID alone. A catalogue makes the BackupRepositories of a
-// location at one moment, and their first runs must not come at one moment.
-func spread(uid types.UID, every time.Duration) time.Duration {
+// firstRunOffset returns a duration below every that depends on the UID alone. A catalogue makes the
+// BackupRepositories of a location at one moment, and their first runs must not come at one moment.
+func firstRunOffset(uid types.UID, every time.Duration) time.Duration {
 	sum := sha256.Sum256([]byte(uid))
 	share := float64(binary.BigEndian.Uint32(sum[:4])) / (1 << 32)
 	return time.Duration(share * float64(every))
@@ -101,25 +100,23 @@ func runOf(in *input) *velerov1.BackupRepositoryMaintenanceStatus {
 	if start == nil {
 		start = &in.Job.CreationTimestamp
 	}
-	for _, c := range in.Job.Status.Conditions {
-		if c.Status != corev1.ConditionTrue {
-			continue
-		}
-		run := &velerov1.BackupRepositoryMaintenanceStatus{StartTimestamp: start.DeepCopy(), CompleteTimestamp: c.LastTransitionTime.DeepCopy()}
-		switch c.Type { //nolint:exhaustive // the others are on the way to one of these
-		case batchv1.JobComplete:
-			run.Result = velerov1.MaintenanceSucceeded
-			run.Message = datamove.DecodeMaintenanceReport(in.JobMessage).Remark
-			return run
-		case batchv1.JobFailed:
-			run.Result, run.Message = velerov1.MaintenanceFailed, in.JobMessage
-			if run.Message == "" {
-				run.Message = c.Reason + ": " + c.Message
-			}
-			return run
-		}
+	c := EndOf(in.Job)
+	if c == nil {
+		return nil
 	}
-	return nil
+	run := &velerov1.BackupRepositoryMaintenanceStatus{
+		StartTimestamp: start.DeepCopy(), CompleteTimestamp: c.LastTransitionTime.DeepCopy(),
+	}
+	if c.Type == batchv1.JobComplete {
+		run.Result = velerov1.MaintenanceSucceeded
+		run.Message = datamove.DecodeMaintenanceReport(in.JobMessage).Remark
+		return run
+	}
+	run.Result, run.Message = velerov1.MaintenanceFailed, in.JobMessage
+	if run.Message == "" {
+		run.Message = c.Reason + ": " + c.Message
+	}
+	return run
 }
 
 // recorded says whether status has a run. A Job whose deletion failed is seen again.

@@ -20,7 +20,8 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-// A run has ended, that was recorded, and its Job is gone. The cache has not heard of the record, and maintenance looks due.
+// A run has ended, that was recorded, and its Job is gone. The cache has not heard of the record, and maintenance
+// looks due.
 func TestMaintain_makesNoJobOnTheWordOfAnOldCache(t *testing.T) {
 	t.Parallel()
 	scheme := newScheme(t)

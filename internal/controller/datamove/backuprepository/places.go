@@ -10,7 +10,6 @@ import (
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -64,18 +63,18 @@ func (p *JobPlaces) Source() source.Source {
 func (p *JobPlaces) Take(
 	ctx context.Context, cached client.Reader, repository client.ObjectKey, due, now time.Time,
 ) (bool, error) {
-	busy, err := p.running(ctx, cached, repository.Namespace)
+	busy, err := p.repositoriesWithJobs(ctx, cached, repository.Namespace)
 	if err != nil {
 		return false, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tidy(busy, now)
+	p.forgetAbsent(busy, now)
 	if busy[repository.Name] {
 		return true, nil
 	}
 	p.waiting[repository.Name] = waiting{due: due, asked: now}
-	if !slices.Contains(p.next(p.limit-len(busy)), repository.Name) {
+	if !slices.Contains(p.firstInLine(p.limit-len(busy)), repository.Name) {
 		return false, nil
 	}
 	delete(p.waiting, repository.Name)
@@ -85,7 +84,7 @@ func (p *JobPlaces) Take(
 
 // Leave says that a repository has no Job, and waits for none, and wakes the next in line.
 func (p *JobPlaces) Leave(ctx context.Context, cached client.Reader, repository client.ObjectKey, now time.Time) error {
-	busy, err := p.running(ctx, cached, repository.Namespace)
+	busy, err := p.repositoriesWithJobs(ctx, cached, repository.Namespace)
 	if err != nil {
 		return err
 	}
@@ -94,8 +93,8 @@ func (p *JobPlaces) Leave(ctx context.Context, cached client.Reader, repository 
 	delete(p.waiting, repository.Name)
 	delete(p.taken, repository.Name)
 	delete(busy, repository.Name)
-	p.tidy(busy, now)
-	for _, name := range p.next(p.limit - len(busy)) {
+	p.forgetAbsent(busy, now)
+	for _, name := range p.firstInLine(p.limit - len(busy)) {
 		meta := metav1.ObjectMeta{Namespace: repository.Namespace, Name: name}
 		select {
 		case p.woken <- event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: meta}}:
@@ -105,16 +104,16 @@ func (p *JobPlaces) Leave(ctx context.Context, cached client.Reader, repository 
 	return nil
 }
 
-// next returns the n repositories that are first in line. The caller holds mu.
-func (p *JobPlaces) next(n int) []string {
+// firstInLine returns the n repositories that are first in line. The caller holds mu.
+func (p *JobPlaces) firstInLine(n int) []string {
 	line := slices.SortedFunc(maps.Keys(p.waiting), func(a, b string) int {
 		return cmp.Or(p.waiting[a].due.Compare(p.waiting[b].due), cmp.Compare(a, b))
 	})
 	return line[:max(0, min(n, len(line)))]
 }
 
-// tidy forgets who does not ask any more, and adds to busy who has taken a place. The caller holds mu.
-func (p *JobPlaces) tidy(busy map[string]bool, now time.Time) {
+// forgetAbsent forgets who does not ask any more, and adds to busy who has taken a place. The caller holds mu.
+func (p *JobPlaces) forgetAbsent(busy map[string]bool, now time.Time) {
 	maps.DeleteFunc(p.waiting, func(_ string, w waiting) bool { return now.Sub(w.asked).Abs() > forgetWaiting })
 	maps.DeleteFunc(p.taken, func(_ string, at time.Time) bool { return now.Sub(at).Abs() > showUp })
 	for name := range p.taken {
@@ -122,8 +121,8 @@ func (p *JobPlaces) tidy(busy map[string]bool, now time.Time) {
 	}
 }
 
-// running returns the repositories that have a Job which has not ended.
-func (p *JobPlaces) running(ctx context.Context, cached client.Reader, namespace string) (map[string]bool, error) {
+// repositoriesWithJobs returns the repositories that have a Job which has not ended.
+func (p *JobPlaces) repositoriesWithJobs(ctx context.Context, cached client.Reader, namespace string) (map[string]bool, error) {
 	jobs := &batchv1.JobList{}
 	err := cached.List(ctx, jobs, client.InNamespace(namespace), client.MatchingLabels{p.label: "true"})
 	if err != nil {
@@ -131,11 +130,7 @@ func (p *JobPlaces) running(ctx context.Context, cached client.Reader, namespace
 	}
 	busy := map[string]bool{}
 	for i := range jobs.Items {
-		job := &jobs.Items[i]
-		ended := slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
-			return c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed)
-		})
-		if !ended {
+		if job := &jobs.Items[i]; EndOf(job) == nil {
 			busy[job.Labels[datamove.LabelRepository]] = true
 		}
 	}

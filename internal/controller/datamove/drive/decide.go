@@ -68,21 +68,17 @@ type Input struct {
 	PodNode    NodeState
 	// KeepsPoint: a deleter deletes the restore points of DataUploads.
 	KeepsPoint bool
-	// Placed, Exposed, Finished, Disposed and Deleted are the answers to actions of this pass; nil: not asked.
-	Placed                      *PlaceAnswer
+	// Placed, Exposed, Finished, Disposed and Deleted are the answers to actions of this pass; nil: not asked. Placed
+	// is the node that has a place for the object, or "".
+	Placed                      *string
 	Exposed                     *ExposeAnswer
 	Finished, Disposed, Deleted *ProgressAnswer
 	// PodErr is why the pod was not made in this pass.
 	PodErr error
 }
 
-// PlaceAnswer is the node that an object got a place on; "": none has one. ExposeAnswer and ProgressAnswer are what an
-// exposer says.
+// ExposeAnswer and ProgressAnswer are what an exposer says.
 type (
-	PlaceAnswer struct {
-		Node string
-		Err  error
-	}
 	ExposeAnswer struct {
 		Exposure
 		Err error
@@ -110,8 +106,8 @@ type RepositoryState struct {
 // PodState is what is known of a mover pod.
 type PodState struct {
 	Name, Node string
-	// Pinned is the node whose place it was made for, if it may run on no other one; "": it goes to where its volume or its
-	// storage is.
+	// Pinned is the node whose place it was made for, if it may run on no other one; "": it goes to where its volume
+	// or its storage is.
 	Pinned string
 	UID    types.UID
 	// Deleting: it has a deletionTimestamp. Running: the mover runs. Ended: it will never run again.
@@ -255,11 +251,11 @@ func decidePlace(in Input) (Decision, bool) {
 	switch {
 	case in.Placed == nil:
 		return Decision{Do: Place}, true
-	case in.Placed.Node == "":
+	case *in.Placed == "":
 		return Decision{}, false // it waits for its node, with a deadline
 	}
 	change := in.Object.unchanged()
-	change.Driver = in.Placed.Node
+	change.Driver = *in.Placed
 	return Decision{Do: Write, Change: change}, true
 }
 

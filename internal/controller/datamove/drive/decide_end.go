@@ -79,9 +79,9 @@ func (e *ending) progressively() string {
 }
 
 // keepsFinalizer says that an object in this terminal phase keeps its finalizer although nothing is left of what was
-// made: that of a DataUpload with a restore point, for when it is deleted. One whose mover began, and did not say that
-// it failed, may have published its restore point although it ended otherwise: on a node that was cut off, or in the
-// moment in which it was cancelled.
+// made: that of a DataUpload with a restore point, for when it is deleted. A mover that began and never said that it
+// failed may have published the restore point, even if the DataUpload ended otherwise: its node was cut off, or the
+// cancel came at that very moment.
 func (in *Input) keepsFinalizer(phase velerov2.Phase) bool {
 	o := &in.Object
 	if o.Kind != datamove.Upload {

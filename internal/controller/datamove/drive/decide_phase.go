@@ -230,7 +230,8 @@ func decideMoved(in Input, r *datamove.Report) Decision {
 	case in.Pod != nil && !in.Pod.Deleting:
 		return Decision{Do: DeletePod}
 	case in.Pod != nil && (o.Kind == datamove.Download || in.Now.Before(deadline)):
-		// What is stored is stored, whether the pod's node answers or not. The volume of a download is the pod's until then.
+		// What is stored is stored, whether the pod's node answers or not. The volume of a download is the pod's
+		// until then.
 		return waitOrFail(in, "pod "+in.Pod.Name+" to be gone", deadline)
 	case in.Finished == nil:
 		return Decision{Do: Finish}

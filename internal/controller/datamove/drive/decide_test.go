@@ -9,6 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -115,11 +116,11 @@ func TestDecide(t *testing.T) {
 		},
 		{"its node is gone", accepted, func(in *Input) { in.DriverNode.Gone = true }, Place, "", "", "", nil},
 		{"the same, another one has a place", accepted, func(in *Input) {
-			in.DriverNode.Gone, in.Placed = true, &PlaceAnswer{Node: "node-b"}
+			in.DriverNode.Gone, in.Placed = true, ptr.To("node-b")
 		}, Write, "", "", "", func(c *Change) bool { return c.Driver == "node-b" && c.Phase == accepted }},
 		{
 			"the same, no other one has a place", accepted,
-			func(in *Input) { in.DriverNode.Gone, in.Placed = true, &PlaceAnswer{} }, Expose, "", "", "", nil,
+			func(in *Input) { in.DriverNode.Gone, in.Placed = true, ptr.To("") }, Expose, "", "", "", nil,
 		},
 		{"its node is closed, and its pod is not there yet", accepted, func(in *Input) {
 			in.DriverNode.Closed, in.Pod = true, &PodState{Name: "du-u1", UID: "p1", Pinned: "node-a"}
@@ -128,7 +129,8 @@ func TestDecide(t *testing.T) {
 			in.DriverNode.Closed, in.Pod, in.Exposed = true, &PodState{Name: "du-u1", UID: "p1"}, ready()
 		}, Write, "", "", "du-u1 to run", nil},
 		{
-			"the same, its pod is there", inProgress, func(in *Input) { in.DriverNode.Closed = true }, Write, "", "", "",
+			"the same, its pod is there", inProgress, func(in *Input) { in.DriverNode.Closed = true }, Write, "", "",
+			"",
 			func(c *Change) bool { return c.Driver == "node-a" },
 		},
 		{"its pod runs elsewhere, and its node is gone", inProgress, func(in *Input) {
@@ -556,19 +558,22 @@ func TestDecide_looksAgainSoonAtFirst(t *testing.T) {
 
 func TestChoose_isFairBetweenNamespaces(t *testing.T) {
 	t.Parallel()
-	waiting := []Candidate{
-		{UID: "a1", Tenant: "a", Created: now},
-		{UID: "a2", Tenant: "a", Created: now.Add(time.Second)},
-		{UID: "a3", Tenant: "a", Created: now.Add(2 * time.Second)},
-		{UID: "b1", Tenant: "b", Created: now.Add(time.Hour)},
-		{UID: "c1", Tenant: "c", Created: now.Add(2 * time.Hour)},
+	waits := func(uid types.UID, tenant string, created time.Time) candidate {
+		return candidate{openObject: openObject{view: Object{UID: uid, Tenant: tenant, Created: created}}}
+	}
+	waiting := []candidate{
+		waits("a1", "a", now),
+		waits("a2", "a", now.Add(time.Second)),
+		waits("a3", "a", now.Add(2*time.Second)),
+		waits("b1", "b", now.Add(time.Hour)),
+		waits("c1", "c", now.Add(2*time.Hour)),
 	}
 	running := map[string]int{"c": 1}
 	var order []string
 	for len(waiting) > 0 {
 		i := choose(waiting, running)
-		order = append(order, string(waiting[i].UID))
-		running[waiting[i].Tenant]++
+		order = append(order, string(waiting[i].view.UID))
+		running[waiting[i].view.Tenant]++
 		waiting = append(waiting[:i:i], waiting[i+1:]...)
 	}
 	if got := strings.Join(order, " "); got != "a1 b1 a2 c1 a3" {

@@ -11,9 +11,10 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// Exposer makes the volume of an object accessible to a mover pod, and disposes of what that took. Each call takes one step, never
-// waits, and can be repeated, also by another process. An error of class errclass.Invalid is a refusal: no repetition helps, and the
-// object fails with the error's text. An exposer may write annotations of the object; it updates o with what it wrote.
+// Exposer makes the volume of an object accessible to a mover pod, and disposes of what that took. Each call takes
+// one step, never waits, and can be repeated, also by another process. An error of class errclass.Invalid is a
+// refusal: no repetition helps, and the object fails with the error's text. An exposer may write annotations of the
+// object; it updates o with what it wrote.
 type Exposer[T client.Object] interface {
 	// Expose says what it waits for, or which claim a pod is to mount.
 	Expose(ctx context.Context, o T) (Exposure, error)

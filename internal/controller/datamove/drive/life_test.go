@@ -211,7 +211,8 @@ func TestDataUpload_thatIsStoredIsNotCanceled(t *testing.T) {
 	}
 }
 
-// The driver is killed at each write that it makes for an object, before the write or right after it. The next one goes on.
+// The driver is killed at each write that it makes for an object, before the write or right after it. The next one
+// goes on.
 func TestDriver_killedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []datamove.Kind{datamove.Upload, datamove.Download} {
@@ -284,7 +285,7 @@ func TestTake_hasOneWinner(t *testing.T) {
 		for i := range 20 {
 			m := w.mover(mgr)
 			group.Go(func() {
-				took, err := m.take(t.Context(), o.DeepCopy(), fmt.Sprintf("node-%d", i))
+				took, err := m.takeObject(t.Context(), o.DeepCopy(), fmt.Sprintf("node-%d", i))
 				if err != nil {
 					t.Error(err)
 				}
@@ -300,8 +301,8 @@ func TestTake_hasOneWinner(t *testing.T) {
 	}
 }
 
-// What was read is old: the object says what it waits for by now, which is no reason to take a younger one; or it is another object,
-// or has been canceled.
+// What was read is old: the object says what it waits for by now, which is no reason to take a younger one; or it is
+// another object, or has been canceled.
 func TestTake_looksAgainAtWhatWasWrittenMeanwhile(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
@@ -330,7 +331,7 @@ func TestTake_looksAgainAtWhatWasWrittenMeanwhile(t *testing.T) {
 		o := w.upload("b-" + strings.NewReplacer(" ", "-", ",", "", "'", "").Replace(name))
 		read := o.DeepCopy()
 		c.meanwhile(o)
-		if took, err := m.take(t.Context(), read, "node-1"); took != c.took || err != nil {
+		if took, err := m.takeObject(t.Context(), read, "node-1"); took != c.took || err != nil {
 			t.Errorf("%s: %v, %v", name, took, err)
 		}
 		if c.took {
@@ -339,7 +340,8 @@ func TestTake_looksAgainAtWhatWasWrittenMeanwhile(t *testing.T) {
 	}
 }
 
-// Somebody tries again by creating an ended object again, as kubectl shows it: what was noted on the other one comes with it.
+// Somebody tries again by creating an ended object again, as kubectl shows it: what was noted on the other one comes
+// with it.
 func TestTake_forgetsWhatACopyBrings(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")

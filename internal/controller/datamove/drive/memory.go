@@ -66,8 +66,8 @@ func (e *badMemoryError) Error() string {
 	return fmt.Sprintf("the annotation %s is not what the object's driver wrote: %s", datamove.AnnotationDriver, e.why)
 }
 
-// decodeMemory reads what encode wrote; anything else is a *badMemoryError. A later version's memory is another error, which passes when a driver
-// of that version drives.
+// decodeMemory reads what encode wrote; anything else is a *badMemoryError. A later version's memory is another
+// error, which passes when a driver of that version drives.
 func decodeMemory(text string) (memory, error) {
 	var m memory
 	if text == "" {

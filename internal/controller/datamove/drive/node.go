@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
@@ -168,26 +167,19 @@ var operators = map[corev1.NodeSelectorOperator]selection.Operator{
 	corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist, corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
 }
 
-// Candidate is an object that waits for a place.
-type Candidate struct {
-	UID     types.UID
-	Tenant  string
-	Created time.Time
-}
-
 // choose returns the index of the object to take next: of the namespace that has the fewest running, the oldest. running has the numbers
 // by namespace. It returns -1 if nobody waits.
-func choose(waiting []Candidate, running map[string]int) int {
+func choose(waiting []candidate, running map[string]int) int {
 	best := -1
 	for i := range waiting {
-		if best < 0 || before(&waiting[i], &waiting[best], running) {
+		if best < 0 || before(&waiting[i].view, &waiting[best].view, running) {
 			best = i
 		}
 	}
 	return best
 }
 
-func before(a, b *Candidate, running map[string]int) bool {
+func before(a, b *Object, running map[string]int) bool {
 	return cmp.Or(
 		cmp.Compare(running[a.Tenant], running[b.Tenant]),
 		a.Created.Compare(b.Created),

@@ -52,7 +52,7 @@ func (p *pass) observe(ctx context.Context) error {
 		return err
 	}
 	if v.Phase == velerov2.PhaseNew && v.Driver == "" {
-		in.Takers = len(nodesThatMayTake(nodes, &p.settings))
+		in.Takers = len(p.newSurvey(nodes, &p.settings).takers)
 		return nil
 	}
 	if in.DriverNode, err = p.findNodeState(ctx, nodes, v.Driver); err != nil {
@@ -64,18 +64,15 @@ func (p *pass) observe(ctx context.Context) error {
 	if v.Phase.Ended() || v.Memory.Ending != nil {
 		return nil
 	}
-	in.DriverNode.Closed = p.isClosed(nodes, v.Driver)
+	if n := nodeOfName(nodes, v.Driver); n != nil {
+		in.DriverNode.Closed = isClosed(n, p.settings.Pod.Tolerations)
+	}
 	if v.Phase == velerov2.PhaseAccepted {
 		if err := p.observeLocation(ctx); err != nil {
 			return err
 		}
 	}
 	return p.observeRepository(ctx) // also for a pod that replaces another one
-}
-
-func (p *pass) isClosed(nodes []*corev1.Node, name string) bool {
-	i := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.Name == name })
-	return i >= 0 && isClosed(nodes[i], p.settings.Pod.Tolerations)
 }
 
 func (p *pass) podKey() types.NamespacedName {
@@ -256,12 +253,7 @@ func (m *Mover) listNodes(ctx context.Context) ([]*corev1.Node, error) {
 // findNodeState returns the state of a node. That it is gone is believed of the API server alone: what runs on a node
 // that is gone is killed.
 func (m *Mover) findNodeState(ctx context.Context, cached []*corev1.Node, name string) (NodeState, error) {
-	i := slices.IndexFunc(cached, func(n *corev1.Node) bool { return n.Name == name })
-	if i >= 0 || name == "" {
-		var node *corev1.Node
-		if i >= 0 {
-			node = cached[i]
-		}
+	if node := nodeOfName(cached, name); node != nil || name == "" {
 		return stateOfNode(name, node), nil
 	}
 	node, err := reconcile.Find(ctx, m.Live, types.NamespacedName{Name: name}, &corev1.Node{})

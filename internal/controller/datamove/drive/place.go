@@ -38,63 +38,79 @@ type volumePlace struct {
 type survey struct {
 	*Mover
 	settings *settings.Settings
-	nodes    []*corev1.Node
-	storages map[datamove.Location]*storagePlace
+	// open are the nodes that take pods, and takers those of them that may take objects by the settings.
+	open, takers []*corev1.Node
+	storages     map[datamove.Location]*storagePlace
 }
 
-func (m *Mover) survey(ctx context.Context, current *settings.Settings) (*survey, error) {
+func (m *Mover) surveyNodes(ctx context.Context, current *settings.Settings) (*survey, error) {
 	nodes, err := m.listNodes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &survey{Mover: m, settings: current, nodes: nodes, storages: map[datamove.Location]*storagePlace{}}, nil
+	return m.newSurvey(nodes, current), nil
+}
+
+func (m *Mover) newSurvey(nodes []*corev1.Node, current *settings.Settings) *survey {
+	s := &survey{Mover: m, settings: current, storages: map[datamove.Location]*storagePlace{}}
+	s.open = nodesWhere(nodes, func(n *corev1.Node) bool { return takesPods(n, current.Pod.Tolerations) })
+	s.takers = nodesWhere(s.open, func(n *corev1.Node) bool { return current.PerNode(n.Labels) > 0 })
+	return s
+}
+
+// choice is the nodes that may run the pod of an object.
+type choice struct {
+	nodes []*corev1.Node
+	// reach: they reach the volume. Otherwise they are all that take pods, and the object says there what is wrong.
+	reach bool
+	// wait is how long to leave the object alone; 0: no time.
+	wait time.Duration
 }
 
 // nodesFor returns the nodes that may run the pod of an object: those that take pods and reach both its volume and the
-// storage of its location. If there is none that reaches them, it returns those that the exposure or the pod can say
-// on what is wrong. wait is how long to leave the object alone.
-func (s *survey) nodesFor(ctx context.Context, o client.Object, v *Object) ([]*corev1.Node, time.Duration, error) {
+// storage of its location, as far as there are any.
+func (s *survey) nodesFor(ctx context.Context, o client.Object, v *Object) (choice, error) {
 	volume, wait, err := s.placeOf(ctx, o, v)
 	if err != nil || wait > 0 {
-		return nil, wait, err
+		return choice{wait: wait}, err
 	}
-	storage, err := s.placeOfStorage(ctx, v)
+	storage, err := s.rememberedStorage(ctx, v)
 	if err != nil {
-		return nil, 0, err
+		return choice{}, err
 	}
-	nodes, _ := nodesFor(s.nodes, volume, storage, s.settings)
-	return nodes, 0, nil
+	return s.chooseNodes(volume, storage), nil
 }
 
-// nodesFor decides among the nodes. Nodes that take no object by the settings count only if no other one will do: then
-// the object waits for the settings. A volume that every node reaches goes to where the storage is, and a storage that
-// one node uses at a time has one node. reached says that they reach the volume.
-func nodesFor(nodes []*corev1.Node, volume volumePlace, storage *storagePlace, current *settings.Settings) (found []*corev1.Node, reached bool) {
+// chooseNodes decides among the nodes. Nodes that take no object by the settings count only if no other one will do:
+// then the object waits for the settings. A volume that every node reaches goes to where the storage is, and a storage
+// that one node uses at a time has one node.
+func (s *survey) chooseNodes(volume volumePlace, storage *storagePlace) choice {
 	reachesVolume := func(n *corev1.Node) bool { return selects(volume.nodes, n) }
 	reachesBoth := func(n *corev1.Node) bool { return reachesVolume(n) && storage.selects(n) }
-	from := nodesThatMayTake(nodes, current)
+	from := s.takers
 	if !slices.ContainsFunc(from, func(n *corev1.Node) bool {
 		return (volume.preferred || reachesVolume(n)) && storage.selects(n)
 	}) {
-		from = only(nodes, func(n *corev1.Node) bool { return takesPods(n, current.Pod.Tolerations) })
+		from = s.open
 	}
-	found = only(from, reachesBoth)
+	found := nodesWhere(from, reachesBoth)
 	if len(found) == 0 && volume.preferred {
-		found = only(from, storage.selects)
+		found = nodesWhere(from, storage.selects)
 	}
 	if len(found) == 0 {
-		if found = only(from, reachesVolume); len(found) == 0 {
-			return from, false
+		if found = nodesWhere(from, reachesVolume); len(found) == 0 {
+			return choice{nodes: from}
 		}
-		return found, true
+		return choice{nodes: found, reach: true}
 	}
-	if storage == nil || !storage.oneNode {
-		return found, true
+	if storage != nil && storage.oneNode {
+		found = []*corev1.Node{slices.MinFunc(found, compareNodes)}
 	}
-	return []*corev1.Node{slices.MinFunc(found, compareNodes)}, true
+	return choice{nodes: found, reach: true}
 }
 
-func only(nodes []*corev1.Node, fits func(*corev1.Node) bool) []*corev1.Node {
+// nodesWhere returns the nodes that fit.
+func nodesWhere(nodes []*corev1.Node, fits func(*corev1.Node) bool) []*corev1.Node {
 	var found []*corev1.Node
 	for _, n := range nodes {
 		if fits(n) {
@@ -104,15 +120,17 @@ func only(nodes []*corev1.Node, fits func(*corev1.Node) bool) []*corev1.Node {
 	return found
 }
 
-// nodesThatMayTake returns the nodes that take pods, and may take objects by the settings.
-func nodesThatMayTake(nodes []*corev1.Node, current *settings.Settings) []*corev1.Node {
-	return only(nodes, func(n *corev1.Node) bool {
-		return takesPods(n, current.Pod.Tolerations) && current.PerNode(n.Labels) > 0
-	})
+// nodeOfName returns the node of a name, or nil.
+func nodeOfName(nodes []*corev1.Node, name string) *corev1.Node {
+	i := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return nodes[i]
 }
 
-// freest returns the node with the most free places, or nil if none has one.
-func freest(nodes []*corev1.Node, free map[string]int) *corev1.Node {
+// freestNode returns the node with the most free places, or nil if none has one.
+func freestNode(nodes []*corev1.Node, free map[string]int) *corev1.Node {
 	var best *corev1.Node
 	for _, n := range nodes {
 		if free[n.Name] > 0 && (best == nil || free[n.Name] > free[best.Name]) {
@@ -122,8 +140,8 @@ func freest(nodes []*corev1.Node, free map[string]int) *corev1.Node {
 	return best
 }
 
-// places are the places that this process has given away, and its cache may not know yet. It is safe for concurrent
-// use.
+// places are the places that this process has given away, and that its cache may not know of yet. Whoever counts
+// places holds mu until those that it gives away are noted.
 type places struct {
 	mu    sync.Mutex
 	given map[types.UID]place
@@ -132,18 +150,16 @@ type places struct {
 type place struct {
 	node string
 	at   time.Time
-	// written: the object has it, whatever the cache knows. Otherwise nobody knows, or it is about to be written.
+	// written: the object in the API server has the place, even if the cache does not show it yet. Until then the write
+	// is still to come, or got no answer.
 	written bool
 }
 
 // placeMemory is how long a place counts that may not have been written.
 const placeMemory = time.Minute
 
-// count returns how many objects each node has a place for, and forgets what the cache knows by now. Without a place
-// are those that wait.
-func (p *places) count(objects []openObject, now time.Time) map[string]int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// countTaken returns how many places of each node are taken, and forgets what the cache knows by now.
+func (p *places) countTaken(objects []openObject, now time.Time) map[string]int {
 	taken := map[string]int{}
 	present := map[types.UID]bool{}
 	for i := range objects {
@@ -164,7 +180,7 @@ func (p *places) count(objects []openObject, now time.Time) map[string]int {
 	return taken
 }
 
-// nodeOf returns the node whose place an object has, or "". The caller holds p.mu.
+// nodeOf returns the node whose place an object has, or "".
 func (p *places) nodeOf(v *Object) string {
 	if given, ok := p.given[v.UID]; ok {
 		return given.node
@@ -175,35 +191,27 @@ func (p *places) nodeOf(v *Object) string {
 	return ""
 }
 
-// give notes that an object gets a place on a node; confirm that it has it, and takeBack that it does not.
-func (p *places) give(uid types.UID, node string, now time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// giveTo notes that an object is about to get a place on a node, markWritten that it has it, and takeBack that it does
+// not.
+func (p *places) giveTo(uid types.UID, node string, now time.Time) {
 	if p.given == nil {
 		p.given = map[types.UID]place{}
 	}
 	p.given[uid] = place{node: node, at: now}
 }
 
-func (p *places) confirm(uid types.UID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if given, ok := p.given[uid]; ok {
-		given.written = true
-		p.given[uid] = given
-	}
+func (p *places) markWritten(uid types.UID) {
+	given := p.given[uid]
+	given.written = true
+	p.given[uid] = given
 }
 
-func (p *places) takeBack(uid types.UID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.given, uid)
-}
+func (p *places) takeBack(uid types.UID) { delete(p.given, uid) }
 
 // freePlaces returns how many places are left on each node that may take objects.
-func freePlaces(s *survey, taken map[string]int) map[string]int {
+func (s *survey) freePlaces(taken map[string]int) map[string]int {
 	free := map[string]int{}
-	for _, n := range nodesThatMayTake(s.nodes, s.settings) {
+	for _, n := range s.takers {
 		if left := s.settings.PerNode(n.Labels) - taken[n.Name]; left > 0 {
 			free[n.Name] = left
 		}
@@ -214,23 +222,15 @@ func freePlaces(s *survey, taken map[string]int) map[string]int {
 // placeAgain gives an object whose node is lost or closed a place on another one that reaches its volume; "" if there
 // is none.
 func (p *pass) placeAgain(ctx context.Context) (string, error) {
-	p.placing.Lock()
-	defer p.placing.Unlock()
-	s, err := p.survey(ctx, &p.settings)
+	p.places.mu.Lock()
+	defer p.places.mu.Unlock()
+	s, err := p.surveyNodes(ctx, &p.settings)
 	if err != nil {
 		return "", err
 	}
-	volume, _, err := s.placeOf(ctx, p.object, &p.in.Object)
-	if err != nil {
+	may, err := s.nodesFor(ctx, p.object, &p.in.Object)
+	if err != nil || !may.reach {
 		return "", err
-	}
-	storage, err := s.placeOfStorage(ctx, &p.in.Object)
-	if err != nil {
-		return "", err
-	}
-	nodes, reached := nodesFor(s.nodes, volume, storage, s.settings)
-	if !reached {
-		return "", nil
 	}
 	objects, err := p.listOpen(ctx, &p.settings)
 	if err != nil {
@@ -238,33 +238,32 @@ func (p *pass) placeAgain(ctx context.Context) (string, error) {
 	}
 	uid, now := p.in.Object.UID, p.Clock.Now()
 	p.places.takeBack(uid) // of a pass whose write failed
-	node := freest(nodes, freePlaces(s, p.places.count(objects, now)))
+	node := freestNode(may.nodes, s.freePlaces(p.places.countTaken(objects, now)))
 	if node == nil {
 		return "", nil
 	}
-	p.places.give(uid, node.Name, now)
+	p.places.giveTo(uid, node.Name, now)
 	return node.Name, nil
 }
 
 // nodesElsewhere returns the nodes that the object's pod may run on if that is not the one whose place it has: because
 // that one does not reach the volume, or not the storage, and others reach both.
 func (p *pass) nodesElsewhere(ctx context.Context, volume *Volume) (*corev1.NodeSelector, error) {
-	s, err := p.survey(ctx, &p.settings)
+	nodes, err := p.listNodes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(s.nodes, func(n *corev1.Node) bool { return n.Name == p.in.Object.Driver })
-	if i < 0 {
+	self := nodeOfName(nodes, p.in.Object.Driver)
+	if self == nil {
 		return nil, nil //nolint:nilnil // the pod waits for its node
 	}
-	self := s.nodes[i]
-	storage, err := s.placeOfStorage(ctx, &p.in.Object)
+	storage, err := p.placeOfStorage(ctx, &p.in.Object)
 	if err != nil {
 		return nil, err
 	}
 	if storage != nil {
 		both := bothOf(volume.NodeAffinity, storage.nodes)
-		if !selects(both, self) && slices.ContainsFunc(s.nodes, func(n *corev1.Node) bool { return selects(both, n) }) {
+		if !selects(both, self) && slices.ContainsFunc(nodes, func(n *corev1.Node) bool { return selects(both, n) }) {
 			return both, nil
 		}
 	}
@@ -309,8 +308,8 @@ func (m *Mover) placeOf(ctx context.Context, o client.Object, v *Object) (volume
 	return volumePlace{}, 0, nil
 }
 
-// nodeOfMachine returns the node of the running machine whose disk a DataUpload moves, or "": its launcher need not send
-// the disk over the network.
+// nodeOfMachine returns the node of the running machine whose disk a DataUpload moves, or "": its launcher need not
+// send the disk over the network.
 func (m *Mover) nodeOfMachine(ctx context.Context, o *velerov2.DataUpload) (string, error) {
 	config := o.Spec.DataMoverConfig
 	if o.Spec.SnapshotType != velerov2.SnapshotMachineBackup || datamove.ReadsEndpoints(config) ||
@@ -347,7 +346,8 @@ type readNodes struct {
 // volumeMemory is how long it is remembered. The affinity of a volume does not change, but a name may be used again.
 const volumeMemory = 5 * time.Minute
 
-// nodesOf returns the nodes that reach a PersistentVolume; nil: all of them, or there is no such volume.
+// nodesOf returns the nodes that can reach a PersistentVolume. It is nil if every node can, and if there is no such
+// volume.
 func (n *volumeNodes) nodesOf(ctx context.Context, m *Mover, name string) (*corev1.NodeSelector, error) {
 	now := m.Clock.Now()
 	n.mu.Lock()
@@ -367,11 +367,11 @@ func (n *volumeNodes) nodesOf(ctx context.Context, m *Mover, name string) (*core
 	if volume.Spec.NodeAffinity != nil {
 		read.nodes = volume.Spec.NodeAffinity.Required
 	}
-	n.note(name, read)
+	n.remember(name, read)
 	return read.nodes, nil
 }
 
-func (n *volumeNodes) note(name string, read readNodes) {
+func (n *volumeNodes) remember(name string, read readNodes) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.of == nil {

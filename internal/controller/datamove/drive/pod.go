@@ -39,9 +39,9 @@ const (
 	tokenDirectory = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
 
-// scratchSize is that of the emptyDir of a pod without what the index takes: the cache of data and of metadata, and a
+// baseScratch is that of the emptyDir of a pod without what the index takes: the cache of data and of metadata, and a
 // journal.
-var scratchSize = resource.MustParse("2Gi")
+var baseScratch = resource.MustParse("2Gi")
 
 // podInput is what a mover pod follows from.
 type podInput struct {
@@ -171,9 +171,9 @@ func (in *podInput) job() datamove.Job {
 	return job
 }
 
-// scratch returns the size of the emptyDir.
-func (in *podInput) scratch() *resource.Quantity {
-	size := scratchSize.DeepCopy()
+// scratchSize returns the size of the emptyDir.
+func (in *podInput) scratchSize() *resource.Quantity {
+	size := baseScratch.DeepCopy()
 	size.Add(*resource.NewQuantity(datamove.IndexScratch(in.contents), resource.BinarySI))
 	return &size
 }
@@ -199,7 +199,7 @@ func (in *podInput) addVolumes(spec *corev1.PodSpec) {
 	}}}, corev1.VolumeMount{MountPath: datamove.AccessDirectory, ReadOnly: true})
 	mount(corev1.Volume{
 		Name:         "scratch",
-		VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: in.scratch()}},
+		VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: in.scratchSize()}},
 	},
 		corev1.VolumeMount{MountPath: datamove.CacheDirectory, SubPath: "cache"}, corev1.VolumeMount{MountPath: "/tmp", SubPath: "tmp"})
 	if in.volume.Endpoint != nil {

@@ -327,7 +327,7 @@ func TestPlaceOf_diskOfARunningMachineIsTheMachinesNode(t *testing.T) {
 	}
 }
 
-func TestNodesFor(t *testing.T) {
+func TestChooseNodes(t *testing.T) {
 	t.Parallel()
 	all := []string{"a", "b", "c", "d"}
 	onNodes := func(names ...string) *corev1.NodeSelector {
@@ -355,19 +355,40 @@ func TestNodesFor(t *testing.T) {
 			volume: volumePlace{nodes: onNodes("a")},
 			nodes:  []string{"b", "c"}, want: []string{"b", "c"},
 		},
-		"a storage of some nodes":                {storage: shelf(false, "b", "c"), want: []string{"b", "c"}},
-		"of one node at a time":                  {storage: shelf(true, "b", "c"), want: []string{first("b", "c")}},
-		"both":                                   {volume: volumePlace{nodes: onNodes("a", "b")}, storage: shelf(false, "b", "c"), want: []string{"b"}},
-		"both, one node at a time":               {volume: volumePlace{nodes: onNodes("a", "b", "c")}, storage: shelf(true, "b", "c", "d"), want: []string{first("b", "c")}},
-		"no node reaches both":                   {volume: volumePlace{nodes: onNodes("a")}, storage: shelf(true, "b"), want: []string{"a"}},
-		"a machine on the storage's node":        {volume: volumePlace{nodes: onNodes("b"), preferred: true}, storage: shelf(true, "b", "c"), want: []string{"b"}},
-		"a machine on another node":              {volume: volumePlace{nodes: onNodes("a"), preferred: true}, storage: shelf(false, "b", "c"), want: []string{"b", "c"}},
-		"on another node, a storage of one node": {volume: volumePlace{nodes: onNodes("a"), preferred: true}, storage: shelf(true, "b", "c"), want: []string{first("b", "c")}},
+		"a storage of some nodes": {storage: shelf(false, "b", "c"), want: []string{"b", "c"}},
+		"of one node at a time":   {storage: shelf(true, "b", "c"), want: []string{first("b", "c")}},
+		"both": {
+			volume:  volumePlace{nodes: onNodes("a", "b")},
+			storage: shelf(false, "b", "c"), want: []string{"b"},
+		},
+		"both, one node at a time": {
+			volume:  volumePlace{nodes: onNodes("a", "b", "c")},
+			storage: shelf(true, "b", "c", "d"), want: []string{first("b", "c")},
+		},
+		"no node reaches both": {
+			volume:  volumePlace{nodes: onNodes("a")},
+			storage: shelf(true, "b"), want: []string{"a"},
+		},
+		"a machine on the storage's node": {
+			volume:  volumePlace{nodes: onNodes("b"), preferred: true},
+			storage: shelf(true, "b", "c"), want: []string{"b"},
+		},
+		"a machine on another node": {
+			volume:  volumePlace{nodes: onNodes("a"), preferred: true},
+			storage: shelf(false, "b", "c"), want: []string{"b", "c"},
+		},
+		"on another node, a storage of one node": {
+			volume:  volumePlace{nodes: onNodes("a"), preferred: true},
+			storage: shelf(true, "b", "c"), want: []string{first("b", "c")},
+		},
 		"a machine on a node that takes no pods": {
 			volume: volumePlace{nodes: onNodes("a"), preferred: true},
 			nodes:  []string{"b", "c"}, want: []string{"b", "c"},
 		},
-		"a machine, and a storage that nobody uses": {volume: volumePlace{nodes: onNodes("a"), preferred: true}, storage: shelf(true, "e"), want: []string{"a"}},
+		"a machine, and a storage that nobody uses": {
+			volume:  volumePlace{nodes: onNodes("a"), preferred: true},
+			storage: shelf(true, "e"), want: []string{"a"},
+		},
 		"a volume and a storage whose node is closed": {
 			volume:  volumePlace{nodes: onNodes("a")},
 			storage: shelf(true, "a"), nodes: []string{"b"}, want: []string{"b"},
@@ -380,22 +401,23 @@ func TestNodesFor(t *testing.T) {
 			nodes = append(nodes, n)
 		}
 		current := settings.Default()
-		if got := namesOf(nodesFor(nodes, c.volume, c.storage, &current)); !slices.Equal(got, c.want) {
+		if got := namesOf((&Mover{}).newSurvey(nodes, &current).chooseNodes(c.volume, c.storage)); !slices.Equal(got,
+			c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
 }
 
-func namesOf(nodes []*corev1.Node, _ bool) []string {
+func namesOf(c choice) []string {
 	var names []string
-	for _, n := range nodes {
+	for _, n := range c.nodes {
 		names = append(names, n.Name)
 	}
 	return names
 }
 
 // Nodes that take no object by the settings must not keep objects that others may take.
-func TestNodesFor_takenByNodesWithPlacesFirst(t *testing.T) {
+func TestChooseNodes_takenByNodesWithPlacesFirst(t *testing.T) {
 	t.Parallel()
 	closed := node("closed", map[string]string{"name": "closed"})
 	closed.Spec.Unschedulable = true
@@ -443,9 +465,8 @@ func TestNodesFor_takenByNodesWithPlacesFirst(t *testing.T) {
 			busy.Name,
 		},
 	} {
-		s := &survey{settings: &current, nodes: nodes}
-		may, _ := nodesFor(nodes, c.volume, c.storage, &current)
-		got := freest(may, freePlaces(s, nil))
+		s := (&Mover{}).newSurvey(nodes, &current)
+		got := freestNode(s.chooseNodes(c.volume, c.storage).nodes, s.freePlaces(nil))
 		if (got == nil) != (c.want == "") || got != nil && got.Name != c.want {
 			t.Errorf("%s: %v, want %q", name, got, c.want)
 		}
@@ -488,12 +509,12 @@ func TestIsOurs(t *testing.T) {
 }
 
 // Objects go where the most places are free, so that they spread over the nodes.
-func TestFreest_spreads(t *testing.T) {
+func TestFreestNode_spreads(t *testing.T) {
 	t.Parallel()
 	nodes := []*corev1.Node{node("a", nil), node("b", nil), node("c", nil)}
 	free := map[string]int{"a": 2, "b": 2, "c": 1}
 	var got []string
-	for n := freest(nodes, free); n != nil; n = freest(nodes, free) {
+	for n := freestNode(nodes, free); n != nil; n = freestNode(nodes, free) {
 		got = append(got, n.Name)
 		free[n.Name]--
 	}
@@ -508,23 +529,23 @@ func TestPlaces_countWhatTheCacheDoesNotHaveYet(t *testing.T) {
 	waiting := openObject{view: Object{UID: "u1", Phase: velerov2.PhaseNew}}
 	taken := openObject{view: Object{UID: "u1", Phase: velerov2.PhaseAccepted, Driver: "a"}}
 	var p places
-	p.give("u1", "a", now)
-	p.confirm("u1")
+	p.giveTo("u1", "a", now)
+	p.markWritten("u1")
 	for _, step := range []struct {
 		object openObject
 		at     time.Time
 		want   int
 	}{{waiting, now.Add(2 * placeMemory), 1}, {taken, now, 1}, {waiting, now, 0}} {
-		if got := p.count([]openObject{step.object}, step.at)["a"]; got != step.want {
+		if got := p.countTaken([]openObject{step.object}, step.at)["a"]; got != step.want {
 			t.Errorf("%s: %d places taken, want %d", step.object.view.Phase, got, step.want)
 		}
 	}
-	p.give("u2", "b", now)
-	if p.count(nil, now); len(p.given) != 0 {
+	p.giveTo("u2", "b", now)
+	if p.countTaken(nil, now); len(p.given) != 0 {
 		t.Errorf("an object that is gone has a place: %v", p.given)
 	}
-	p.give("u1", "a", now)
-	if p.count([]openObject{waiting}, now.Add(2*placeMemory)); len(p.given) != 0 {
+	p.giveTo("u1", "a", now)
+	if p.countTaken([]openObject{waiting}, now.Add(2*placeMemory)); len(p.given) != 0 {
 		t.Errorf("a place that nobody took is kept: %v", p.given)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -37,8 +36,8 @@ type Mover struct {
 	// ObjectNamespaces are those whose objects are watched; nil: all. The settings say which of them are served.
 	ObjectNamespaces []string
 	Image            datamove.PodImage
-	// Cached reads what the package's cache has, Cluster claims and machines of all namespaces from that of the manager;
-	// Live reads from the API server.
+	// Cached reads what the package's cache has, Cluster claims and machines of all namespaces from that of the
+	// manager; Live reads from the API server.
 	Cached, Cluster client.Reader
 	Live            client.Reader
 	Writer          client.Writer
@@ -53,8 +52,6 @@ type Mover struct {
 	Clock    clock.PassiveClock
 	Log      logr.Logger
 
-	// placing is held while places are counted and given away.
-	placing sync.Mutex
 	places  places
 	volumes volumeNodes
 }
@@ -188,7 +185,10 @@ func (p *pass) act(ctx context.Context, a Action) error {
 	switch a {
 	case Place:
 		node, err := p.placeAgain(ctx)
-		p.in.Placed = &PlaceAnswer{Node: node, Err: err}
+		if err != nil {
+			return err
+		}
+		p.in.Placed = &node
 	case Expose:
 		answer, err := p.expose(ctx)
 		if apierrors.IsConflict(err) {

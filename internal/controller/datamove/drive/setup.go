@@ -35,8 +35,8 @@ const workers = 16
 // looks at them.
 const openIndex, isOpen = "open", "yes"
 
-// addMover adds the data mover m to mgr. It sets m.Cluster, to what mgr's cache has, and m.Cached and m.Settings.Cached, to
-// a cache of its own: that of mgr has other parts of the same kinds.
+// addMover adds the data mover m to mgr. It sets m.Cluster, to what mgr's cache has, and m.Cached and
+// m.Settings.Cached, to a cache of its own: that of mgr has other parts of the same kinds.
 func addMover(mgr ctrl.Manager, m *Mover) error {
 	objects, err := newCache(mgr, m)
 	if err != nil {

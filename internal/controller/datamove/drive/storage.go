@@ -33,13 +33,13 @@ func compareNodes(a, b *corev1.Node) int {
 	return bytes.Compare(x[:], y[:])
 }
 
-// placeOfStorage returns where the storage of an object's location can be used; nil if all nodes can.
-func (s *survey) placeOfStorage(ctx context.Context, v *Object) (*storagePlace, error) {
+// rememberedStorage is placeOfStorage, which it asks once for each location.
+func (s *survey) rememberedStorage(ctx context.Context, v *Object) (*storagePlace, error) {
 	at := datamove.Location{Namespace: v.Namespace, Name: v.Location}
 	if place, known := s.storages[at]; known {
 		return place, nil
 	}
-	place, err := s.Mover.placeOfStorage(ctx, v)
+	place, err := s.placeOfStorage(ctx, v)
 	if err == nil {
 		s.storages[at] = place
 	}

@@ -41,8 +41,8 @@ type candidate struct {
 
 // Reconcile takes what there are free places for.
 func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
-	t.placing.Lock()
-	defer t.placing.Unlock()
+	t.places.mu.Lock()
+	defer t.places.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, passTimeout)
 	defer cancel()
 	current := t.Settings.Current(ctx)
@@ -50,22 +50,22 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	s, err := t.survey(ctx, &current)
+	s, err := t.surveyNodes(ctx, &current)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	taken := t.places.count(objects, t.Clock.Now())
-	waiting, running := t.split(&current, objects)
-	t.measure(waiting, objects)
+	free := s.freePlaces(t.places.countTaken(objects, t.Clock.Now()))
+	waiting, running := t.findWaiting(&current, objects)
+	t.reportQueue(waiting, objects)
 	round := &round{
-		survey: s, free: freePlaces(s, taken), running: running, left: placesLeft(&current, running),
+		survey: s, free: free, running: running, left: placesLeft(&current, running),
 		again: takeInterval,
 	}
 	candidates, err := round.findCandidates(ctx, waiting)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := round.take(ctx, candidates); err != nil {
+	if err := round.takeInTurn(ctx, candidates); err != nil {
 		return reconcile.RetryConflict(ctrl.Result{}, err)
 	}
 	if len(round.refused) > 0 {
@@ -102,15 +102,15 @@ func placesLeft(current *settings.Settings, running map[string]int) int {
 	return left
 }
 
-// findCandidates returns the objects that a node with a free place may take. It reads nothing if there is no such node.
-// When the API server does not answer, those that were found until then are taken, and the others soon.
+// findCandidates returns the waiting objects for which a node has a free place. If no node has one, it makes no
+// requests. If the API server stops answering, the candidates found so far are taken now, and the rest soon.
 func (r *round) findCandidates(ctx context.Context, waiting []openObject) ([]candidate, error) {
 	if len(r.free) == 0 || r.left <= 0 {
 		return nil, nil
 	}
 	var found []candidate
 	for _, o := range waiting {
-		nodes, wait, err := r.nodesFor(ctx, o.object, &o.view)
+		may, err := r.nodesFor(ctx, o.object, &o.view)
 		switch {
 		case isAnswer(err):
 			r.refused = append(r.refused, err)
@@ -120,27 +120,27 @@ func (r *round) findCandidates(ctx context.Context, waiting []openObject) ([]can
 			r.Log.Error(err, "some objects are looked at later")
 			r.again = min(r.again, lookAgain)
 			return found, nil
-		case wait > 0:
-			r.again = min(r.again, wait)
-		case freest(nodes, r.free) != nil:
-			found = append(found, candidate{o, nodes})
+		case may.wait > 0:
+			r.again = min(r.again, may.wait)
+		case freestNode(may.nodes, r.free) != nil:
+			found = append(found, candidate{o, may.nodes})
 		}
 	}
 	return found, nil
 }
 
-// take takes candidates, in their turn, until no node that they may run on has a free place.
-func (r *round) take(ctx context.Context, candidates []candidate) error {
+// takeInTurn takes candidates, each in its turn, until no node that they may run on has a free place.
+func (r *round) takeInTurn(ctx context.Context, candidates []candidate) error {
 	for r.left > 0 && len(candidates) > 0 {
-		next := choose(contenders(candidates), r.running)
+		next := choose(candidates, r.running)
 		c := candidates[next]
 		candidates = slices.Delete(candidates, next, next+1)
-		node := freest(c.nodes, r.free)
+		node := freestNode(c.nodes, r.free)
 		if node == nil {
 			continue
 		}
-		r.places.give(c.view.UID, node.Name, r.Clock.Now())
-		took, err := r.Mover.take(ctx, c.object, node.Name)
+		r.places.giveTo(c.view.UID, node.Name, r.Clock.Now())
+		took, err := r.takeObject(ctx, c.object, node.Name)
 		refusal := new(refusedError)
 		switch refused := errors.As(err, &refusal); {
 		case err != nil && !refused:
@@ -152,21 +152,12 @@ func (r *round) take(ctx context.Context, candidates []candidate) error {
 			}
 			continue
 		}
-		r.places.confirm(c.view.UID)
+		r.places.markWritten(c.view.UID)
 		r.running[c.view.Tenant]++
 		r.free[node.Name]--
 		r.left--
 	}
 	return nil
-}
-
-func contenders(candidates []candidate) []Candidate {
-	list := make([]Candidate, len(candidates))
-	for i := range candidates {
-		v := &candidates[i].view
-		list[i] = Candidate{UID: v.UID, Tenant: v.Tenant, Created: v.Created}
-	}
-	return list
 }
 
 // refusedError is what the API server answers to the write of one object, such as for a policy. The others do not wait
@@ -184,9 +175,9 @@ func isAnswer(err error) bool {
 	return errors.As(err, &status) && !busy
 }
 
-// take gives an object a place on a node. It reports false if the object is not there to be taken any more. If it was
-// only written to, such as with what it waits for, it is still its turn: the next one is younger.
-func (m *Mover) take(ctx context.Context, o client.Object, node string) (bool, error) {
+// takeObject gives an object a place on a node. It reports false if the object is not there to be taken any more. If
+// it was only written to, such as with what it waits for, it is still its turn: the next one is younger.
+func (m *Mover) takeObject(ctx context.Context, o client.Object, node string) (bool, error) {
 	took, err := m.takeAsRead(ctx, o, node)
 	if !apierrors.IsConflict(err) {
 		return took, err
@@ -245,10 +236,8 @@ func isWaiting(v *Object) bool {
 	return v.Phase == velerov2.PhaseNew && v.Driver == "" && !v.Cancel && !v.Deleted
 }
 
-// split returns who waits, and how many objects of each namespace have a place.
-func (t *Taker) split(current *settings.Settings, objects []openObject) ([]openObject, map[string]int) {
-	t.places.mu.Lock()
-	defer t.places.mu.Unlock()
+// findWaiting returns who waits, and how many objects of each namespace have a place.
+func (t *Taker) findWaiting(current *settings.Settings, objects []openObject) ([]openObject, map[string]int) {
 	var waiting []openObject
 	running := map[string]int{}
 	for _, o := range objects {
@@ -263,8 +252,8 @@ func (t *Taker) split(current *settings.Settings, objects []openObject) ([]openO
 	return waiting, running
 }
 
-// measure sets how many objects of each kind wait and run.
-func (t *Taker) measure(waiting, objects []openObject) {
+// reportQueue tells the metrics how many objects of each kind wait and run.
+func (t *Taker) reportQueue(waiting, objects []openObject) {
 	for _, kind := range []datamove.Kind{datamove.Upload, datamove.Download} {
 		wait, running := 0, map[string]int{}
 		for i := range waiting {

@@ -481,7 +481,7 @@ func (w *world) targetOn(name string, annotations map[string]string) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Annotations: annotations},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: ptr.To("c"),
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: scratchSize}},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: baseScratch}},
 		},
 	})
 }

@@ -28,8 +28,8 @@ var crashTests = map[string]func(*world){
 
 var errCrash = errors.New("the process has died")
 
-// dyingWriter writes as the driver does, and fails at the write with the number last and at all that follow, as if the process had died
-// before that write, or, if answerLost, just after it. after is called after each write.
+// dyingWriter writes as the driver does, and fails at the write with the number last and at all that follow, as if
+// the process had died before that write, or, if answerLost, just after it. after is called after each write.
 type dyingWriter struct {
 	client.Writer
 	written, last int

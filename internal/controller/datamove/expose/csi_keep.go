@@ -14,9 +14,10 @@ import (
 // of a claim's latest restore point kept. That takes one durable step, which is the last of an upload's disposal: a label on the own
 // VolumeSnapshot. From then on it is the controller's (package keptsnapshot), which deletes it when it is of no more use.
 //
-// Before the label, a process that dies leaves the own VolumeSnapshot to its successor, as ever, and that one labels it, or deletes it. After
-// the label, the next call finds it, and has nothing to do. Whether the upload really ends as Completed is seen by the controller: it deletes
-// what was kept for any other. At every moment the snapshot has its one content, with the policy Delete.
+// Before the label, a process that dies leaves the own VolumeSnapshot to its successor, as ever, and that one labels
+// it, or deletes it. After the label, the next call finds it, and has nothing to do. Whether the upload really ends
+// as Completed is seen by the controller: it deletes what was kept for any other. At every moment the snapshot has
+// its one content, with the policy Delete.
 
 // keepOwn labels the own VolumeSnapshot if it is to be kept, and reports whether it is.
 func (e *CSI) keepOwn(ctx context.Context, s *snapshotState) (bool, error) {

@@ -138,7 +138,8 @@ func keepsNothingElse(w *world) {
 	}
 }
 
-// crashKept kills the driver at every write of an upload whose snapshot is kept. Its successor keeps it, once and whole.
+// crashKept kills the driver at every write of an upload whose snapshot is kept. Its successor keeps it, once and
+// whole.
 func crashKept(w *world, answerLost bool) {
 	atEveryWrite(w, answerLost, func(w *world, writer *dyingWriter) {
 		w.keeping()

@@ -60,8 +60,9 @@ func hasNoService(err error) bool {
 	return errors.Is(err, errclass.NotFound) || errors.Is(err, errclass.Invalid) || apierrors.IsForbidden(err)
 }
 
-// findService is csichanges.FindService for the driver of the snapshot. An API server that does not answer is asked again, and since when it
-// does not is noted on the DataUpload: no process that goes on begins anew. After lookupPatience the error is errclass.NotFound.
+// findService is csichanges.FindService for the driver of the snapshot. An API server that does not answer is asked
+// again, and since when it does not is noted on the DataUpload: no process that goes on begins anew. After
+// lookupPatience the error is errclass.NotFound.
 func (e *CSI) findService(ctx context.Context, s *snapshotState) (*csichanges.Service, error) {
 	lookup, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()

@@ -143,7 +143,8 @@ func (w *world) failsToExpose(u *upload) {
 	w.Fatal("it does not fail")
 }
 
-// What holds up an upload for ever is worse than reading the whole volume. Each call is by another process, so to speak: they have no memory.
+// What holds up an upload for ever is worse than reading the whole volume. Each call is by another process, so to
+// speak: they have no memory.
 func metadataUnanswered(w *world) {
 	w.announce(serviceSpec("PEM"))
 	w.failLookups()

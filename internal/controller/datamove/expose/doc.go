@@ -1,6 +1,7 @@
-// Package expose makes the volume of a DataUpload or a DataDownload accessible to a mover pod, hands a restored volume to the claim
-// that waits for it, and disposes of everything that was made. CSI does so for snapshots, Restore for restored volumes. Two make nothing:
-// Endpoints is for disks of pull backups that somebody else makes, Tunnel for disks of running machines.
+// Package expose makes the volume of a DataUpload or a DataDownload accessible to a mover pod, hands a restored
+// volume to the claim that waits for it, and disposes of everything that was made. CSI does so for snapshots, Restore
+// for restored volumes. Two make nothing: Endpoints is for disks of pull backups that somebody else makes, Tunnel for
+// disks of running machines.
 //
 // Each call is one step: it reads what there is, makes or removes what can be made or removed now, and returns what it waits for. No
 // call blocks, each may be repeated, and the next may come from another process after a crash between any two requests to the API
@@ -25,8 +26,8 @@
 // The pod must be gone before Finish and Dispose can end, because a claim stays while a pod uses it.
 package expose
 
-// What exposing needs of the API server. Names are not known before, so no rule can name them: who has the controller's token
-// can delete any snapshot, and give any volume to any claim.
+// What exposing needs of the API server. Names are not known before, so no rule can name them: who has the
+// controller's token can delete any snapshot, and give any volume to any claim.
 //
 // +kubebuilder:rbac:groups=snapshot.storage.k8s.io,resources=volumesnapshots,verbs=get;delete
 // +kubebuilder:rbac:groups=snapshot.storage.k8s.io,resources=volumesnapshots,namespace=varve,verbs=create;patch

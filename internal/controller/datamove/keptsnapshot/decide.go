@@ -77,7 +77,8 @@ func spareInUse(all []candidate, why []string) {
 	}
 }
 
-// whyUseless says why nobody can use a snapshot, or "". An upload that has not ended is driven, and may still have it deleted.
+// whyUseless says why nobody can use a snapshot, or "". An upload that has not ended is driven, and may still have it
+// deleted.
 func (c *candidate) whyUseless() string {
 	switch {
 	case c.unreadable:

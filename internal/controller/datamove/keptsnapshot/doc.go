@@ -1,9 +1,10 @@
 // Package keptsnapshot deletes the CSI snapshots that were kept for incremental uploads, when they are of no more use.
 //
-// The driver keeps the snapshot of an upload by a label on the VolumeSnapshot in Varve's namespace (datamove.LabelKeptSnapshot), as the last step of
-// the upload's disposal. From then on the VolumeSnapshot is this controller's alone. The controller has no memory: each look lists what is
-// labelled, and reads anew what each is kept for. So whatever died, and whatever was deleted while it was away, the next look finds what is
-// left. There is a look at its start, after each DataUpload that ends or goes, and every minute.
+// The driver keeps the snapshot of an upload by a label on the VolumeSnapshot in Varve's namespace
+// (datamove.LabelKeptSnapshot), as the last step of the upload's disposal. From then on the VolumeSnapshot is this
+// controller's alone. The controller has no memory: each look lists what is labelled, and reads anew what each is
+// kept for. So whatever died, and whatever was deleted while it was away, the next look finds what is left. There is
+// a look at its start, after each DataUpload that ends or goes, and every minute.
 //
 // A snapshot stays as long as its DataUpload is Completed and not deleted, its claim is there, the setting of its StorageClass asks for it, and
 // its driver announces a SnapshotMetadata service. Of several for one claim and repository, that of the upload that completed last stays. The

@@ -80,7 +80,8 @@ func (r *reconciler) remove(ctx context.Context, o *snapshotv1.VolumeSnapshot, w
 	return nil
 }
 
-// settings returns those that hold now, or nil if they cannot be read by anybody: then the driver keeps to those that it had.
+// settings returns those that hold now, or nil if they cannot be read by anybody: then the driver keeps to those that
+// it had.
 func (r *reconciler) settings(ctx context.Context) (*settings.Settings, error) {
 	m, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: r.Namespace, Name: settings.ConfigMap}, &corev1.ConfigMap{})
 	if err != nil {

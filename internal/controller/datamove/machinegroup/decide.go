@@ -19,8 +19,8 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// lifetime is how long the backup of a group lasts after its birth, and after each time that it was extended because its
-// DataUploads moved data. It ends a group whose DataUploads move nothing.
+// lifetime is how long the backup of a group lasts after its birth, and after each time that it was extended because
+// its DataUploads moved data. It ends a group whose DataUploads move nothing.
 const lifetime = 24 * time.Hour
 
 // verdict is what is to be done about a group.
@@ -50,7 +50,8 @@ type member struct {
 	// backup is the UID of the backup that its exposer has seen, or "". moved: its restore point is published.
 	backup types.UID
 	moved  bool
-	// served: the settings say that Varve serves it. One that is taken goes on without that; a backup is not made for it.
+	// served: the settings say that Varve serves it. One that is taken goes on without that; a backup is not made for
+	// it.
 	served bool
 }
 
@@ -192,7 +193,7 @@ func decideLife(g *group) decision {
 	case b.Status.Phase != backupv1.BackupServing:
 		return decision{verdict: wait, reason: "the point in time is not fixed yet"}
 	}
-	if ttl, moved := extension(g); ttl > 0 {
+	if ttl, moved := extensionOf(g); ttl > 0 {
 		return decision{
 			verdict: extend, ttl: ttl, moved: moved,
 			reason: fmt.Sprintf("its DataUploads have moved %d bytes", moved),
@@ -201,9 +202,10 @@ func decideLife(g *group) decision {
 	return decision{verdict: serve}
 }
 
-// extension returns how long the backup is to last from its birth, and what its DataUploads have moved; 0: as it is. A
-// disk of 64 TiB takes days, and what is moved must not be lost for that. Somebody who has set a shorter time keeps it.
-func extension(g *group) (ttl time.Duration, moved int64) {
+// extensionOf returns how long the backup is to last from its birth, and what its DataUploads have moved; 0: as it
+// is. A disk of 64 TiB takes days, and what is moved must not be lost for that. Somebody who has set a shorter time
+// keeps it.
+func extensionOf(g *group) (ttl time.Duration, moved int64) {
 	age := g.now.Sub(g.backup.CreationTimestamp.Time)
 	total := g.backup.Spec.Lifetime()
 	if total < lifetime || total-age > lifetime/2 {

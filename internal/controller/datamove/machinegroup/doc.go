@@ -1,11 +1,11 @@
 // Package machinegroup backs a running machine up for the DataUploads of its disks: one VirtualMachineBackup for each group of DataUploads, so
 // that all of them store one moment.
 //
-// The driver (package drive) makes the mover pods; this controller makes the backup, named after the group, once all DataUploads of the
-// group exist and one of them is taken. It gives each mover pod its Secret, and tells the launcher where the pods are, in
-// status.pullTunnels. When the restore points of all disks are published, it marks the backup as stored and deletes it, which is a success
-// and moves the tracker. When every DataUpload has ended and one of them did not store its disk, it deletes the backup without the mark: the
-// backup fails, and the tracker stays.
+// The driver (package drive) makes the mover pods; this controller makes the backup, named after the group, once all
+// DataUploads of the group exist and one of them is taken. It gives each mover pod its Secret, and tells the launcher
+// where the pods are, in status.pullTunnels. When the restore points of all disks are published, it marks the backup
+// as stored and deletes it, which is a success and moves the tracker. When every DataUpload has ended and one of them
+// did not store its disk, it deletes the backup without the mark: the backup fails, and the tracker stays.
 //
 // A group is one of its DataUploads' namespace, of its name, and of the machine's namespace: DataUploads of another machine's namespace are
 // another group's.

@@ -75,7 +75,7 @@ func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Resu
 		}
 		return ctrl.Result{RequeueAfter: lookEvery}, nil
 	case extend:
-		return r.extend(ctx, g, &d)
+		return r.extendBackup(ctx, g, &d)
 	case markStored:
 		marked := g.backup.DeepCopy()
 		if marked.Annotations == nil {
@@ -103,8 +103,8 @@ func (r *reconciler) apply(ctx context.Context, g *group, d decision) (ctrl.Resu
 	return ctrl.Result{}, nil
 }
 
-// extend lets the backup of a group last longer.
-func (r *reconciler) extend(ctx context.Context, g *group, d *decision) (ctrl.Result, error) {
+// extendBackup lets the backup of a group last longer.
+func (r *reconciler) extendBackup(ctx context.Context, g *group, d *decision) (ctrl.Result, error) {
 	extended := g.backup.DeepCopy()
 	metav1.SetMetaDataAnnotation(&extended.ObjectMeta, layout.AnnotationMovedBytes, strconv.FormatInt(d.moved, 10))
 	extended.Spec.TTL, extended.Spec.TTLDuration = &metav1.Duration{Duration: d.ttl}, nil

@@ -24,7 +24,8 @@ import (
 )
 
 const (
-	// soon is when a pod is looked at again that is about to be made, or that has no address yet. Mover pods are not watched.
+	// soon is when a pod is looked at again that is about to be made, or that has no address yet. Mover pods are not
+	// watched.
 	soon = time.Second
 	// lookEvery is how often Secrets and addresses are looked at while the pods live.
 	lookEvery = 30 * time.Second

@@ -36,9 +36,12 @@ func TestWatch_missesNothingButProgress(t *testing.T) {
 			func(o *velerov2.DataUpload) { o.Finalizers = []string{datamove.Finalizer} }, true,
 		},
 		"a deletion": {nil, func(o *velerov2.DataUpload) { o.DeletionTimestamp = &metav1.Time{Time: now} }, true},
-		"a group":    {nil, func(o *velerov2.DataUpload) { o.Spec.DataMoverConfig[datamove.ConfigGroup] = "other" }, true},
-		"a mover":    {nil, func(o *velerov2.DataUpload) { o.Spec.DataMover = "other" }, true},
-		"a machine":  {nil, func(o *velerov2.DataUpload) { o.Spec.SourceNamespace = "other" }, true},
+		"a group": {
+			nil, func(o *velerov2.DataUpload) { o.Spec.DataMoverConfig[datamove.ConfigGroup] = "other" },
+			true,
+		},
+		"a mover":   {nil, func(o *velerov2.DataUpload) { o.Spec.DataMover = "other" }, true},
+		"a machine": {nil, func(o *velerov2.DataUpload) { o.Spec.SourceNamespace = "other" }, true},
 	} {
 		before := disksOf("root").members[0].upload
 		before.Spec.SnapshotType = velerov2.SnapshotMachineBackup

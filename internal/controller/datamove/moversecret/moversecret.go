@@ -2,8 +2,8 @@
 // namespace, and belongs to the pod, so that it is there no longer than the pod. The driver makes the pods, and reads
 // no Secrets.
 //
-// It also says which DataUploads are followed: those that Varve serves by its settings, and that are taken. All of it reads from the
-// API server, and everything can be repeated.
+// It also says which DataUploads are followed: those that Varve serves by its settings, and that are taken. All of it
+// reads from the API server, and everything can be repeated.
 package moversecret
 
 import (

@@ -62,8 +62,8 @@ func TestControlPlane(t *testing.T) {
 	})
 }
 
-// world is Varve's namespace and Velero's, with a location and the repository of the namespace shop. The tests play handlers, the Job
-// controller and kubelets.
+// world is Varve's namespace and Velero's, with a location and the repository of the namespace shop. The tests play
+// the driver, the Job controller and kubelets.
 type world struct {
 	*testing.T
 	ns, velero string
@@ -159,7 +159,7 @@ func (w *world) create(o client.Object) {
 	}
 }
 
-// upload makes a completed DataUpload of a backup, as a handler leaves it. Nobody plays its handler.
+// upload makes a completed DataUpload of a backup, as the driver leaves it. Nobody plays the driver.
 func (w *world) upload(name, backup string, edit ...func(*velerov2.DataUpload)) *velerov2.DataUpload {
 	w.Helper()
 	o := &velerov2.DataUpload{
@@ -222,7 +222,7 @@ func (w *world) says(o *velerov2.DataUpload, state datamove.DeletionState, text 
 	return d
 }
 
-// release plays the handler of DataUploads that are deleted: their finalizer goes when nothing is waited for.
+// release plays the driver of DataUploads that are deleted: their finalizer goes when nothing is waited for.
 func (w *world) release(uploads ...*velerov2.DataUpload) {
 	w.Helper()
 	for _, o := range uploads {

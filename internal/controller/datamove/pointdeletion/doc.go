@@ -1,8 +1,10 @@
 // Package pointdeletion has the restore points of deleted DataUploads deleted, by Jobs, and takes part in the deletion of Velero's backups.
 //
-// The driver's finalizer keeps a DataUpload that is deleted and has a restore point, or may have one: its mover had begun. The controller says on it, in datamove.AnnotationPointDeletion, how far
-// the deletion of its restore point is: it waits, with the reason; it is done; or the restore point is left, and nobody waits for it. One Job
-// for a repository at a time deletes up to datamove.DeletionLimit restore points: nobody but the pods of Jobs has access to repositories.
+// The driver's finalizer keeps a DataUpload that is deleted and has a restore point, or may have one because its
+// mover had begun. The controller says on it, in datamove.AnnotationPointDeletion, how far the deletion of its
+// restore point is: it waits, with the reason; it is done; or the restore point is left, and nobody waits for it. One
+// Job for a repository at a time deletes up to datamove.DeletionLimit restore points: nobody but the pods of Jobs has
+// access to repositories.
 //
 // A restore point is deleted for the DataUpload that made it, which its ID says, or for a DeleteBackupRequest, whose backup it belongs to by
 // its own labels. It is kept while its backup is in the location, while another DataUpload refers to it, and while it is pinned or locked. What

@@ -31,8 +31,8 @@ func isWanted(o *velerov2.DataUpload) bool {
 	return (waiting || d.ForBackup) && !d.Over()
 }
 
-// mayHavePoint says that a DataUpload that has ended has a restore point, or may have one that nobody knows of: its mover
-// had begun.
+// mayHavePoint says that a DataUpload has ended with a restore point, or after its mover had begun: such a mover may
+// have published one without being able to say so.
 func mayHavePoint(o *velerov2.DataUpload) bool {
 	return o.Status.Phase == velerov2.PhaseCompleted || o.Status.Phase.Ended() && o.Status.StartTimestamp != nil
 }
@@ -63,7 +63,8 @@ func viewOf(o *velerov2.DataUpload) upload {
 	u := upload{
 		NamespacedName: client.ObjectKeyFromObject(o), UID: o.UID, SnapshotID: snapshotIDOf(o),
 		Repository: o.Status.DataMoverResult[datamove.ResultRepository],
-		Backup:     o.Labels[datamove.LabelBackupName], BackupUID: o.Labels[datamove.LabelBackupUID], Deletion: datamove.PointDeletionOf(o),
+		Backup:     o.Labels[datamove.LabelBackupName], BackupUID: o.Labels[datamove.LabelBackupUID],
+		Deletion: datamove.PointDeletionOf(o),
 	}
 	for to, from := range map[*time.Time]*metav1.Time{&u.Deleted: o.DeletionTimestamp, &u.Completed: o.Status.CompletionTimestamp} {
 		if from != nil {
@@ -153,25 +154,24 @@ func (r *repositories) readJob(ctx context.Context, in *input, repository string
 
 // readEnd reads what the pod of a Job said at its end, if it has ended.
 func (r *repositories) readEnd(ctx context.Context, state *jobState, job *batchv1.Job) error {
-	for _, c := range job.Status.Conditions {
-		if c.Status != corev1.ConditionTrue || c.Type != batchv1.JobComplete && c.Type != batchv1.JobFailed {
-			continue
+	c := backuprepository.EndOf(job)
+	if c == nil {
+		return nil
+	}
+	state.Ended = true
+	words, err := backuprepository.LastWords(ctx, r.live, job)
+	if err != nil {
+		return err
+	}
+	if c.Type == batchv1.JobFailed {
+		if state.Failure = words; words == "" {
+			state.Failure = c.Reason + ": " + c.Message
 		}
-		state.Ended = true
-		words, err := backuprepository.LastWords(ctx, r.live, job)
-		if err != nil {
-			return err
-		}
-		if c.Type == batchv1.JobFailed {
-			if state.Failure = words; words == "" {
-				state.Failure = c.Reason + ": " + c.Message
-			}
-			break
-		}
-		// Without its report nobody knows what was kept.
-		if state.Report, err = datamove.DecodeDeletionReport(words); err != nil {
-			state.Failure = err.Error()
-		}
+		return nil
+	}
+	// Without its report nobody knows what was kept.
+	if state.Report, err = datamove.DecodeDeletionReport(words); err != nil {
+		state.Failure = err.Error()
 	}
 	return nil
 }

@@ -224,8 +224,8 @@ func TestIsWanted(t *testing.T) {
 	}
 }
 
-// An upload that ended on a node that was cut off does not know whether it published its restore point, and that has the
-// ID of its UID.
+// An upload that ended on a node that was cut off does not know whether it published its restore point, and that has
+// the ID of its UID.
 func TestViewOf_knowsTheRestorePointThatMayBeThere(t *testing.T) {
 	t.Parallel()
 	o := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{UID: "0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a"}}

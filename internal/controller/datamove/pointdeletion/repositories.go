@@ -186,7 +186,8 @@ func (r *repositories) makeJob(ctx context.Context, repository *velerov1.BackupR
 	return nil
 }
 
-// makeRepository makes the BackupRepository again, as handlers do. Its controller finds the repository that is there.
+// makeRepository makes the BackupRepository again, as the driver does. Its controller finds the repository that is
+// there.
 func (r *repositories) makeRepository(ctx context.Context, in *input) error {
 	id, err := datamove.ParseSnapshotID(in.Uploads[0].SnapshotID)
 	for i := 1; err != nil && i < len(in.Uploads); i++ {
