@@ -64,7 +64,8 @@ for object in "$@"; do
 	apply -f "$object"
 done
 # What earlier versions installed and this one has no more: their handlers drove data movements, with rights for that.
-"$kubectl" -n varve delete role/varve-handler rolebinding/varve-handler lease/varve-data-mover --ignore-not-found >/dev/null
+"$kubectl" -n varve delete role/varve-handler rolebinding/varve-handler lease/varve-data-mover \
+	--ignore-not-found >/dev/null
 for kind in validatingadmissionpolicybinding validatingadmissionpolicy; do
 	"$kubectl" delete $kind varve-handler-data-movements varve-handler-pods --ignore-not-found >/dev/null
 done

@@ -98,7 +98,8 @@ func TestVelero_keepsItsKindsAndObjects(t *testing.T) {
 	s.installCRDs(controlplane.SnapshotCRDs(t.Context()))
 	before := s.versions()
 	rights := []string{"-n", "varve", "role/varve-handler", "rolebinding/varve-handler"}
-	s.mustRun("", s.kubectl, "create", "namespace", "varve") // as an earlier version had it, whose handlers drove data movements
+	// As an earlier version had it, whose handlers drove data movements.
+	s.mustRun("", s.kubectl, "create", "namespace", "varve")
 	s.mustRun("", s.kubectl, "-n", "varve", "create", "role", "varve-handler", "--verb=create", "--resource=pods")
 	s.mustRun("", s.kubectl, "-n", "varve", "create", "rolebinding", "varve-handler", "--role=varve-handler",
 		"--serviceaccount=varve:varve-handler")

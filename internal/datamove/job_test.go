@@ -70,7 +70,9 @@ func TestJob_survivesItsEncoding(t *testing.T) {
 		[]time.Duration{time.Hour, 4 * time.Hour}) {
 		t.Errorf("they wait for the storage for %v", got)
 	}
-	for _, j := range []Job{uploadJob(), downloadJob(), patient, tunnelJob(), defined, endpointJob(), exportJob(), snapshotJob()} {
+	for _, j := range []Job{
+		uploadJob(), downloadJob(), patient, tunnelJob(), defined, endpointJob(), exportJob(), snapshotJob(),
+	} {
 		got, err := DecodeJob(j.Encode())
 		if err != nil || !cmp.Equal(got, j) {
 			t.Errorf("%v: %s", err, cmp.Diff(got, j))

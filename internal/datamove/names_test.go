@@ -33,7 +33,10 @@ func TestNames_fitAndAreDistinct(t *testing.T) {
 	// A slash separates what a hash has: no two repositories share one.
 	check(RepositoryName("a", Location{Namespace: "b", Name: "c-d"}))
 	check(RepositoryName("a", Location{Namespace: "b-c", Name: "d"}))
-	for _, key := range []string{Finalizer, LabelObject, LabelRepository, AnnotationOwner, AnnotationReport, AnnotationNote, AnnotationExposed, LabelUploadName, LabelUploadNamespace, AnnotationGroup} {
+	for _, key := range []string{
+		Finalizer, LabelObject, LabelRepository, AnnotationOwner, AnnotationReport, AnnotationNote, AnnotationExposed,
+		LabelUploadName, LabelUploadNamespace, AnnotationGroup,
+	} {
 		if msgs := validation.IsQualifiedName(key); len(msgs) > 0 {
 			t.Errorf("%q: %v", key, msgs)
 		}

@@ -10,7 +10,8 @@ import (
 
 func TestNote_survivesItsEncoding(t *testing.T) {
 	t.Parallel()
-	for _, n := range []Note{{Pod: "p"}, {Pod: "p", Waiting: "for \"it\"", Since: metav1.NewTime(time.Unix(1_700_000_000, 0))}} {
+	since := metav1.NewTime(time.Unix(1_700_000_000, 0))
+	for _, n := range []Note{{Pod: "p"}, {Pod: "p", Waiting: "for \"it\"", Since: since}} {
 		if got, err := DecodeNote(n.Encode()); err != nil || !cmp.Equal(got, n) {
 			t.Errorf("%v: %s", err, cmp.Diff(got, n))
 		}

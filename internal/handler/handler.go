@@ -117,7 +117,9 @@ func Run(ctx context.Context, o Options) (err error) {
 // newManager returns a manager without leader election whose caches hold only this node's objects.
 func newManager(o Options) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
-	for _, f := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, vmsnapshotv1.AddToScheme} {
+	for _, f := range []func(*runtime.Scheme) error{
+		clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, vmsnapshotv1.AddToScheme,
+	} {
 		if err := f(scheme); err != nil {
 			return nil, err
 		}

@@ -32,7 +32,10 @@ func WithLease(ctx context.Context, r *repository.Repository, id string, warn fu
 
 // withLease is WithLease with other limits. abandoned is called when the end of a lease that was abandoned has come;
 // it may be nil.
-func withLease(ctx context.Context, r *repository.Repository, id string, limits leaseLimits, abandoned func(), warn func(error), f func() error) error {
+func withLease(
+	ctx context.Context, r *repository.Repository, id string, limits leaseLimits, abandoned func(), warn func(error),
+	f func() error,
+) error {
 	if r.ReadOnly() {
 		return f()
 	}

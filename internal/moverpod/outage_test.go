@@ -206,7 +206,8 @@ func (p *pod) waitForNote(t *testing.T, reason string) {
 	t.Helper()
 	wait.Until(t, time.Minute, "a note on the object", func() bool { _, ok := p.api.note(t); return ok })
 	note, _ := p.api.note(t)
-	if want := "waiting for the storage since " + note.Since.UTC().Format("15:04:05") + " UTC: " + reason; !strings.HasPrefix(note.Waiting, want) || note.Pod != p.PodUID {
+	want := "waiting for the storage since " + note.Since.UTC().Format("15:04:05") + " UTC: " + reason
+	if !strings.HasPrefix(note.Waiting, want) || note.Pod != p.PodUID {
 		t.Errorf("note %+v, want %q", note, want)
 	}
 }
@@ -355,7 +356,8 @@ func TestOutage_noteOfADeadProcessGoes(t *testing.T) {
 	s := newSite(t)
 	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
 	p.api.change(func(o map[string]any) {
-		o["metadata"].(map[string]any)["annotations"] = map[string]any{datamove.AnnotationNote: datamove.Note{Pod: "pod-1", Waiting: "waiting"}.Encode()}
+		note := datamove.Note{Pod: "pod-1", Waiting: "waiting"}
+		o["metadata"].(map[string]any)["annotations"] = map[string]any{datamove.AnnotationNote: note.Encode()}
 	})
 	p.run(t, datamove.Succeeded)
 	if note, ok := p.api.note(t); ok {

@@ -83,7 +83,9 @@ func TestProgress_writesANoteAtOnce(t *testing.T) {
 		stop := p.start(t.Context())
 		over := make(chan struct{})
 		time.AfterFunc(time.Minute, func() { close(over) })
-		for at, note := range map[time.Duration]string{30500 * time.Millisecond: "refused", 32500 * time.Millisecond: "timeout", 50500 * time.Millisecond: ""} {
+		for at, note := range map[time.Duration]string{
+			30500 * time.Millisecond: "refused", 32500 * time.Millisecond: "timeout", 50500 * time.Millisecond: "",
+		} {
 			time.AfterFunc(at, func() { p.setNote(note) })
 		}
 		<-over

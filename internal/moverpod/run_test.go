@@ -211,7 +211,9 @@ func TestCancel_whileDataMoves(t *testing.T) {
 
 // A cancel, a deletion or an interruption comes while the restore point is being published. It is published, so the
 // mover reports it: otherwise nobody would know of it, and nobody would delete it.
-func TestCancel_comesTooLateForAPublishedPoint(t *testing.T) { //nolint:paralleltest // the failpoint is that of all sessions
+//
+//nolint:paralleltest // the failpoint is that of all sessions
+func TestCancel_comesTooLateForAPublishedPoint(t *testing.T) {
 	for name, stop := range map[string]func(a *fakeAPI, interrupt func()){
 		"canceled": func(a *fakeAPI, _ func()) { a.cancel() },
 		"deleted": func(a *fakeAPI, _ func()) {

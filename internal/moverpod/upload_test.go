@@ -201,7 +201,9 @@ func TestUpload_blockSizeBySize(t *testing.T) {
 		})
 	}
 	// No file system of a test machine has files of 16 TiB.
-	for bytes, want := range map[int64]int64{2*tib - 1: kib256, 2 * tib: mib, 16*tib - 1: mib, 16 * tib: 4 * mib, 64 * tib: 4 * mib} {
+	for bytes, want := range map[int64]int64{
+		2*tib - 1: kib256, 2 * tib: mib, 16*tib - 1: mib, 16 * tib: 4 * mib, 64 * tib: 4 * mib,
+	} {
 		if got := repository.BlockBytesFor(bytes); got != want {
 			t.Errorf("a disk of %d bytes gets blocks of %d, want %d", bytes, got, want)
 		}
@@ -213,7 +215,8 @@ func TestUpload_refusesABlockSize(t *testing.T) {
 	s := newSite(t)
 	p := s.newPod(t, newUpload(corev1.PersistentVolumeBlock), newDevice(t, mib))
 	p.api.askBlockSize("3MiB")
-	p.fails(t, `spec.dataMoverConfig: blockSize: invalid: block size "3MiB": 256KiB, 1MiB, 4MiB are offered`, "make the DataUpload again")
+	p.fails(t, `spec.dataMoverConfig: blockSize: invalid: block size "3MiB": 256KiB, 1MiB, 4MiB are offered`,
+		"make the DataUpload again")
 }
 
 func (a *fakeAPI) askBlockSize(asked string) {

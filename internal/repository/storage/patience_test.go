@@ -181,7 +181,8 @@ func TestIsUnavailable(t *testing.T) {
 		{errRefused, true},
 		{request(&net.OpError{Op: "read", Err: syscall.ECONNRESET}), true},
 		{request(io.EOF), true},
-		{request(errors.New("Connection closed by foreign host http://x. Retry again.")), true}, // as the S3 client says it
+		// As the S3 client says it.
+		{request(errors.New("Connection closed by foreign host http://x. Retry again.")), true},
 		{request(http.ErrSchemeMismatch), false},
 		{request(&net.OpError{Op: "remote error", Err: errors.New("tls: handshake failure")}), false},
 		{&url.Error{Op: "parse", URL: ":", Err: errors.New("missing protocol scheme")}, false},

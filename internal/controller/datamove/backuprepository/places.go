@@ -122,7 +122,9 @@ func (p *JobPlaces) forgetAbsent(busy map[string]bool, now time.Time) {
 }
 
 // repositoriesWithJobs returns the repositories that have a Job which has not ended.
-func (p *JobPlaces) repositoriesWithJobs(ctx context.Context, cached client.Reader, namespace string) (map[string]bool, error) {
+func (p *JobPlaces) repositoriesWithJobs(
+	ctx context.Context, cached client.Reader, namespace string,
+) (map[string]bool, error) {
 	jobs := &batchv1.JobList{}
 	err := cached.List(ctx, jobs, client.InNamespace(namespace), client.MatchingLabels{p.label: "true"})
 	if err != nil {
