@@ -60,6 +60,16 @@ func machineRestoreWith(edit func(*harvesterv1.VirtualMachineRestore)) func(stri
 	}
 }
 
+func scheduleWith(edit func(*harvesterv1.ScheduleVMBackupSpec)) func(string) client.Object {
+	return func(ns string) client.Object {
+		o := gen.Schedule(gen.Meta(ns, "s"), "vm")
+		if edit != nil {
+			edit(&o.Spec)
+		}
+		return o
+	}
+}
+
 func snapshotWith(edit func(*vmsnapshotv1.VirtualMachineSnapshotSpec)) func(string) client.Object {
 	return func(ns string) client.Object {
 		s := gen.MachineSnapshot(gen.Meta(ns, "s"))
@@ -377,6 +387,34 @@ var rules = []rule{
 			r.Spec.NewVM, r.Spec.DeletionPolicy = false,
 				"keep"
 		}), nil,
+	},
+	{
+		"schedule without times", "spec.cron in body should be at least 1 chars long",
+		scheduleWith(func(s *harvesterv1.ScheduleVMBackupSpec) { s.Cron = "" }), nil,
+	},
+	{
+		"schedule that keeps one", "spec.retain in body should be greater than or equal to 2",
+		scheduleWith(func(s *harvesterv1.ScheduleVMBackupSpec) { s.Retain = 1 }), nil,
+	},
+	{
+		"schedule that keeps too many", "spec.retain in body should be less than or equal to 250",
+		scheduleWith(func(s *harvesterv1.ScheduleVMBackupSpec) { s.Retain = 251 }), nil,
+	},
+	{
+		"schedule that may not fail", "spec.maxFailure in body should be greater than or equal to 2",
+		scheduleWith(func(s *harvesterv1.ScheduleVMBackupSpec) { s.MaxFailure = 1 }), nil,
+	},
+	{
+		"schedule that may fail as often as it keeps", "maxFailure must be less than retain",
+		scheduleWith(func(s *harvesterv1.ScheduleVMBackupSpec) { s.Retain, s.MaxFailure = 3, 3 }), nil,
+	},
+	{
+		"another source of a schedule", "is immutable: create another schedule", scheduleWith(nil),
+		func(o client.Object) { o.(*harvesterv1.ScheduleVMBackup).Spec.VMBackupSpec.Source.Name = "other" },
+	},
+	{
+		"another type of a schedule", "is immutable: create another schedule", scheduleWith(nil),
+		func(o client.Object) { o.(*harvesterv1.ScheduleVMBackup).Spec.VMBackupSpec.Type = harvesterv1.Snapshot },
 	},
 	{
 		"another source of a snapshot", "source is immutable: create another snapshot", snapshotWith(nil),

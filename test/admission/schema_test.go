@@ -106,6 +106,7 @@ func TestShortNames(t *testing.T) {
 		"virtualmachinesnapshotcontents.snapshot.kubevirt.io": "vmsnapshotcontent",
 		"virtualmachinebackups.harvesterhci.io":               "machinebackup",
 		"virtualmachinerestores.harvesterhci.io":              "machinerestore",
+		"schedulevmbackups.harvesterhci.io":                   "svmbackup",
 		"datauploads.velero.io":                               "du", "datadownloads.velero.io": "dd",
 		"backupstoragelocations.velero.io": "bsl",
 		"backuprepositories.velero.io":     "", "deletebackuprequests.velero.io": "", // none, as Velero has them

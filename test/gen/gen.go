@@ -17,6 +17,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -123,6 +124,14 @@ func MachineSnapshot(meta metav1.ObjectMeta, changes ...func(*vmsnapshotv1.Virtu
 	return modified(&vmsnapshotv1.VirtualMachineSnapshot{
 		ObjectMeta: meta, Spec: vmsnapshotv1.VirtualMachineSnapshotSpec{Source: *Source("vm")},
 	}, changes)
+}
+
+// Schedule returns a schedule of a machine: each night, with 8 backups that stay.
+func Schedule(meta metav1.ObjectMeta, vm string, changes ...func(*harvesterv1.ScheduleVMBackup)) *harvesterv1.ScheduleVMBackup {
+	return modified(&harvesterv1.ScheduleVMBackup{ObjectMeta: meta, Spec: harvesterv1.ScheduleVMBackupSpec{
+		Cron: "0 1 * * *", Retain: 8, MaxFailure: 4,
+		VMBackupSpec: harvesterv1.VirtualMachineBackupSpec{Source: *Source(vm), Type: harvesterv1.Backup},
+	}}, changes)
 }
 
 // SetTTL sets how long an export exists.

@@ -2,7 +2,7 @@ package v1beta1
 
 import corev1 "k8s.io/api/core/v1"
 
-// ConditionType names a condition of a VirtualMachineBackup or a VirtualMachineRestore.
+// ConditionType names a condition of a VirtualMachineBackup, a VirtualMachineRestore or a ScheduleVMBackup.
 type ConditionType string
 
 const (
@@ -13,6 +13,16 @@ const (
 	ConditionProgressing ConditionType = "InProgress"
 	// ConditionMetadataReady is True on a backup when the definition of its machine is stored.
 	ConditionMetadataReady ConditionType = "MetadataReady"
+	// ConditionBackupSuspend is True on a schedule that is suspended, and says why.
+	ConditionBackupSuspend ConditionType = "BackupSuspend"
+)
+
+// Reasons of BackupSuspend, as Harvester has them.
+const (
+	// ReasonMaxFailure: maxFailure backups have failed one after the other.
+	ReasonMaxFailure = "Reach Max Failure"
+	// ReasonSuspended: spec.suspend is true.
+	ReasonSuspended = "Proactive Schedule Suspend"
 )
 
 // ReasonError is the reason of the conditions Ready and InProgress after a failure.
@@ -20,7 +30,7 @@ const ReasonError = "Error"
 
 // Condition is a condition as Harvester has it: the times are texts.
 type Condition struct {
-	// type is Ready, InProgress or MetadataReady.
+	// type is Ready, InProgress, MetadataReady or BackupSuspend.
 	Type ConditionType `json:"type"`
 	// status is True, False or Unknown.
 	Status corev1.ConditionStatus `json:"status"`

@@ -20,7 +20,7 @@ func TestObjects_areHarvesters(t *testing.T) {
 	t.Parallel()
 	for file, o := range map[string]runtime.Object{
 		"backup.json": &harvesterv1.VirtualMachineBackup{}, "snapshot.json": &harvesterv1.VirtualMachineBackup{},
-		"restore.json": &harvesterv1.VirtualMachineRestore{},
+		"restore.json": &harvesterv1.VirtualMachineRestore{}, "schedule.json": &harvesterv1.ScheduleVMBackup{},
 	} {
 		want, err := os.ReadFile("testdata/" + file)
 		if err != nil {

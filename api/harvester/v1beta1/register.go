@@ -12,7 +12,7 @@ var GroupVersion = schema.GroupVersion{Group: "harvesterhci.io", Version: "v1bet
 // AddToScheme registers the kinds of this package.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion, &VirtualMachineBackup{}, &VirtualMachineBackupList{}, &VirtualMachineRestore{},
-		&VirtualMachineRestoreList{})
+		&VirtualMachineRestoreList{}, &ScheduleVMBackup{}, &ScheduleVMBackupList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

@@ -24,6 +24,7 @@ func TestObjects_areHarvesters(t *testing.T) {
 		"backup.json":   &upstream.VirtualMachineBackup{},
 		"snapshot.json": &upstream.VirtualMachineBackup{},
 		"restore.json":  &upstream.VirtualMachineRestore{},
+		"schedule.json": &upstream.ScheduleVMBackup{},
 	} {
 		want := readObject(t, "../../../api/harvester/v1beta1/testdata/"+file)
 		text, err := json.Marshal(want)
