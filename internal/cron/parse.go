@@ -48,9 +48,10 @@ var element = regexp.MustCompile(`^([*?]|[0-9A-Za-z]+(-[0-9A-Za-z]+)?)(/[0-9]+)?
 // everyValue is set by the library if a field does not restrict anything.
 const everyValue = 1 << 63
 
-// Parse reads an expression: five fields (minute, hour, day of the month, month, day of the week), or one of @hourly,
-// @daily, @midnight, @weekly, @monthly, @yearly and @annually. zone is the IANA name of the time zone in which to
-// read it, and UTC if it is empty. A prefix `CRON_TZ=Area/City ` or `TZ=Area/City ` of the expression wins over zone.
+// Parse reads an expression of five fields, or one of @hourly, @daily, @midnight, @weekly, @monthly, @yearly and
+// @annually. The fields are the minute, the hour, the day of the month, the number or name of the month, and the day
+// of the week. zone is the IANA name of the time zone in which to read them, and UTC if it is empty. A prefix
+// `CRON_TZ=Area/City ` or `TZ=Area/City ` of the expression wins over zone.
 //
 // The error, of class Invalid, says what to write instead. An expression that never comes due is refused too.
 func Parse(expression, zone string) (*Schedule, error) {

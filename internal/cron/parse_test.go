@@ -11,11 +11,11 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-func mustParse(t testing.TB, expression, zone string) *Schedule {
-	t.Helper()
+func mustParse(tb testing.TB, expression, zone string) *Schedule {
+	tb.Helper()
 	s, err := Parse(expression, zone)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s
 }
@@ -138,10 +138,17 @@ func TestParse_panicsOfTheLibraryAreErrors(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	for _, seed := range []struct{ expression, zone string }{
-		{"*/15 2 * * *", ""}, {"0 0 29 2 *", "Europe/Berlin"}, {"@weekly", "UTC"}, {"@every 1h", ""}, {"TZ=UTC", ""},
-		{"CRON_TZ=Asia/Tokyo 0,30 1-5/2 ? JAN-MAR MON,FRI", ""}, {"0 1 * * *", "../x"},
+		{"*/15 2 * * *", ""},
+		{"0 0 29 2 *", "Europe/Berlin"},
+		{"@weekly", "UTC"},
+		{"@every 1h", ""},
+		{"TZ=UTC", ""},
+		{"CRON_TZ=Asia/Tokyo 0,30 1-5/2 ? JAN-MAR MON,FRI", ""},
+		{"0 1 * * *", "../x"},
 		{"99999999999999999999/1 * * * *", ""},
-		{"0/9223372036854775807 * * * *", ""}, {"*-5 , * * *", "Local"}, {"0 0 1 * * *", "right/UTC"},
+		{"0/9223372036854775807 * * * *", ""},
+		{"*-5 , * * *", "Local"},
+		{"0 0 1 * * *", "right/UTC"},
 	} {
 		f.Add(seed.expression, seed.zone)
 	}

@@ -83,7 +83,7 @@ func (s *Schedule) onWeekdays(first int) uint64 {
 
 // nextOnWall returns the first matching minute in [from, limit).
 func (s *Schedule) nextOnWall(from, limit int64) (int64, bool) {
-	today, now := floorDiv(from, minutesPerDay), int(floorMod(from, minutesPerDay))
+	today, now := floorDiv(from, minutesPerDay), int(minuteOfDay(from))
 	m, dayOfMonth := monthOf(today)
 	skip := dayOfMonth // days before it have passed
 	for {
@@ -109,7 +109,7 @@ func (s *Schedule) nextOnWall(from, limit int64) (int64, bool) {
 
 // lastOnWall returns the last matching minute in [limit, until].
 func (s *Schedule) lastOnWall(limit, until int64) (int64, bool) {
-	today, now := floorDiv(until, minutesPerDay), int(floorMod(until, minutesPerDay))
+	today, now := floorDiv(until, minutesPerDay), int(minuteOfDay(until))
 	m, dayOfMonth := monthOf(today)
 	keep := uint64(1)<<(dayOfMonth+1) - 1 // days after it are yet to come
 	for {
@@ -141,8 +141,8 @@ func (s *Schedule) countOnWall(from, limit int64) int {
 		return 0
 	}
 	firstDay, lastDay := floorDiv(from, minutesPerDay), floorDiv(limit, minutesPerDay)
-	before := s.countOnDay(firstDay, int(floorMod(from, minutesPerDay)))
-	within := s.countOnDay(lastDay, int(floorMod(limit, minutesPerDay)))
+	before := s.countOnDay(firstDay, int(minuteOfDay(from)))
+	within := s.countOnDay(lastDay, int(minuteOfDay(limit)))
 	return s.countDays(firstDay, lastDay)*len(s.times) - before + within
 }
 
@@ -175,6 +175,6 @@ func floorDiv(a, b int64) int64 {
 	return q
 }
 
-func floorMod(a, b int64) int64 { return a - floorDiv(a, b)*b }
+func minuteOfDay(minute int64) int64 { return minute - floorDiv(minute, minutesPerDay)*minutesPerDay }
 
 func ceilDiv(a, b int64) int64 { return -floorDiv(-a, b) }
