@@ -108,7 +108,11 @@ type ScheduleVMBackupStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []Condition `json:"conditions,omitempty"`
-	// lastScheduleTime is the latest due time that was dealt with: by a backup, or by a record of why there is none.
+	// observedCron is the expression that the due times follow, with its time zone.
+	// +optional
+	ObservedCron string `json:"observedCron,omitempty"`
+	// lastScheduleTime is the latest due time that was dealt with: by a backup, or by a record of why there is none. It is
+	// when the schedule was made, or went on, if none has been since.
 	// +optional
 	// +nullable
 	LastScheduleTime *metav1.Time `json:"lastScheduleTime,omitempty"`

@@ -1,4 +1,4 @@
-// Package keep has the controllers of whole machines: VirtualMachineBackup and VirtualMachineRestore of
+// Package keep has the controllers of whole machines: VirtualMachineBackup, VirtualMachineRestore and ScheduleVMBackup of
 // harvesterhci.io. They speak to machines through the kinds of KubeVirt alone, and to storage through DataUploads and
 // DataDownloads.
 package keep
@@ -16,6 +16,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/controller/keep/harvesterbackup"
 	"github.com/varvebackup/varve/internal/controller/keep/harvesterrestore"
+	"github.com/varvebackup/varve/internal/controller/keep/harvesterschedule"
 )
 
 // Options are what Setup needs besides the manager. Namespace has no default.
@@ -51,10 +52,16 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	}); err != nil {
 		return fmt.Errorf("restores: %w", err)
 	}
+	if err := harvesterschedule.Setup(mgr, harvesterschedule.Options{
+		Namespace: o.Namespace, Clock: o.Clock,
+		ControllerSuffix: o.ControllerSuffix,
+	}); err != nil {
+		return fmt.Errorf("schedules: %w", err)
+	}
 	return nil
 }
 
-// servesStatus says whether both kinds are there, and have a status subresource.
+// servesStatus says whether the kinds are there, and have a status subresource.
 func servesStatus(mgr ctrl.Manager) (bool, error) {
 	d, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
@@ -70,5 +77,5 @@ func servesStatus(mgr ctrl.Manager) (bool, error) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == name })
 	}
-	return has("virtualmachinebackups/status") && has("virtualmachinerestores/status"), nil
+	return has("virtualmachinebackups/status") && has("virtualmachinerestores/status") && has("schedulevmbackups/status"), nil
 }

@@ -17,6 +17,7 @@ import (
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/definition"
+	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
@@ -53,8 +54,10 @@ type plan struct {
 	status *harvesterv1.VirtualMachineBackupStatus
 	// waiting says what has to be there first; refused says why the backup fails.
 	waiting, refused string
-	// patience is how long the backup waits; 0: startDeadline.
+	// patience is how long the backup waits; 0: startDeadline, or until its annotation says that it has to begin.
 	patience time.Duration
+	// deadline is when the wait is over.
+	deadline time.Time
 }
 
 func waitFor(format string, args ...any) plan    { return plan{waiting: fmt.Sprintf(format, args...)} }
@@ -63,16 +66,21 @@ func refusePlan(format string, args ...any) plan { return plan{refused: fmt.Spri
 // makePlan decides what a backup stores.
 func makePlan(in *input) plan {
 	p := in.planBackup()
-	patience := cmp.Or(p.patience, startDeadline)
-	deadline := in.backup.CreationTimestamp.Add(patience)
-	switch {
-	case p.waiting == "":
-	case in.now.Before(deadline):
-		p.waiting += ", until " + deadline.UTC().Format(time.RFC3339)
-	default:
-		p = refusePlan("waited %s for %s: create another backup when that is there", patience, p.waiting)
+	if p.waiting == "" {
+		return p
 	}
-	return p
+	begun := in.backup.CreationTimestamp.Time
+	p.deadline = begun.Add(cmp.Or(p.patience, startDeadline))
+	startBy, err := time.Parse(time.RFC3339, in.backup.Annotations[harvesterv1.AnnotationStartBy])
+	if err == nil && p.patience == 0 && startBy.Before(p.deadline) {
+		p.deadline = startBy
+	}
+	if in.now.Before(p.deadline) {
+		p.waiting += ", until " + p.deadline.UTC().Format(time.RFC3339)
+		return p
+	}
+	return refusePlan("waited %s for %s: create another backup when that is there",
+		p.deadline.Sub(begun).Round(time.Second), p.waiting)
 }
 
 func (in *input) planBackup() plan {
@@ -192,24 +200,22 @@ func (in *input) checkTracking(name string) *plan {
 
 // chooseLocation returns the location that the annotation names, or the default one.
 func (in *input) chooseLocation() (*velerov1.BackupStorageLocation, *plan) {
-	name, named := in.backup.Annotations[harvesterv1.AnnotationLocation]
-	i := slices.IndexFunc(in.locations, func(l velerov1.BackupStorageLocation) bool {
-		return l.DeletionTimestamp == nil && (named && l.Name == name || !named && l.Spec.Default)
-	})
+	name := in.backup.Annotations[harvesterv1.AnnotationLocation]
+	l := location.Choose(in.locations, name)
 	var p plan
 	switch {
-	case i < 0 && named:
+	case l == nil && name != "":
 		p = waitFor("BackupStorageLocation %.80q, which the annotation %s names", name, harvesterv1.AnnotationLocation)
-	case i < 0:
+	case l == nil:
 		p = refusePlan("no BackupStorageLocation is the default: create one with `varve location create NAME URL -n varve --default`, or name one in the annotation %s", harvesterv1.AnnotationLocation)
-	case in.locations[i].Spec.AccessMode == velerov1.AccessReadOnly && !isFound(in.backup):
+	case l.Spec.AccessMode == velerov1.AccessReadOnly && !isFound(in.backup):
 		p = refusePlan("BackupStorageLocation %s is read-only: name another one in the annotation %s",
-			in.locations[i].Name, harvesterv1.AnnotationLocation)
-	case in.locations[i].Status.Phase != velerov1.LocationAvailable:
-		p = waitFor("BackupStorageLocation %s to be available (%s)", in.locations[i].Name,
-			cmp.Or(in.locations[i].Status.Message, "it was not tried yet"))
+			l.Name, harvesterv1.AnnotationLocation)
+	case l.Status.Phase != velerov1.LocationAvailable:
+		p = waitFor("BackupStorageLocation %s to be available (%s)", l.Name,
+			cmp.Or(l.Status.Message, "it was not tried yet"))
 	default:
-		return &in.locations[i], nil
+		return l, nil
 	}
 	return nil, &p
 }

@@ -1,0 +1,287 @@
+package harvesterschedule
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/controller/keep/condition"
+	"github.com/varvebackup/varve/internal/cron"
+)
+
+const (
+	// leastGranularity is how far two due times of a schedule are apart at least.
+	leastGranularity = time.Hour
+	// clockError is how far a run may seem to be in the future, by a clock that was set back. It is not made again. What is
+	// further away was made by a clock that was wrong, and is not waited for.
+	clockError = 24 * time.Hour
+	// startMargin is how long before the next due time a backup has to have begun, so that its failure is counted by then.
+	startMargin = 5 * time.Second
+	// leastWindow is how long a backup has to begin at the least: one that is made up for may be made just before the next
+	// one is due.
+	leastWindow = 30 * time.Second
+	// mostMissed is how many runs that were missed are counted.
+	mostMissed = 1_000_000
+)
+
+// reasonNotScheduled is the reason of Ready for a schedule that can make no backups as it is.
+const reasonNotScheduled = "NotScheduled"
+
+// input is what a plan follows from.
+type input struct {
+	now      time.Time
+	schedule *harvesterv1.ScheduleVMBackup
+	// backups are those of the schedule, the oldest first, with those that are being deleted.
+	backups []*harvesterv1.VirtualMachineBackup
+	// machine says whether the virtual machine exists.
+	machine bool
+	// location says what is wrong with the location, or is "".
+	location string
+}
+
+// plan is what is done, in this order.
+type plan struct {
+	// suspend: the spec is to say that the schedule is suspended.
+	suspend bool
+	// create is the backup to be made, or nil. The newest run of the status is its.
+	create *harvesterv1.VirtualMachineBackup
+	// status is what the status is to say.
+	status harvesterv1.ScheduleVMBackupStatus
+	// ended are the runs whose backups have ended now.
+	ended []harvesterv1.ScheduledRun
+	// remove are the backups to be deleted.
+	remove []*harvesterv1.VirtualMachineBackup
+	// next is when the schedule is due. It is zero if it never is.
+	next time.Time
+	// waits: something is awaited of which no event tells.
+	waits bool
+}
+
+// makePlan decides what is done for a schedule.
+func makePlan(in *input) *plan {
+	p := &plan{status: *in.schedule.Status.DeepCopy()}
+	s := &p.status
+	times, refused := parseTimes(in.schedule)
+	if refused == "" {
+		in.adopt(s, times)
+	}
+	p.ended = settle(s, in.backups)
+	s.VMBackupInfo = describeBackups(in.backups)
+	p.remove = chooseOld(in.backups, in.schedule.Spec.Retain)
+	p.waits = in.unfinished() != ""
+	if refused != "" {
+		condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, corev1.ConditionFalse, reasonNotScheduled, refused)
+		s.NextScheduleTime = nil
+		return p
+	}
+	in.decideSuspension(p)
+	in.decideRun(p, times)
+	if !s.Suspended {
+		p.next = times.Next(later(in.now, s.LastScheduleTime.Time))
+	}
+	s.NextScheduleTime = nil
+	if !p.next.IsZero() {
+		s.NextScheduleTime = ptr.To(metav1.NewTime(p.next))
+	}
+	condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, corev1.ConditionTrue, "", "")
+	p.waits = p.waits || p.create != nil
+	return p
+}
+
+// adopt records the runs whose backups were made, but not written down: the controller died in between.
+func (in *input) adopt(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule) {
+	for _, b := range in.backups {
+		last, due := lastScheduled(s, in.schedule.CreationTimestamp.Time), dueTime(b)
+		known := slices.ContainsFunc(s.Runs, func(r harvesterv1.ScheduledRun) bool { return r.Backup == b.Name })
+		if known || !due.After(last) || due.Sub(in.now) > clockError {
+			continue
+		}
+		recordMissed(s, times, last, times.Count(last, due.Add(-time.Second), mostMissed))
+		record(s, harvesterv1.ScheduledRun{Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Backup: b.Name})
+		s.LastScheduleTime = ptr.To(metav1.NewTime(due))
+	}
+}
+
+// lastScheduled returns the latest due time that was dealt with, or else a time.
+func lastScheduled(s *harvesterv1.ScheduleVMBackupStatus, otherwise time.Time) time.Time {
+	if s.LastScheduleTime == nil {
+		return otherwise
+	}
+	return s.LastScheduleTime.Time
+}
+
+// parseTimes returns when a schedule is due, or why it never is.
+func parseTimes(o *harvesterv1.ScheduleVMBackup) (times *cron.Schedule, refused string) {
+	times, err := cron.Parse(o.Spec.Cron, o.Annotations[harvesterv1.AnnotationTimeZone])
+	if err != nil {
+		return nil, fmt.Sprintf("spec.cron: %v", err)
+	}
+	if o.Annotations[harvesterv1.AnnotationSkipCronCheck] != "" {
+		return times, ""
+	}
+	if g := times.Granularity(); g < leastGranularity {
+		return nil, fmt.Sprintf("spec.cron: %q is due %s apart, and backups need %s or more: change it, or set the annotation %s to \"enable\"",
+			o.Spec.Cron, g, leastGranularity, harvesterv1.AnnotationSkipCronCheck)
+	}
+	return times, ""
+}
+
+// decideSuspension suspends the schedule, or lets it go on.
+func (in *input) decideSuspension(p *plan) {
+	s, spec := &p.status, &in.schedule.Spec
+	say := func(status corev1.ConditionStatus, reason, message string) {
+		condition.Set(&s.Conditions, in.now, harvesterv1.ConditionBackupSuspend, status, reason, message)
+	}
+	tooMany := s.Failure >= spec.MaxFailure
+	switch {
+	case !spec.Suspend && !s.Suspended && !tooMany:
+		say(corev1.ConditionFalse, "", "")
+	case !spec.Suspend && s.Suspended:
+		if waiting := in.waitToResume(p, tooMany); waiting != "" {
+			c := condition.Find(s.Conditions, harvesterv1.ConditionBackupSuspend)
+			reason := harvesterv1.ReasonSuspended
+			if c != nil {
+				reason = c.Reason
+			}
+			say(corev1.ConditionTrue, reason, reason+": it does not go on yet: "+waiting)
+			p.waits = true
+			return
+		}
+		s.Suspended, s.Failure = false, 0
+		s.LastScheduleTime = ptr.To(metav1.NewTime(later(in.now, lastScheduled(s, in.now))))
+		say(corev1.ConditionFalse, "", "")
+	default:
+		p.suspend, s.Suspended = !spec.Suspend, true
+		if tooMany {
+			say(corev1.ConditionTrue, harvesterv1.ReasonMaxFailure, fmt.Sprintf(
+				"%s: %d backups have failed one after the other: put right what status.runs says, and set spec.suspend to false",
+				harvesterv1.ReasonMaxFailure, s.Failure))
+			return
+		}
+		say(corev1.ConditionTrue, harvesterv1.ReasonSuspended, harvesterv1.ReasonSuspended+": spec.suspend is true")
+	}
+}
+
+// waitToResume says what a schedule that is to go on waits for, or "". After too many failures, those backups go first.
+func (in *input) waitToResume(p *plan, tooMany bool) string {
+	if in.location != "" {
+		return in.location
+	}
+	if !tooMany {
+		return ""
+	}
+	p.remove = nil
+	left := ""
+	for _, b := range in.backups {
+		if b.HasFailed() && b.Annotations[harvesterv1.AnnotationPinned] != "true" {
+			p.remove, left = append(p.remove, b), b.Name
+		}
+	}
+	if left == "" {
+		return ""
+	}
+	return "the backups that failed are being removed; VirtualMachineBackup " + left + " is still there"
+}
+
+// decideRun makes the backup that is due, if one is, and records those for which there is none.
+func (in *input) decideRun(p *plan, times *cron.Schedule) {
+	s := &p.status
+	last := in.lastRun(s, times)
+	s.LastScheduleTime, s.ObservedCron = ptr.To(metav1.NewTime(last)), times.String()
+	d := times.Decide(last, in.now, 0)
+	if d.Due.IsZero() {
+		return
+	}
+	due, missed := d.Due, d.Missed
+	s.LastScheduleTime = ptr.To(metav1.NewTime(due))
+	if s.Suspended {
+		record(s, harvesterv1.ScheduledRun{
+			Time: metav1.NewTime(times.Next(last)), LastTime: ptr.To(metav1.NewTime(due)), Count: missed + 1,
+			Result: harvesterv1.RunSkipped, Reason: harvesterv1.SkippedSuspended, Message: "the schedule is suspended",
+		})
+		return
+	}
+	recordMissed(s, times, last, missed)
+	running := in.unfinished()
+	switch {
+	case running != "":
+		record(s, skippedRun(due, harvesterv1.SkippedOverlap, "VirtualMachineBackup %s of the run before had not ended", running))
+	case !in.machine:
+		record(s, skippedRun(due, harvesterv1.SkippedNoMachine, "virtual machine %s does not exist", in.schedule.Spec.VMBackupSpec.Source.Name))
+	default:
+		p.create = newBackup(in.schedule, due, in.startBy(times))
+		record(s, harvesterv1.ScheduledRun{
+			Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Backup: p.create.Name,
+		})
+	}
+}
+
+// recordMissed records runs that were due after last, and that nobody made.
+func recordMissed(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule, last time.Time, missed int) {
+	if missed < 1 {
+		return
+	}
+	record(s, harvesterv1.ScheduledRun{
+		Time: metav1.NewTime(times.Next(last)), Count: missed, Result: harvesterv1.RunMissed,
+		Message: "Varve's controller did not run, or the API server did not answer: the latest run is made instead",
+	})
+}
+
+// lastRun returns the latest due time that was dealt with. A schedule that is new, or whose times have changed, begins
+// now: what would have been due before is none of its business.
+func (in *input) lastRun(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule) time.Time {
+	last := lastScheduled(s, in.schedule.CreationTimestamp.Time)
+	switch {
+	case last.Sub(in.now) > clockError:
+		return in.now
+	case s.ObservedCron != "" && s.ObservedCron != times.String():
+		return later(in.now, last)
+	}
+	return last
+}
+
+// startBy returns when a backup that is made now has to have begun: before the next one is due, so that its failure is
+// counted by then.
+func (in *input) startBy(times *cron.Schedule) time.Time {
+	next := times.Next(in.now)
+	if next.Sub(in.now) < leastWindow {
+		next = times.Next(next)
+	}
+	return next.Add(-startMargin)
+}
+
+// unfinished returns the name of a backup that has not ended, or "".
+func (in *input) unfinished() string {
+	for _, b := range in.backups {
+		if b.DeletionTimestamp == nil && !b.IsReady() && !b.HasFailed() {
+			return b.Name
+		}
+	}
+	return ""
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// describeBackups returns what the status says of the backups.
+func describeBackups(backups []*harvesterv1.VirtualMachineBackup) (all []harvesterv1.VMBackupInfo) {
+	for _, b := range backups {
+		info := harvesterv1.VMBackupInfo{Name: b.Name, ReadyToUse: b.Status.ReadyToUse, Error: b.Status.Error}
+		for _, v := range b.Status.VolumeBackups {
+			info.VolumeBackupInfo = append(info.VolumeBackupInfo, harvesterv1.VolumeBackupInfo{
+				Name: v.Name, ReadyToUse: v.ReadyToUse, Error: v.Error,
+			})
+		}
+		all = append(all, info)
+	}
+	return all
+}

@@ -1,0 +1,432 @@
+package harvesterschedule
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/controller/keep/condition"
+	"github.com/varvebackup/varve/internal/cron"
+	"github.com/varvebackup/varve/test/gen"
+)
+
+// town is a cluster as far as schedules see it, with a clock that the test drives.
+type town struct {
+	*testing.T
+	now      time.Time
+	schedule *harvesterv1.ScheduleVMBackup
+	backups  []*harvesterv1.VirtualMachineBackup
+	machine  bool
+	location string
+	// made are the due times of all backups that were ever made, in the order of their creation.
+	made []time.Time
+}
+
+func at(tb testing.TB, text string) time.Time {
+	tb.Helper()
+	t, err := time.Parse("2006-01-02 15:04:05", text)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return t.UTC()
+}
+
+// newTown has a schedule of every minute that keeps three backups, made at 10:00:30.
+func newTown(t *testing.T, edit ...func(*harvesterv1.ScheduleVMBackup)) *town {
+	t.Helper()
+	w := &town{T: t, now: at(t, "2026-11-30 10:00:30"), machine: true}
+	w.schedule = gen.Schedule(gen.Meta("shop", "minutes"), "web")
+	w.schedule.UID, w.schedule.CreationTimestamp = "uid", metav1.NewTime(w.now)
+	w.schedule.Annotations = map[string]string{harvesterv1.AnnotationSkipCronCheck: "enable"}
+	w.schedule.Spec.Cron, w.schedule.Spec.Retain, w.schedule.Spec.MaxFailure = "* * * * *", 3, 2
+	for _, f := range edit {
+		f(w.schedule)
+	}
+	return w
+}
+
+// pass is one pass of the reconciler that dies after some of its steps: 1, before anything; 2, after the spec; 3, after the
+// backup; 4, after the status; 0, not at all.
+func (w *town) pass(dies int) *plan {
+	w.Helper()
+	p := makePlan(&input{now: w.now, schedule: w.schedule, backups: w.backups, machine: w.machine, location: w.location})
+	if dies == 1 {
+		return p
+	}
+	w.schedule.Spec.Suspend = w.schedule.Spec.Suspend || p.suspend
+	if dies == 2 {
+		return p
+	}
+	if p.create != nil && !slices.ContainsFunc(w.backups, func(b *harvesterv1.VirtualMachineBackup) bool { return b.Name == p.create.Name }) {
+		p.create.UID, p.create.CreationTimestamp = types.UID(p.create.Name), metav1.NewTime(w.now)
+		w.backups, w.made = append(w.backups, p.create), append(w.made, dueTime(p.create))
+	}
+	if dies == 3 {
+		return p
+	}
+	w.schedule.Status = p.status
+	if dies == 4 {
+		return p
+	}
+	for _, b := range p.remove {
+		w.backups = slices.DeleteFunc(w.backups, func(o *harvesterv1.VirtualMachineBackup) bool { return o == b })
+	}
+	return p
+}
+
+// end ends all backups that run, well or with an error.
+func (w *town) end(failure string) {
+	for _, b := range w.backups {
+		if b.IsReady() || b.HasFailed() {
+			continue
+		}
+		if failure != "" {
+			b.Status.Error = &harvesterv1.Error{Message: &failure}
+			continue
+		}
+		b.Status.ReadyToUse, b.Status.CreationTime = ptr.To(true), ptr.To(metav1.NewTime(w.now))
+	}
+}
+
+// minutes lets minutes pass. All backups end in the middle of each.
+func (w *town) minutes(n int, failure string) {
+	w.Helper()
+	for range n {
+		w.now = w.now.Add(30 * time.Second)
+		w.pass(0)
+		w.now = w.now.Add(30 * time.Second)
+		w.end(failure)
+		w.pass(0)
+	}
+}
+
+// names returns the minutes of the backups that are there, with an exclamation mark for those that failed.
+func (w *town) names() string {
+	var all []string
+	for _, b := range w.backups {
+		text := dueTime(b).Format("15:04")
+		if b.HasFailed() {
+			text += "!"
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, " ")
+}
+
+func (w *town) wants(what, got, want string) {
+	w.Helper()
+	if got != want {
+		w.Errorf("%s: %s, want %s", what, got, want)
+	}
+}
+
+// runs returns the runs of the status, the newest first.
+func (w *town) runs() string {
+	var all []string
+	for _, r := range w.schedule.Status.Runs {
+		text := r.Time.UTC().Format("15:04")
+		if r.Count > 0 {
+			text += fmt.Sprintf("x%d", r.Count)
+		}
+		all = append(all, strings.TrimSpace(text+" "+string(r.Result)+" "+r.Reason))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (w *town) suspension() string {
+	c := condition.Find(w.schedule.Status.Conditions, harvesterv1.ConditionBackupSuspend)
+	if c == nil || c.Status != corev1.ConditionTrue {
+		return ""
+	}
+	return c.Message
+}
+
+func TestPlan_keepsTheNewest(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	w.pass(0)
+	w.wants("before the first minute", w.names(), "")
+	w.minutes(3, "")
+	w.wants("three", w.names(), "10:01 10:02 10:03")
+	w.now = w.now.Add(30 * time.Second)
+	w.pass(0)
+	w.wants("the fourth one runs", w.names(), "10:01 10:02 10:03 10:04")
+	w.end("")
+	w.pass(0)
+	w.wants("the fourth one has ended", w.names(), "10:02 10:03 10:04")
+	w.wants("next", w.schedule.Status.NextScheduleTime.UTC().Format("15:04:05"), "10:05:00")
+	w.wants("last good", w.schedule.Status.LastSuccessfulTime.UTC().Format("15:04:05"), "10:04:00")
+	if n := len(w.schedule.Status.VMBackupInfo); n != 4 {
+		t.Errorf("the status has %d backups, want the 4 that it was read with", n)
+	}
+	b := w.backups[2]
+	w.wants("name", b.Name, "svmbackup-uid-20261130.1004")
+	want := map[string]string{
+		harvesterv1.AnnotationSchedule: "shop/minutes", harvesterv1.AnnotationStartBy: "2026-11-30T10:04:55Z",
+	}
+	if diff := cmp.Diff(want, b.Annotations); diff != "" {
+		t.Error("annotations: " + diff)
+	}
+}
+
+func TestPlan_failures(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	w.minutes(3, "")
+	w.minutes(1, "the target is away")
+	w.wants("one failed", w.names(), "10:01 10:02 10:03 10:04!")
+	w.minutes(1, "")
+	w.wants("failed ones go first", w.names(), "10:02 10:03 10:05")
+	w.minutes(2, "the target is away")
+	w.wants("the latest failure says why", w.names(), "10:02 10:03 10:05 10:07!")
+	if s := w.schedule.Status; !w.schedule.Spec.Suspend || !s.Suspended || s.Failure != 2 || !strings.HasPrefix(w.suspension(), "Reach Max Failure") {
+		t.Errorf("after two failures in a row: spec.suspend %v, status %+v, %q", w.schedule.Spec.Suspend, s, w.suspension())
+	}
+	w.minutes(3, "")
+	w.wants("while it is suspended", w.names(), "10:02 10:03 10:05 10:07!")
+	w.wants("runs", w.runs(), "10:08x3 Skipped Suspended, 10:07 Failed, 10:06 Failed, 10:05 Succeeded, 10:04 Failed, 10:03 Succeeded, 10:02 Succeeded, 10:01 Succeeded")
+
+	w.location, w.schedule.Spec.Suspend = "BackupStorageLocation shelf is not available", false
+	w.minutes(1, "")
+	if !w.schedule.Status.Suspended || !strings.Contains(w.suspension(), "shelf is not available") {
+		t.Errorf("it goes on with a location that is away: %q", w.suspension())
+	}
+	w.location = ""
+	w.pass(0)
+	w.wants("the failed ones go", w.names(), "10:02 10:03 10:05")
+	if !w.schedule.Status.Suspended {
+		t.Error("it goes on before those are gone")
+	}
+	w.pass(0)
+	if s := w.schedule.Status; s.Suspended || s.Failure != 0 || w.suspension() != "" {
+		t.Errorf("it does not go on: %+v", s)
+	}
+	w.minutes(1, "")
+	w.wants("it goes on", w.names(), "10:03 10:05 10:12")
+}
+
+func TestPlan_suspendedByHand(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	w.minutes(1, "")
+	w.schedule.Spec.Suspend = true
+	w.minutes(2, "")
+	w.wants("why", w.suspension(), "Proactive Schedule Suspend: spec.suspend is true")
+	if w.schedule.Status.NextScheduleTime != nil {
+		t.Error("a suspended schedule has a next run")
+	}
+	w.now = w.now.Add(time.Hour) // no controller runs
+	w.schedule.Spec.Suspend = false
+	w.pass(0)
+	w.wants("nothing is made up for", w.names(), "10:01")
+	w.minutes(1, "")
+	w.wants("it goes on", w.names(), "10:01 11:04")
+}
+
+func TestPlan_runsWithoutABackup(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	w.now = w.now.Add(30 * time.Second)
+	w.pass(0)
+	w.now = w.now.Add(time.Minute)
+	w.pass(0)
+	w.now = w.now.Add(time.Minute)
+	w.pass(0)
+	w.wants("the backup runs", w.names(), "10:01")
+	w.wants("runs that overlap", w.runs(), "10:02x2 Skipped Overlap, 10:01 Started")
+	w.end("")
+	w.machine = false
+	w.now = w.now.Add(time.Minute)
+	w.pass(0)
+	w.wants("without a machine", w.runs(), "10:04 Skipped MachineNotFound, 10:02x2 Skipped Overlap, 10:01 Succeeded")
+	if w.schedule.Status.Failure != 0 {
+		t.Error("a machine that is gone counts as a failure")
+	}
+	w.machine = true
+	w.now = w.now.Add(10 * time.Minute)
+	w.pass(0)
+	w.wants("what was missed is made up for once", w.names(), "10:01 10:14")
+	w.wants("and recorded", w.runs(), "10:14 Started, 10:05x9 Missed, 10:04 Skipped MachineNotFound, 10:02x2 Skipped Overlap, 10:01 Succeeded")
+	w.backups = w.backups[:1]
+	w.pass(0)
+	w.wants("a backup that is deleted", strings.Split(w.runs(), ",")[0], "10:14 Deleted")
+}
+
+func TestPlan_otherTimes(t *testing.T) {
+	t.Parallel()
+	w := newTown(t, func(o *harvesterv1.ScheduleVMBackup) { o.Spec.Cron = "0 11 * * *" })
+	w.pass(0)
+	w.schedule.Spec.Cron = "0 9 * * *"
+	w.now = w.now.Add(time.Hour)
+	w.pass(0)
+	w.wants("nothing is made up for by other times", w.names(), "")
+	w.wants("next", w.schedule.Status.NextScheduleTime.UTC().Format("2006-01-02 15:04"), "2026-12-01 09:00")
+	w.schedule.Annotations[harvesterv1.AnnotationTimeZone] = "Asia/Tokyo"
+	w.pass(0)
+	w.wants("next in Tokyo", w.schedule.Status.NextScheduleTime.UTC().Format("2006-01-02 15:04"), "2026-12-01 00:00")
+
+	for cronText, want := range map[string]string{
+		"61 * * * *": "spec.cron: ", "*/30 * * * *": `is due 30m0s apart, and backups need 1h0m0s or more`,
+	} {
+		w.schedule.Annotations = nil
+		w.schedule.Spec.Cron = cronText
+		p := w.pass(0)
+		c := condition.Find(w.schedule.Status.Conditions, harvesterv1.ConditionReady)
+		if c == nil || c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, want) || !p.next.IsZero() {
+			t.Errorf("%s: %+v, next %s", cronText, c, p.next)
+		}
+	}
+	w.schedule.Spec.Cron = "0 9 * * *"
+	w.pass(0)
+	if c := condition.Find(w.schedule.Status.Conditions, harvesterv1.ConditionReady); c.Status != corev1.ConditionTrue || c.Message != "" {
+		t.Errorf("a schedule that was put right: %+v", c)
+	}
+}
+
+func TestPlan_clockThatIsSet(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	w.minutes(2, "")
+	w.now = w.now.Add(-90 * time.Second)
+	w.minutes(2, "")
+	w.wants("a clock that was set back makes nothing twice", w.names(), "10:01 10:02 10:03")
+	w.end("")
+	w.now = w.now.Add(400 * 24 * time.Hour)
+	w.pass(0)
+	w.end("")
+	w.now = w.now.Add(-400 * 24 * time.Hour)
+	w.minutes(1, "")
+	if n := len(w.made); n != 5 {
+		t.Errorf("after a clock that was ahead by a year: %d backups were made, want 5: %v", n, w.made)
+	}
+}
+
+func TestChooseOld(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		have   string
+		retain int
+		want   string
+	}{
+		"few":                               {"ggg", 3, ""},
+		"the oldest":                        {"ggggg", 3, "01"},
+		"one that runs is not counted":      {"gggr", 3, ""},
+		"failed ones go first":              {"gfgfg", 3, "13"},
+		"failed ones alone":                 {"gfgfg", 4, "1"},
+		"the latest is not counted":         {"gggf", 3, ""},
+		"of failed ones the latest":         {"gggff", 3, "3"},
+		"nothing but failures":              {"ffff", 2, "0"},
+		"the latest good one":               {"gfff", 2, "1"},
+		"what is pinned":                    {"Pgggg", 3, "12"},
+		"pinned alone":                      {"PPPP", 2, ""},
+		"the latest good one beside pinned": {"PPPg", 2, ""},
+		"what is being deleted":             {"dgggg", 3, "1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var backups []*harvesterv1.VirtualMachineBackup
+			for i, what := range c.have {
+				b := &harvesterv1.VirtualMachineBackup{ObjectMeta: gen.Meta("shop", fmt.Sprint(i))}
+				switch what {
+				case 'f':
+					b.Status.Error = &harvesterv1.Error{}
+				case 'P':
+					b.Annotations = map[string]string{harvesterv1.AnnotationPinned: "true"}
+				case 'd':
+					b.DeletionTimestamp = ptr.To(metav1.Now())
+				}
+				if strings.ContainsRune("gPd", what) {
+					b.Status.ReadyToUse = ptr.To(true)
+				}
+				backups = append(backups, b)
+			}
+			got := ""
+			for _, b := range chooseOld(backups, c.retain) {
+				got += b.Name
+			}
+			if got != c.want {
+				t.Errorf("%s with %d: %q go, want %q", c.have, c.retain, got, c.want)
+			}
+		})
+	}
+}
+
+// TestPlan_dies runs schedules with a controller that dies after any of its steps and stays away for a while, backups that
+// last, and a clock that jumps. Each due time has one backup, or one record of why there is none.
+func TestPlan_dies(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"* * * * *", "*/7 * * * *", "0 * * * *", "30 2 * * *", "0 1 * * 1,4"} {
+		for seed := range uint64(4) {
+			t.Run(fmt.Sprintf("%s, seed %d", text, seed), func(t *testing.T) {
+				t.Parallel()
+				w := newTown(t, func(o *harvesterv1.ScheduleVMBackup) {
+					o.Spec.Cron, o.Annotations[harvesterv1.AnnotationTimeZone] = text, "Europe/Berlin"
+				})
+				times, err := cron.Parse(text, "Europe/Berlin")
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.live(times, rand.New(rand.NewPCG(seed, 1)))
+			})
+		}
+	}
+}
+
+// live lets a schedule live through 500 passes, and counts.
+func (w *town) live(times *cron.Schedule, r *rand.Rand) {
+	w.Helper()
+	interval := times.Next(times.Next(w.now)).Sub(times.Next(w.now))
+	counted := lastScheduled(&w.schedule.Status, w.now)
+	for range 500 {
+		switch r.IntN(20) {
+		case 0:
+			w.now = w.now.Add(5 * interval)
+		case 1:
+			w.now = w.now.Add(-time.Duration(r.Int64N(int64(min(interval, 12*time.Hour)))))
+		default:
+			w.now = w.now.Add(time.Duration(r.Int64N(int64(interval))))
+		}
+		if r.IntN(3) > 0 {
+			w.end("")
+		}
+		before := w.schedule.Status.DeepCopy()
+		w.pass(r.IntN(5))
+		last := lastScheduled(&w.schedule.Status, counted)
+		want := 0
+		for due := times.Next(counted); !due.After(last); due = times.Next(due) {
+			want++
+		}
+		if got := runsSince(before.Runs, w.schedule.Status.Runs); got != want {
+			w.Fatalf("%d runs were due after %s and until %s, and %d are recorded: %s", want, counted, last, got, w.runs())
+		}
+		counted = last
+	}
+	slices.SortFunc(w.made, time.Time.Compare)
+	if twice := len(w.made) - len(slices.Compact(slices.Clone(w.made))); twice > 0 {
+		w.Errorf("%d runs were made twice", twice)
+	}
+	if len(w.made) < 50 {
+		w.Errorf("%d backups were made: the test shows nothing", len(w.made))
+	}
+}
+
+// runsSince returns how many runs were recorded between two versions of a status.
+func runsSince(before, after []harvesterv1.ScheduledRun) (n int) {
+	for _, r := range after {
+		if len(before) > 0 && r.Time.Equal(&before[0].Time) && r.Backup == before[0].Backup && r.Reason == before[0].Reason {
+			return n + max(r.Count, 1) - max(before[0].Count, 1)
+		}
+		n += max(r.Count, 1)
+	}
+	return n
+}

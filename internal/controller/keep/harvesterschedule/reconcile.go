@@ -1,0 +1,163 @@
+package harvesterschedule
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/definition"
+	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// lookEvery is how often a backup that runs is looked at, of whose progress no event tells.
+const lookEvery = 10 * time.Second
+
+// Reconcile does what is due for one schedule.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.advance(ctx, req.NamespacedName)
+	if err != nil && !apierrors.IsConflict(err) {
+		err = fmt.Errorf("ScheduleVMBackup %s: %w", req.NamespacedName, err)
+	}
+	return reconcile.RetryConflict(result, err)
+}
+
+func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
+	o, err := reconcile.Find(ctx, r.live, key, &harvesterv1.ScheduleVMBackup{})
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if o == nil || o.DeletionTimestamp != nil {
+		r.alarms.set(key, time.Time{})
+		return ctrl.Result{}, nil
+	}
+	in, err := r.readInput(ctx, o)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	p := makePlan(in)
+	if err := r.carryOut(ctx, o, p); err != nil {
+		return ctrl.Result{}, err
+	}
+	r.alarms.set(key, p.next)
+	if p.waits || len(p.remove) > 0 {
+		return ctrl.Result{RequeueAfter: lookEvery}, nil
+	}
+	return ctrl.Result{}, nil
+}
+
+// readInput reads what a plan follows from.
+func (r *reconciler) readInput(ctx context.Context, o *harvesterv1.ScheduleVMBackup) (*input, error) {
+	in := &input{schedule: o}
+	var list harvesterv1.VirtualMachineBackupList
+	if err := r.live.List(ctx, &list, client.InNamespace(o.Namespace),
+		client.MatchingLabels{harvesterv1.LabelSchedule: string(o.UID)}); err != nil {
+		return nil, fmt.Errorf("list its backups: %w", err)
+	}
+	for i := range list.Items {
+		in.backups = append(in.backups, &list.Items[i])
+	}
+	slices.SortFunc(in.backups, func(a, b *harvesterv1.VirtualMachineBackup) int {
+		return cmp.Or(dueTime(a).Compare(dueTime(b)), strings.Compare(a.Name, b.Name))
+	})
+	machine, err := reconcile.Find(ctx, r.live,
+		types.NamespacedName{Namespace: o.Namespace, Name: o.Spec.VMBackupSpec.Source.Name}, definition.NewMachine())
+	if err != nil {
+		return nil, err
+	}
+	in.machine = machine != nil
+	if o.Status.Suspended && !o.Spec.Suspend && o.Spec.VMBackupSpec.Type != harvesterv1.Snapshot {
+		if in.location, err = r.checkLocation(ctx, o); err != nil {
+			return nil, err
+		}
+	}
+	in.now = r.Clock.Now()
+	return in, nil
+}
+
+// checkLocation says what is wrong with the location that backups of a schedule go to, or "".
+func (r *reconciler) checkLocation(ctx context.Context, o *harvesterv1.ScheduleVMBackup) (string, error) {
+	var locations velerov1.BackupStorageLocationList
+	if err := r.cached.List(ctx, &locations, client.InNamespace(r.Namespace)); err != nil {
+		return "", fmt.Errorf("list the BackupStorageLocations of %s: %w", r.Namespace, err)
+	}
+	name := o.Annotations[harvesterv1.AnnotationLocation]
+	switch l := location.Choose(locations.Items, name); {
+	case l == nil && name != "":
+		return fmt.Sprintf("BackupStorageLocation %.80q, which the annotation %s names, does not exist", name, harvesterv1.AnnotationLocation), nil
+	case l == nil:
+		return "no BackupStorageLocation is the default", nil
+	case l.Status.Phase != velerov1.LocationAvailable:
+		return fmt.Sprintf("BackupStorageLocation %s is not available (%s)", l.Name,
+			cmp.Or(l.Status.Message, "it was not tried yet")), nil
+	}
+	return "", nil
+}
+
+// carryOut does what a plan says. Each step may be the last one before the process dies.
+func (r *reconciler) carryOut(ctx context.Context, o *harvesterv1.ScheduleVMBackup, p *plan) error {
+	if p.suspend {
+		base := o.DeepCopy()
+		o.Spec.Suspend = true
+		if err := r.cached.Patch(ctx, o, reconcile.MergeFrom(base)); err != nil {
+			return fmt.Errorf("suspend it: %w", err)
+		}
+	}
+	if p.create != nil {
+		refused, err := r.children.Make(ctx, o.UID, p.create)
+		if err != nil {
+			return err
+		}
+		if run := &p.status.Runs[0]; refused != "" {
+			run.Result, run.Message, run.Backup = harvesterv1.RunFailed, reconcile.CutText(refused, messageBytes), ""
+			p.status.Failure++
+			p.ended = append(p.ended, *run)
+		}
+	}
+	before := o.Status.Suspended
+	base := o.DeepCopy()
+	o.Status = p.status
+	if !equality.Semantic.DeepEqual(base.Status, o.Status) {
+		if err := r.cached.Status().Patch(ctx, o, reconcile.MergeFrom(base)); err != nil {
+			return fmt.Errorf("write the status: %w", err)
+		}
+	}
+	r.tell(o, p, before)
+	for _, b := range p.remove {
+		if err := r.children.Remove(ctx, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tell makes events of what happened.
+func (r *reconciler) tell(o *harvesterv1.ScheduleVMBackup, p *plan, wasSuspended bool) {
+	for _, run := range p.ended {
+		if run.Result == harvesterv1.RunFailed {
+			r.events.Eventf(o, nil, corev1.EventTypeWarning, "BackupFailed", "BackUp", "the backup that was due at %s failed: %s",
+				run.Time.UTC().Format(time.RFC3339), run.Message)
+		}
+	}
+	switch now := o.Status.Suspended; {
+	case p.suspend:
+		r.events.Eventf(o, nil, corev1.EventTypeWarning, "Suspended", "Suspend",
+			"%d backups have failed one after the other: put right what status.runs says, and set spec.suspend to false", o.Status.Failure)
+	case now && !wasSuspended:
+		r.events.Eventf(o, nil, corev1.EventTypeNormal, "Suspended", "Suspend", "no backups are made until spec.suspend is false")
+	case !now && wasSuspended:
+		r.events.Eventf(o, nil, corev1.EventTypeNormal, "Resumed", "Resume", "backups are made again")
+	}
+}

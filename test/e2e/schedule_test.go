@@ -1,0 +1,231 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/controller/keep/condition"
+	"github.com/varvebackup/varve/test/gen"
+	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
+	"github.com/varvebackup/varve/test/wait"
+)
+
+// TestSchedule_keepsTheNewest has a machine backed up every minute, while it runs and while it is stopped: the oldest
+// backups go with their restore points, and the newest one has what the disk has. It is suspended by hand, and by itself
+// when its location is away, and goes on when that is back.
+func TestSchedule_keepsTheNewest(t *testing.T) {
+	s := newScene(t, "schedule")
+	ctx := t.Context()
+	s.boot(lab.Disk{Name: "blk", Bytes: 16 * mib, Block: true})
+	location, err := s.BucketLocation(ctx, "e2e-schedule", os.Getenv("VARVE_BOX_DIR"))
+	s.must(err)
+	t.Cleanup(func() { s.must(location.Remove(context.WithoutCancel(ctx))) })
+	const device = `b=/dev/$(grep -lx blk /sys/block/*/serial | cut -d/ -f4); `
+	s.guest(device + `head -c 8000000 /dev/urandom | dd of=$b bs=1M conv=notrunc,fsync`)
+	sum, _, _ := strings.Cut(strings.TrimSpace(s.guest(device+`sha256sum <$b`)), " ")
+
+	w := &scheduled{scene: s, ScheduleVMBackup: gen.Schedule(gen.Meta(s.Namespace, "minutes"), s.vm, func(o *harvesterv1.ScheduleVMBackup) {
+		o.Spec.Cron, o.Spec.Retain, o.Spec.MaxFailure = "* * * * *", 3, 2
+		o.Annotations = map[string]string{
+			harvesterv1.AnnotationSkipCronCheck: "enable", harvesterv1.AnnotationLocation: location.Name,
+		}
+	})}
+	s.must(s.Create(ctx, w))
+	w.waitSucceeded(4)
+	w.setSuspend(true)
+	w.wait("a run that is skipped", func() error {
+		if r := w.Status.Runs[0]; r.Reason != harvesterv1.SkippedSuspended {
+			return fmt.Errorf("the latest run is %+v", r)
+		}
+		return nil
+	})
+	w.waitRetained()
+	if n := s.countRestorePoints(client.ObjectKeyFromObject(location.BackupStorageLocation)); n != w.Spec.Retain*len(s.disks) {
+		t.Errorf("%d restore points of %d backups with %d disks", n, w.Spec.Retain, len(s.disks))
+	}
+	newest := w.newest()
+	r, err := s.RestoreMachine(ctx, &lab.MachineBackup{VirtualMachineBackup: newest}, "beside", moveTimeout)
+	s.must(err)
+	for _, v := range r.Status.VolumeRestores {
+		if strings.Contains(v.VolumeName, "blk") {
+			s.holds(v.PersistentVolumeClaim, sum)
+			sum = ""
+		}
+	}
+	if sum != "" {
+		verdict.Errorf(t, "no disk of the restored machine was compared: %+v", r.Status.VolumeRestores)
+	}
+	s.lose("beside")
+
+	vmi := s.instance()
+	s.strategy(kubevirtv1.RunStrategyHalted)
+	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
+	good := maps.Clone(location.Spec.Config)
+	s.pointLocation(location, map[string]string{"s3Url": "https://127.0.0.1:9", "region": good["region"]}, velerov1.LocationUnavailable)
+	w.setSuspend(false)
+	w.wait("that its location is away", func() error {
+		if c := condition.Find(w.Status.Conditions, harvesterv1.ConditionBackupSuspend); c == nil ||
+			!strings.Contains(c.Message, "is not available") {
+			return fmt.Errorf("condition %+v", c)
+		}
+		return nil
+	})
+	s.pointLocation(location, good, velerov1.LocationAvailable)
+	w.wait("to go on", func() error { return w.isSuspended(false) })
+	s.pointLocation(location, map[string]string{"s3Url": "https://127.0.0.1:9", "region": good["region"]}, velerov1.LocationUnavailable)
+	w.wait("two failures", func() error {
+		c := condition.Find(w.Status.Conditions, harvesterv1.ConditionBackupSuspend)
+		if c == nil || !strings.HasPrefix(c.Message, "Reach Max Failure") || !w.Spec.Suspend {
+			return fmt.Errorf("spec.suspend %v, condition %+v, runs %+v", w.Spec.Suspend, c, w.Status.Runs)
+		}
+		return w.isSuspended(true)
+	})
+	s.pointLocation(location, good, velerov1.LocationAvailable)
+	w.setSuspend(false)
+	w.wait("to go on", func() error { return w.isSuspended(false) })
+	before := w.Status.LastSuccessfulTime
+	w.wait("a backup of the stopped machine", func() error {
+		if !before.Before(w.Status.LastSuccessfulTime) {
+			return fmt.Errorf("runs %+v", w.Status.Runs)
+		}
+		return nil
+	})
+	w.waitRetained()
+	for _, b := range w.backups() {
+		if b.HasFailed() {
+			t.Errorf("%s has failed and is left: %s", b.Name, *b.Status.Error.Message)
+		}
+	}
+	s.must(s.Delete(ctx, w))
+	if n := len(w.backups()); n < 3 {
+		t.Errorf("%d backups are left of a schedule that was deleted", n)
+	}
+}
+
+// scheduled is a schedule of a scene.
+type scheduled struct {
+	*scene
+	*harvesterv1.ScheduleVMBackup
+}
+
+// wait waits until check is content with the schedule as it is.
+func (w *scheduled) wait(what string, check func() error) {
+	w.t.Helper()
+	w.must(wait.For(w.t.Context(), 6*time.Minute, "the schedule: "+what, func(ctx context.Context) (bool, string, error) {
+		if err := w.Get(ctx, client.ObjectKeyFromObject(w.ScheduleVMBackup), w.ScheduleVMBackup); err != nil {
+			return false, "", err
+		}
+		if err := check(); err != nil {
+			return false, err.Error(), nil //nolint:nilerr // it is waited for
+		}
+		return true, "", nil
+	}))
+}
+
+// waitSucceeded waits until so many runs have succeeded, and fails if one did not.
+func (w *scheduled) waitSucceeded(n int) {
+	w.t.Helper()
+	w.wait(fmt.Sprintf("%d backups", n), func() error {
+		good := 0
+		for _, r := range w.Status.Runs {
+			switch r.Result {
+			case harvesterv1.RunSucceeded:
+				good++
+			case harvesterv1.RunFailed, harvesterv1.RunDeleted:
+				w.t.Fatalf("a run failed: %+v", r)
+			}
+		}
+		if good < n {
+			return fmt.Errorf("runs %+v", w.Status.Runs)
+		}
+		return nil
+	})
+	w.t.Logf("runs: %+v", w.Status.Runs)
+}
+
+// waitRetained waits until as many backups are there as are to stay, beside one that runs unless the schedule is suspended.
+func (w *scheduled) waitRetained() {
+	w.t.Helper()
+	w.wait("the oldest to go", func() error {
+		ready, running := 0, 0
+		for _, b := range w.backups() {
+			if b.IsReady() {
+				ready++
+			} else if !b.HasFailed() {
+				running++
+			}
+		}
+		if ready != w.Spec.Retain || running > 0 && w.Status.Suspended {
+			return fmt.Errorf("%d backups are ready, want %d; %d run", ready, w.Spec.Retain, running)
+		}
+		return nil
+	})
+}
+
+func (w *scheduled) backups() []harvesterv1.VirtualMachineBackup {
+	w.t.Helper()
+	var list harvesterv1.VirtualMachineBackupList
+	w.must(w.List(w.t.Context(), &list, client.InNamespace(w.scene.Namespace),
+		client.MatchingLabels{harvesterv1.LabelSchedule: string(w.UID)}))
+	return list.Items
+}
+
+// newest returns the newest backup that is ready.
+func (w *scheduled) newest() (newest *harvesterv1.VirtualMachineBackup) {
+	w.t.Helper()
+	all := w.backups()
+	for i := range all {
+		if all[i].IsReady() && (newest == nil || newest.Labels[harvesterv1.LabelScheduledTime] < all[i].Labels[harvesterv1.LabelScheduledTime]) {
+			newest = &all[i]
+		}
+	}
+	if newest == nil {
+		w.t.Fatal("no backup is ready")
+	}
+	return newest
+}
+
+func (w *scheduled) isSuspended(want bool) error {
+	if w.Status.Suspended != want {
+		return fmt.Errorf("suspended %v, conditions %+v", w.Status.Suspended, w.Status.Conditions)
+	}
+	return nil
+}
+
+func (w *scheduled) setSuspend(suspend bool) {
+	w.t.Helper()
+	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"suspend":%v}}`, suspend))
+	w.must(w.Patch(w.t.Context(), w.ScheduleVMBackup, patch))
+}
+
+// pointLocation changes where a location is, and waits until it was tried.
+func (s *scene) pointLocation(at *lab.Location, config map[string]string, want velerov1.BackupStorageLocationPhase) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	l := at.BackupStorageLocation
+	s.must(s.Get(ctx, client.ObjectKeyFromObject(l), l))
+	tried := l.Status.LastValidationTime
+	l.Spec.Config = config
+	s.must(s.Update(ctx, l))
+	s.must(wait.For(ctx, 3*time.Minute, "location "+l.Name+" to be "+string(want), func(ctx context.Context) (bool, string, error) {
+		if err := s.Get(ctx, client.ObjectKeyFromObject(l), l); err != nil {
+			return false, "", err
+		}
+		again := l.Status.LastValidationTime != nil && !l.Status.LastValidationTime.Equal(tried)
+		return again && l.Status.Phase == want, fmt.Sprintf("%s %s", l.Status.Phase, l.Status.Message), nil
+	}))
+}
