@@ -25,8 +25,8 @@ import (
 )
 
 // TestSchedule_keepsTheNewest has a machine backed up every minute, while it runs and while it is stopped: the oldest
-// backups go with their restore points, and the newest one has what the disk has. It is suspended by hand, and by itself
-// when its location is away, and goes on when that is back.
+// backups go with their restore points, and the newest one has what the disk has. It is suspended by hand, and by
+// itself when its location is away, and goes on when that is back.
 func TestSchedule_keepsTheNewest(t *testing.T) {
 	s := newScene(t, "schedule")
 	ctx := t.Context()
@@ -38,12 +38,13 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 	s.guest(device + `head -c 8000000 /dev/urandom | dd of=$b bs=1M conv=notrunc,fsync`)
 	sum, _, _ := strings.Cut(strings.TrimSpace(s.guest(device+`sha256sum <$b`)), " ")
 
-	w := &scheduled{scene: s, ScheduleVMBackup: gen.Schedule(gen.Meta(s.Namespace, "minutes"), s.vm, func(o *harvesterv1.ScheduleVMBackup) {
-		o.Spec.Cron, o.Spec.Retain, o.Spec.MaxFailure = "* * * * *", 3, 2
-		o.Annotations = map[string]string{
-			harvesterv1.AnnotationSkipCronCheck: "enable", harvesterv1.AnnotationLocation: location.Name,
-		}
-	})}
+	w := &scheduled{scene: s, ScheduleVMBackup: gen.Schedule(gen.Meta(s.Namespace, "minutes"), s.vm,
+		func(o *harvesterv1.ScheduleVMBackup) {
+			o.Spec.Cron, o.Spec.Retain, o.Spec.MaxFailure = "* * * * *", 3, 2
+			o.Annotations = map[string]string{
+				harvesterv1.AnnotationSkipCronCheck: "enable", harvesterv1.AnnotationLocation: location.Name,
+			}
+		})}
 	s.must(s.Create(ctx, w))
 	w.waitSucceeded(4)
 	w.setSuspend(true)
@@ -54,7 +55,8 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 		return nil
 	})
 	w.waitRetained()
-	if n := s.countRestorePoints(client.ObjectKeyFromObject(location.BackupStorageLocation)); n != w.Spec.Retain*len(s.disks) {
+	kept := w.Spec.Retain * len(s.disks)
+	if n := s.countRestorePoints(client.ObjectKeyFromObject(location.BackupStorageLocation)); n != kept {
 		t.Errorf("%d restore points of %d backups with %d disks", n, w.Spec.Retain, len(s.disks))
 	}
 	newest := w.newest()
@@ -75,7 +77,8 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 	s.strategy(kubevirtv1.RunStrategyHalted)
 	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
 	good := maps.Clone(location.Spec.Config)
-	s.pointLocation(location, map[string]string{"s3Url": "https://127.0.0.1:9", "region": good["region"]}, velerov1.LocationUnavailable)
+	s.pointLocation(location, map[string]string{"s3Url": "https://127.0.0.1:9", "region": good["region"]},
+		velerov1.LocationUnavailable)
 	w.setSuspend(false)
 	w.wait("that its location is away", func() error {
 		if c := condition.Find(w.Status.Conditions, harvesterv1.ConditionBackupSuspend); c == nil ||
@@ -86,7 +89,8 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 	})
 	s.pointLocation(location, good, velerov1.LocationAvailable)
 	w.wait("to go on", func() error { return w.isSuspended(false) })
-	s.pointLocation(location, map[string]string{"s3Url": "https://127.0.0.1:9", "region": good["region"]}, velerov1.LocationUnavailable)
+	s.pointLocation(location, map[string]string{"s3Url": "https://127.0.0.1:9", "region": good["region"]},
+		velerov1.LocationUnavailable)
 	w.wait("two failures", func() error {
 		c := condition.Find(w.Status.Conditions, harvesterv1.ConditionBackupSuspend)
 		if c == nil || !strings.HasPrefix(c.Message, "Reach Max Failure") || !w.Spec.Suspend {
@@ -125,15 +129,16 @@ type scheduled struct {
 // wait waits until check is content with the schedule as it is.
 func (w *scheduled) wait(what string, check func() error) {
 	w.t.Helper()
-	w.must(wait.For(w.t.Context(), 6*time.Minute, "the schedule: "+what, func(ctx context.Context) (bool, string, error) {
-		if err := w.Get(ctx, client.ObjectKeyFromObject(w.ScheduleVMBackup), w.ScheduleVMBackup); err != nil {
-			return false, "", err
-		}
-		if err := check(); err != nil {
-			return false, err.Error(), nil //nolint:nilerr // it is waited for
-		}
-		return true, "", nil
-	}))
+	w.must(wait.For(w.t.Context(), 6*time.Minute, "the schedule: "+what,
+		func(ctx context.Context) (bool, string, error) {
+			if err := w.Get(ctx, client.ObjectKeyFromObject(w.ScheduleVMBackup), w.ScheduleVMBackup); err != nil {
+				return false, "", err
+			}
+			if err := check(); err != nil {
+				return false, err.Error(), nil //nolint:nilerr // it is waited for
+			}
+			return true, "", nil
+		}))
 }
 
 // waitSucceeded waits until so many runs have succeeded, and fails if one did not.
@@ -157,7 +162,8 @@ func (w *scheduled) waitSucceeded(n int) {
 	w.t.Logf("runs: %+v", w.Status.Runs)
 }
 
-// waitRetained waits until as many backups are there as are to stay, beside one that runs unless the schedule is suspended.
+// waitRetained waits until as many backups are there as are to stay, beside one that runs unless the schedule is
+// suspended.
 func (w *scheduled) waitRetained() {
 	w.t.Helper()
 	w.wait("the oldest to go", func() error {
@@ -189,7 +195,8 @@ func (w *scheduled) newest() (newest *harvesterv1.VirtualMachineBackup) {
 	w.t.Helper()
 	all := w.backups()
 	for i := range all {
-		if all[i].IsReady() && (newest == nil || newest.Labels[harvesterv1.LabelScheduledTime] < all[i].Labels[harvesterv1.LabelScheduledTime]) {
+		if all[i].IsReady() &&
+			(newest == nil || newest.Labels[harvesterv1.LabelScheduledTime] < all[i].Labels[harvesterv1.LabelScheduledTime]) {
 			newest = &all[i]
 		}
 	}
@@ -221,11 +228,12 @@ func (s *scene) pointLocation(at *lab.Location, config map[string]string, want v
 	tried := l.Status.LastValidationTime
 	l.Spec.Config = config
 	s.must(s.Update(ctx, l))
-	s.must(wait.For(ctx, 3*time.Minute, "location "+l.Name+" to be "+string(want), func(ctx context.Context) (bool, string, error) {
-		if err := s.Get(ctx, client.ObjectKeyFromObject(l), l); err != nil {
-			return false, "", err
-		}
-		again := l.Status.LastValidationTime != nil && !l.Status.LastValidationTime.Equal(tried)
-		return again && l.Status.Phase == want, fmt.Sprintf("%s %s", l.Status.Phase, l.Status.Message), nil
-	}))
+	s.must(wait.For(ctx, 3*time.Minute, "location "+l.Name+" to be "+string(want),
+		func(ctx context.Context) (bool, string, error) {
+			if err := s.Get(ctx, client.ObjectKeyFromObject(l), l); err != nil {
+				return false, "", err
+			}
+			again := l.Status.LastValidationTime != nil && !l.Status.LastValidationTime.Equal(tried)
+			return again && l.Status.Phase == want, fmt.Sprintf("%s %s", l.Status.Phase, l.Status.Message), nil
+		}))
 }

@@ -64,9 +64,9 @@ type ScheduleVMBackupList struct {
 //
 // +kubebuilder:validation:XValidation:rule="self.maxFailure < self.retain",message="maxFailure must be less than retain",fieldPath=".maxFailure"
 type ScheduleVMBackupSpec struct {
-	// cron gives the times: minute, hour, day of the month, month and day of the week, or @hourly, @daily, @weekly, @monthly or
-	// @yearly. They are in UTC, unless the annotation varvebackup.io/time-zone or a prefix such as "CRON_TZ=Europe/Berlin"
-	// names another time zone. Two due times are an hour apart or more, unless the annotation
+	// cron gives the times: minute, hour, day of the month, month and day of the week, or @hourly, @daily, @weekly,
+	// @monthly or @yearly. They are in UTC, unless the annotation varvebackup.io/time-zone or a prefix such as
+	// "CRON_TZ=Europe/Berlin" names another time zone. Two due times are an hour apart or more, unless the annotation
 	// harvesterhci.io/svmbackupSkipCronCheck is "enable".
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
@@ -76,12 +76,13 @@ type ScheduleVMBackupSpec struct {
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=250
 	Retain int `json:"retain"`
-	// maxFailure is how many backups may fail one after the other before the schedule is suspended. It is less than retain.
+	// maxFailure is how many backups may fail one after the other before the schedule is suspended. It is less than
+	// retain.
 	// +kubebuilder:default=4
 	// +kubebuilder:validation:Minimum=2
 	MaxFailure int `json:"maxFailure"`
-	// suspend is true while no backups are to be made. It is also set when maxFailure is reached; setting it back to false
-	// removes the backups that failed, and makes backups again.
+	// suspend is true while no backups are to be made. It is also set when maxFailure is reached; setting it back to
+	// false removes the backups that failed, and makes backups again.
 	// +kubebuilder:default=false
 	// +optional
 	Suspend bool `json:"suspend"`
@@ -102,8 +103,8 @@ type ScheduleVMBackupStatus struct {
 	// suspended is true while no backups are made.
 	// +optional
 	Suspended bool `json:"suspended,omitempty"`
-	// conditions are BackupSuspend, which says why the schedule is suspended, and Ready, which is False if the schedule can
-	// make no backups as it is.
+	// conditions are BackupSuspend, which says why the schedule is suspended, and Ready, which is False if the
+	// schedule can make no backups as it is.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -111,8 +112,8 @@ type ScheduleVMBackupStatus struct {
 	// observedCron is the expression that the due times follow, with its time zone.
 	// +optional
 	ObservedCron string `json:"observedCron,omitempty"`
-	// lastScheduleTime is the latest due time that was dealt with: by a backup, or by a record of why there is none. It is
-	// when the schedule was made, or went on, if none has been since.
+	// lastScheduleTime is the latest due time that was dealt with: by a backup, or by a record of why there is none.
+	// It is when the schedule was made, or went on, if none has been since.
 	// +optional
 	// +nullable
 	LastScheduleTime *metav1.Time `json:"lastScheduleTime,omitempty"`
@@ -158,7 +159,8 @@ const (
 	SkippedNoMachine = "MachineNotFound"
 )
 
-// ScheduledRun is one run of a schedule, or several one after the other for which no backup was made for the same reason.
+// ScheduledRun is one run of a schedule, or several one after the other for which no backup was made for the same
+// reason.
 type ScheduledRun struct {
 	// time is when the run was due.
 	Time metav1.Time `json:"time"`

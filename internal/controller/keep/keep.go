@@ -1,6 +1,6 @@
-// Package keep has the controllers of whole machines: VirtualMachineBackup, VirtualMachineRestore and ScheduleVMBackup of
-// harvesterhci.io. They speak to machines through the kinds of KubeVirt alone, and to storage through DataUploads and
-// DataDownloads.
+// Package keep has the controllers of whole machines: VirtualMachineBackup, VirtualMachineRestore and
+// ScheduleVMBackup of harvesterhci.io. They speak to machines through the kinds of KubeVirt alone, and to storage
+// through DataUploads and DataDownloads.
 package keep
 
 import (
@@ -77,5 +77,6 @@ func servesStatus(mgr ctrl.Manager) (bool, error) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == name })
 	}
-	return has("virtualmachinebackups/status") && has("virtualmachinerestores/status") && has("schedulevmbackups/status"), nil
+	return has("virtualmachinebackups/status") && has("virtualmachinerestores/status") &&
+		has("schedulevmbackups/status"), nil
 }

@@ -44,7 +44,10 @@ func scheduleScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
 	mgr := cluster.Manager(t, controlplane.Controller.Restrict(),
 		append(edit, func(o *ctrl.Options) { o.Cache.ByObject = pointdeletion.CachedObjects() })...)
 	w := &scheduled{
-		world: world{T: t, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin), varve: cluster.Client(t, controlplane.Controller)},
+		world: world{
+			T: t, ns: cluster.Namespace(t), admin: cluster.Client(t, controlplane.Admin),
+			varve: cluster.Client(t, controlplane.Controller),
+		},
 	}
 	w.machine("Always")
 	w.schedule = gen.Schedule(w.meta("minutes"), "web", func(o *harvesterv1.ScheduleVMBackup) {
@@ -155,7 +158,8 @@ func (w *scheduled) suspended(want bool, words string) {
 	w.Helper()
 	w.says(func(s *harvesterv1.ScheduleVMBackupStatus) error {
 		c := condition.Find(s.Conditions, harvesterv1.ConditionBackupSuspend)
-		if s.Suspended != want || c == nil || (c.Status == corev1.ConditionTrue) != want || !strings.Contains(c.Message, words) {
+		if s.Suspended != want || c == nil || (c.Status == corev1.ConditionTrue) != want ||
+			!strings.Contains(c.Message, words) {
 			return fmt.Errorf("suspended %v, condition %+v, want %v %q", s.Suspended, c, want, words)
 		}
 		return nil
@@ -164,10 +168,12 @@ func (w *scheduled) suspended(want bool, words string) {
 
 func (w *scheduled) setSuspend(suspend bool) {
 	w.Helper()
-	controlplane.Update(w.T, w.admin, w.schedule, false, func(o *harvesterv1.ScheduleVMBackup) { o.Spec.Suspend = suspend })
+	controlplane.Update(w.T, w.admin, w.schedule, false,
+		func(o *harvesterv1.ScheduleVMBackup) { o.Spec.Suspend = suspend })
 }
 
-// lives goes through the life of a schedule: backups that are made and removed, failures, a suspension, and that it goes on.
+// lives goes through the life of a schedule: backups that are made and removed, failures, a suspension, and that it
+// goes on.
 func (w *scheduled) lives() {
 	first := w.due()
 	if first.Labels[harvesterv1.LabelSchedule] != string(w.schedule.UID) ||

@@ -86,7 +86,8 @@ func (r *reconciler) writePlan(ctx context.Context, b *harvesterv1.VirtualMachin
 		return ctrl.Result{}, r.endFailed(ctx, base, b, p.refused)
 	case p.waiting != "":
 		setProgressing(&b.Status, in.now, p.waiting)
-		again := min(reconcile.PollInterval(in.now.Sub(b.CreationTimestamp.Time)), max(p.deadline.Sub(in.now), time.Second))
+		again := min(reconcile.PollInterval(in.now.Sub(b.CreationTimestamp.Time)),
+			max(p.deadline.Sub(in.now), time.Second))
 		return ctrl.Result{RequeueAfter: again}, r.writeStatus(ctx, base, b)
 	default:
 		p.status.Conditions = b.Status.Conditions

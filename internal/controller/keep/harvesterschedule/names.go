@@ -43,8 +43,8 @@ func newBackup(o *harvesterv1.ScheduleVMBackup, due, startBy time.Time) *harvest
 	return b
 }
 
-// dueTime returns when the run was due that a backup is of. One whose label somebody has changed counts as of when it was
-// made.
+// dueTime returns when the run was due that a backup is of. One whose label somebody has changed counts as of when it
+// was made.
 func dueTime(b *harvesterv1.VirtualMachineBackup) time.Time {
 	due, err := time.Parse(harvesterv1.ScheduledTimeLayout, b.Labels[harvesterv1.LabelScheduledTime])
 	if err != nil {

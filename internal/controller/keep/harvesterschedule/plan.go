@@ -17,13 +17,14 @@ import (
 const (
 	// leastGranularity is how far two due times of a schedule are apart at least.
 	leastGranularity = time.Hour
-	// clockError is how far a run may seem to be in the future, by a clock that was set back. It is not made again. What is
-	// further away was made by a clock that was wrong, and is not waited for.
+	// clockError is how far a run may seem to be in the future, by a clock that was set back. It is not made again.
+	// What is further away was made by a clock that was wrong, and is not waited for.
 	clockError = 24 * time.Hour
-	// startMargin is how long before the next due time a backup has to have begun, so that its failure is counted by then.
+	// startMargin is how long before the next due time a backup has to have begun, so that its failure is counted by
+	// then.
 	startMargin = 5 * time.Second
-	// leastWindow is how long a backup has to begin at the least: one that is made up for may be made just before the next
-	// one is due.
+	// leastWindow is how long a backup has to begin at the least: one that is made up for may be made just before the
+	// next one is due.
 	leastWindow = 30 * time.Second
 	// mostMissed is how many runs that were missed are counted.
 	mostMissed = 1_000_000
@@ -75,7 +76,8 @@ func makePlan(in *input) *plan {
 	p.remove = chooseOld(in.backups, in.schedule.Spec.Retain)
 	p.waits = in.unfinished() != ""
 	if refused != "" {
-		condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, corev1.ConditionFalse, reasonNotScheduled, refused)
+		condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, corev1.ConditionFalse, reasonNotScheduled,
+			refused)
 		s.NextScheduleTime = nil
 		return p
 	}
@@ -125,7 +127,8 @@ func parseTimes(o *harvesterv1.ScheduleVMBackup) (times *cron.Schedule, refused 
 		return times, ""
 	}
 	if g := times.Granularity(); g < leastGranularity {
-		return nil, fmt.Sprintf("spec.cron: %q is due %s apart, and backups need %s or more: change it, or set the annotation %s to \"enable\"",
+		return nil, fmt.Sprintf("spec.cron: %q is due %s apart, and backups need %s or more: change it, or set "+
+			"the annotation %s to \"enable\"",
 			o.Spec.Cron, g, leastGranularity, harvesterv1.AnnotationSkipCronCheck)
 	}
 	return times, ""
@@ -159,7 +162,8 @@ func (in *input) decideSuspension(p *plan) {
 		p.suspend, s.Suspended = !spec.Suspend, true
 		if tooMany {
 			say(corev1.ConditionTrue, harvesterv1.ReasonMaxFailure, fmt.Sprintf(
-				"%s: %d backups have failed one after the other: put right what status.runs says, and set spec.suspend to false",
+				"%s: %d backups have failed one after the other: put right what status.runs says, and set "+
+					"spec.suspend to false",
 				harvesterv1.ReasonMaxFailure, s.Failure))
 			return
 		}
@@ -210,9 +214,11 @@ func (in *input) decideRun(p *plan, times *cron.Schedule) {
 	running := in.unfinished()
 	switch {
 	case running != "":
-		record(s, skippedRun(due, harvesterv1.SkippedOverlap, "VirtualMachineBackup %s of the run before had not ended", running))
+		record(s, skippedRun(due, harvesterv1.SkippedOverlap, "VirtualMachineBackup %s of the run before had "+
+			"not ended", running))
 	case !in.machine:
-		record(s, skippedRun(due, harvesterv1.SkippedNoMachine, "virtual machine %s does not exist", in.schedule.Spec.VMBackupSpec.Source.Name))
+		record(s, skippedRun(due, harvesterv1.SkippedNoMachine, "virtual machine %s does not exist",
+			in.schedule.Spec.VMBackupSpec.Source.Name))
 	default:
 		p.create = newBackup(in.schedule, due, in.startBy(times))
 		record(s, harvesterv1.ScheduledRun{

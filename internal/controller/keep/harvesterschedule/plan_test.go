@@ -55,11 +55,14 @@ func newTown(t *testing.T, edit ...func(*harvesterv1.ScheduleVMBackup)) *town {
 	return w
 }
 
-// pass is one pass of the reconciler that dies after some of its steps: 1, before anything; 2, after the spec; 3, after the
-// backup; 4, after the status; 0, not at all.
+// pass is one pass of the reconciler that dies after some of its steps: 1, before anything; 2, after the spec; 3,
+// after the backup; 4, after the status; 0, not at all.
 func (w *town) pass(dies int) *plan {
 	w.Helper()
-	p := makePlan(&input{now: w.now, schedule: w.schedule, backups: w.backups, machine: w.machine, location: w.location})
+	p := makePlan(&input{
+		now: w.now, schedule: w.schedule, backups: w.backups, machine: w.machine,
+		location: w.location,
+	})
 	if dies == 1 {
 		return p
 	}
@@ -67,7 +70,8 @@ func (w *town) pass(dies int) *plan {
 	if dies == 2 {
 		return p
 	}
-	if p.create != nil && !slices.ContainsFunc(w.backups, func(b *harvesterv1.VirtualMachineBackup) bool { return b.Name == p.create.Name }) {
+	if p.create != nil && !slices.ContainsFunc(w.backups,
+		func(b *harvesterv1.VirtualMachineBackup) bool { return b.Name == p.create.Name }) {
 		p.create.UID, p.create.CreationTimestamp = types.UID(p.create.Name), metav1.NewTime(w.now)
 		w.backups, w.made = append(w.backups, p.create), append(w.made, dueTime(p.create))
 	}
@@ -189,12 +193,15 @@ func TestPlan_failures(t *testing.T) {
 	w.wants("failed ones go first", w.names(), "10:02 10:03 10:05")
 	w.minutes(2, "the target is away")
 	w.wants("the latest failure says why", w.names(), "10:02 10:03 10:05 10:07!")
-	if s := w.schedule.Status; !w.schedule.Spec.Suspend || !s.Suspended || s.Failure != 2 || !strings.HasPrefix(w.suspension(), "Reach Max Failure") {
-		t.Errorf("after two failures in a row: spec.suspend %v, status %+v, %q", w.schedule.Spec.Suspend, s, w.suspension())
+	if s := w.schedule.Status; !w.schedule.Spec.Suspend || !s.Suspended || s.Failure != 2 ||
+		!strings.HasPrefix(w.suspension(), "Reach Max Failure") {
+		t.Errorf("after two failures in a row: spec.suspend %v, status %+v, %q", w.schedule.Spec.Suspend, s,
+			w.suspension())
 	}
 	w.minutes(3, "")
 	w.wants("while it is suspended", w.names(), "10:02 10:03 10:05 10:07!")
-	w.wants("runs", w.runs(), "10:08x3 Skipped Suspended, 10:07 Failed, 10:06 Failed, 10:05 Succeeded, 10:04 Failed, 10:03 Succeeded, 10:02 Succeeded, 10:01 Succeeded")
+	w.wants("runs", w.runs(), "10:08x3 Skipped Suspended, 10:07 Failed, 10:06 Failed, 10:05 Succeeded, 10:04 "+
+		"Failed, 10:03 Succeeded, 10:02 Succeeded, 10:01 Succeeded")
 
 	w.location, w.schedule.Spec.Suspend = "BackupStorageLocation shelf is not available", false
 	w.minutes(1, "")
@@ -256,7 +263,8 @@ func TestPlan_runsWithoutABackup(t *testing.T) {
 	w.now = w.now.Add(10 * time.Minute)
 	w.pass(0)
 	w.wants("what was missed is made up for once", w.names(), "10:01 10:14")
-	w.wants("and recorded", w.runs(), "10:14 Started, 10:05x9 Missed, 10:04 Skipped MachineNotFound, 10:02x2 Skipped Overlap, 10:01 Succeeded")
+	w.wants("and recorded", w.runs(), "10:14 Started, 10:05x9 Missed, 10:04 Skipped MachineNotFound, 10:02x2 "+
+		"Skipped Overlap, 10:01 Succeeded")
 	w.backups = w.backups[:1]
 	w.pass(0)
 	w.wants("a backup that is deleted", strings.Split(w.runs(), ",")[0], "10:14 Deleted")
@@ -288,7 +296,8 @@ func TestPlan_otherTimes(t *testing.T) {
 	}
 	w.schedule.Spec.Cron = "0 9 * * *"
 	w.pass(0)
-	if c := condition.Find(w.schedule.Status.Conditions, harvesterv1.ConditionReady); c.Status != corev1.ConditionTrue || c.Message != "" {
+	if c := condition.Find(w.schedule.Status.Conditions,
+		harvesterv1.ConditionReady); c.Status != corev1.ConditionTrue || c.Message != "" {
 		t.Errorf("a schedule that was put right: %+v", c)
 	}
 }
@@ -361,8 +370,8 @@ func TestChooseOld(t *testing.T) {
 	}
 }
 
-// TestPlan_dies runs schedules with a controller that dies after any of its steps and stays away for a while, backups that
-// last, and a clock that jumps. Each due time has one backup, or one record of why there is none.
+// TestPlan_dies runs schedules with a controller that dies after any of its steps and stays away for a while, backups
+// that last, and a clock that jumps. Each due time has one backup, or one record of why there is none.
 func TestPlan_dies(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"* * * * *", "*/7 * * * *", "0 * * * *", "30 2 * * *", "0 1 * * 1,4"} {
@@ -407,7 +416,8 @@ func (w *town) live(times *cron.Schedule, r *rand.Rand) {
 			want++
 		}
 		if got := runsSince(before.Runs, w.schedule.Status.Runs); got != want {
-			w.Fatalf("%d runs were due after %s and until %s, and %d are recorded: %s", want, counted, last, got, w.runs())
+			w.Fatalf("%d runs were due after %s and until %s, and %d are recorded: %s", want, counted, last, got,
+				w.runs())
 		}
 		counted = last
 	}
@@ -423,7 +433,8 @@ func (w *town) live(times *cron.Schedule, r *rand.Rand) {
 // runsSince returns how many runs were recorded between two versions of a status.
 func runsSince(before, after []harvesterv1.ScheduledRun) (n int) {
 	for _, r := range after {
-		if len(before) > 0 && r.Time.Equal(&before[0].Time) && r.Backup == before[0].Backup && r.Reason == before[0].Reason {
+		if len(before) > 0 && r.Time.Equal(&before[0].Time) && r.Backup == before[0].Backup &&
+			r.Reason == before[0].Reason {
 			return n + max(r.Count, 1) - max(before[0].Count, 1)
 		}
 		n += max(r.Count, 1)

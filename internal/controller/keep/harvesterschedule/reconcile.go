@@ -96,7 +96,8 @@ func (r *reconciler) checkLocation(ctx context.Context, o *harvesterv1.ScheduleV
 	name := o.Annotations[harvesterv1.AnnotationLocation]
 	switch l := location.Choose(locations.Items, name); {
 	case l == nil && name != "":
-		return fmt.Sprintf("BackupStorageLocation %.80q, which the annotation %s names, does not exist", name, harvesterv1.AnnotationLocation), nil
+		return fmt.Sprintf("BackupStorageLocation %.80q, which the annotation %s names, does not exist", name,
+			harvesterv1.AnnotationLocation), nil
 	case l == nil:
 		return "no BackupStorageLocation is the default", nil
 	case l.Status.Phase != velerov1.LocationAvailable:
@@ -147,16 +148,19 @@ func (r *reconciler) carryOut(ctx context.Context, o *harvesterv1.ScheduleVMBack
 func (r *reconciler) tell(o *harvesterv1.ScheduleVMBackup, p *plan, wasSuspended bool) {
 	for _, run := range p.ended {
 		if run.Result == harvesterv1.RunFailed {
-			r.events.Eventf(o, nil, corev1.EventTypeWarning, "BackupFailed", "BackUp", "the backup that was due at %s failed: %s",
+			r.events.Eventf(o, nil, corev1.EventTypeWarning, "BackupFailed", "BackUp", "the backup that was due "+
+				"at %s failed: %s",
 				run.Time.UTC().Format(time.RFC3339), run.Message)
 		}
 	}
 	switch now := o.Status.Suspended; {
 	case p.suspend:
 		r.events.Eventf(o, nil, corev1.EventTypeWarning, "Suspended", "Suspend",
-			"%d backups have failed one after the other: put right what status.runs says, and set spec.suspend to false", o.Status.Failure)
+			"%d backups have failed one after the other: put right what status.runs says, and set "+
+				"spec.suspend to false", o.Status.Failure)
 	case now && !wasSuspended:
-		r.events.Eventf(o, nil, corev1.EventTypeNormal, "Suspended", "Suspend", "no backups are made until spec.suspend is false")
+		r.events.Eventf(o, nil, corev1.EventTypeNormal, "Suspended", "Suspend", "no backups are made until "+
+			"spec.suspend is false")
 	case !now && wasSuspended:
 		r.events.Eventf(o, nil, corev1.EventTypeNormal, "Resumed", "Resume", "backups are made again")
 	}

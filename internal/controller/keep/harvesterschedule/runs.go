@@ -18,8 +18,8 @@ const (
 	messageBytes = 1024
 )
 
-// record writes a run down, the newest first. One that made no backup for the same reason as the one before it is counted
-// there. Of several runs, the first was due at its Time and the last at its LastTime.
+// record writes a run down, the newest first. One that made no backup for the same reason as the one before it is
+// counted there. Of several runs, the first was due at its Time and the last at its LastTime.
 func record(s *harvesterv1.ScheduleVMBackupStatus, run harvesterv1.ScheduledRun) {
 	run.Message = reconcile.CutText(run.Message, messageBytes)
 	if len(s.Runs) > 0 && run.Backup == "" && s.Runs[0].Backup == "" &&
@@ -36,9 +36,11 @@ func record(s *harvesterv1.ScheduleVMBackupStatus, run harvesterv1.ScheduledRun)
 	s.Runs = s.Runs[:min(len(s.Runs), runsKept)]
 }
 
-// settle notes what became of the backups of runs that had not ended, the oldest first, and counts the failures in a row.
-// It returns the runs that have ended now.
-func settle(s *harvesterv1.ScheduleVMBackupStatus, backups []*harvesterv1.VirtualMachineBackup) (ended []harvesterv1.ScheduledRun) {
+// settle notes what became of the backups of runs that had not ended, the oldest first, and counts the failures in a
+// row. It returns the runs that have ended now.
+func settle(
+	s *harvesterv1.ScheduleVMBackupStatus, backups []*harvesterv1.VirtualMachineBackup,
+) (ended []harvesterv1.ScheduledRun) {
 	byName := map[string]*harvesterv1.VirtualMachineBackup{}
 	for _, b := range backups {
 		byName[b.Name] = b
@@ -71,6 +73,7 @@ func failureOf(b *harvesterv1.VirtualMachineBackup) string {
 
 func skippedRun(due time.Time, reason, format string, args ...any) harvesterv1.ScheduledRun {
 	return harvesterv1.ScheduledRun{
-		Time: metav1.NewTime(due), Result: harvesterv1.RunSkipped, Reason: reason, Message: fmt.Sprintf(format, args...),
+		Time: metav1.NewTime(due), Result: harvesterv1.RunSkipped, Reason: reason,
+		Message: fmt.Sprintf(format, args...),
 	}
 }
