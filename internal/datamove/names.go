@@ -66,6 +66,9 @@ const (
 	LabelBackupName = "velero.io/backup-name"
 	// LabelBackupUID is on a DataUpload: the Velero backup's UID.
 	LabelBackupUID = "velero.io/backup-uid"
+	// LabelRestoreName is on a DataDownload that Velero makes: the name of its restore. Pods that use the claims come
+	// with such a restore, and wait for the volumes.
+	LabelRestoreName = "velero.io/restore-name"
 	// LabelRestoredVolume is the label that the selector of a target claim asks for.
 	LabelRestoredVolume = "velero.io/dynamic-pv-restore"
 	// LabelPodUpload and LabelPodDownload are on mover pods: the name of the object.

@@ -32,6 +32,7 @@ const (
 const (
 	DefaultPerNode        = 2
 	DefaultPrepareTimeout = 30 * time.Minute
+	DefaultConsumerWait   = 10 * time.Minute
 )
 
 // Settings are those of the data mover.
@@ -44,6 +45,9 @@ type Settings struct {
 	Concurrency Concurrency `json:"concurrency,omitempty"`
 	// PrepareTimeout is how long it may take until a mover pod runs.
 	PrepareTimeout metav1.Duration `json:"prepareTimeout,omitempty"`
+	// ConsumerWait is how long a restore of Velero's waits for a pod that uses the claim, where the claim's StorageClass
+	// has its volumes made for a first consumer; 0s: not at all. Use EffectiveConsumerWait.
+	ConsumerWait metav1.Duration `json:"consumerWait,omitempty"`
 	// Parallel is how many parts of a volume are moved at once; 0: as many as the mover finds good.
 	Parallel int `json:"parallel,omitempty"`
 	// Pod is for every mover pod.
@@ -97,6 +101,7 @@ func Default() Settings {
 		Namespaces:     []string{layout.Namespace, datamove.VeleroNamespace},
 		Concurrency:    Concurrency{PerNode: DefaultPerNode},
 		PrepareTimeout: metav1.Duration{Duration: DefaultPrepareTimeout},
+		ConsumerWait:   metav1.Duration{Duration: DefaultConsumerWait},
 	}
 }
 
@@ -149,6 +154,9 @@ func (s *Settings) validate() error {
 	if s.PrepareTimeout.Duration < time.Second {
 		refuse("prepareTimeout: %s is less than a second", s.PrepareTimeout.Duration)
 	}
+	if s.ConsumerWait.Duration < 0 {
+		refuse("consumerWait: %s is negative; 0s waits for no pod", s.ConsumerWait.Duration)
+	}
 	if s.Parallel < 0 {
 		refuse("parallel: %d is negative", s.Parallel)
 	}
@@ -187,6 +195,12 @@ func (s *Settings) Serves(namespace string) bool { return slices.Contains(s.Name
 // ServesMover says whether spec.datamover selects Varve.
 func (s *Settings) ServesMover(mover string) bool {
 	return mover == datamove.Mover || s.BuiltIn && (mover == "" || mover == datamove.BuiltIn)
+}
+
+// EffectiveConsumerWait returns how long a restore waits for a pod that uses its claim: half of PrepareTimeout at most,
+// so that there is time to make the volume afterwards.
+func (s *Settings) EffectiveConsumerWait() time.Duration {
+	return min(s.ConsumerWait.Duration, s.PrepareTimeout.Duration/2)
 }
 
 // PerNode returns how many places a node with these labels has.

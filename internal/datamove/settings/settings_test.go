@@ -22,6 +22,7 @@ concurrency:
     perNode: 1
   cluster: 20
 prepareTimeout: 10m
+consumerWait: 3m
 parallel: 4
 pod:
   resources: {limits: {memory: 1Gi}}
@@ -43,6 +44,9 @@ func TestDecode_readsEveryField(t *testing.T) {
 		s.Pod.Resources.Limits.Memory().Value() != 1<<30 || s.Pod.PriorityClassName != "low" || len(s.Pod.Tolerations) != 1 || s.Pod.Labels["team"] != "storage" ||
 		s.Pod.Annotations["example.com/a"] != "b" || s.StorageClasses["fast"] != (StorageClass{StorageClass: "fast-once", ReadOnly: true}) {
 		t.Errorf("%+v", s)
+	}
+	if got := s.EffectiveConsumerWait(); got != 3*time.Minute {
+		t.Errorf("consumerWait: %s", got)
 	}
 	for node, want := range map[string]int{"": 3, "size=big": 8, "disk=slow": 1, "size=big,disk=slow": 1} {
 		labels := map[string]string{}
@@ -85,6 +89,7 @@ func TestDecode_refuses(t *testing.T) {
 		"concurrency: {nodes: [{perNode: 1, nodeSelector: {matchExpressions: [{key: a, operator: Fits}]}}]}": "nodeSelector",
 		"prepareTimeout: 0s":                      "prepareTimeout",
 		"prepareTimeout: soon":                    "soon",
+		"consumerWait: -1s":                       "consumerWait",
 		"parallel: -1":                            "parallel",
 		"namespaces: [A]":                         `"A"`,
 		"pod: {labels: {a b: c}}":                 "pod.labels",
@@ -96,6 +101,20 @@ func TestDecode_refuses(t *testing.T) {
 	} {
 		if s, err := Decode(text); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), Key) {
 			t.Errorf("%q: %+v, %v", text, s, err)
+		}
+	}
+}
+
+// A wait that leaves no time to make the volume afterwards is shorter, and one of 0 is none.
+func TestEffectiveConsumerWait_leavesTimeToPrepare(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		"": DefaultConsumerWait, "consumerWait: 0s": 0, "prepareTimeout: 4m": 2 * time.Minute,
+		"consumerWait: 2h": DefaultPrepareTimeout / 2, "{consumerWait: 2h, prepareTimeout: 5h}": 2 * time.Hour,
+	} {
+		s, err := Decode(text)
+		if got := s.EffectiveConsumerWait(); err != nil || got != want {
+			t.Errorf("%q: %s, %v, want %s", text, got, err, want)
 		}
 	}
 }

@@ -48,6 +48,10 @@ func decideAccepted(in Input) Decision {
 		return Decision{Do: MakeRepository}
 	}
 	switch {
+	case in.Exposed.Volume == nil && in.Exposed.Until.After(in.Now):
+		d := waitOrFail(in, in.Exposed.Waiting, earlier(deadline, in.Exposed.Until))
+		d.Change.Message += ", and then going on without that"
+		return d
 	case in.Exposed.Volume == nil:
 		return waitOrFail(in, in.Exposed.Waiting, deadline)
 	case !in.Repository.Ready:
@@ -82,10 +86,10 @@ func decidePod(in Input, diagnosis string, deadline time.Time) Decision {
 	}
 }
 
-// earlier returns the next start, if the deadline leaves time for one.
-func earlier(deadline, retry time.Time) time.Time {
-	if retry.Before(deadline) {
-		return retry
+// earlier returns the earlier one of a deadline and the time of a next step.
+func earlier(deadline, next time.Time) time.Time {
+	if next.Before(deadline) {
+		return next
 	}
 	return deadline
 }

@@ -61,7 +61,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 func exposeOptions(current *CurrentSettings) func() expose.Options {
 	return func() expose.Options {
 		settings := current.Current(context.Background())
-		o := expose.Options{Classes: map[string]expose.Class{}, PrepareTimeout: settings.PrepareTimeout.Duration}
+		o := expose.Options{
+			Classes: map[string]expose.Class{}, PrepareTimeout: settings.PrepareTimeout.Duration,
+			ConsumerWait: settings.EffectiveConsumerWait(),
+		}
 		for source, class := range settings.StorageClasses {
 			o.Classes[source] = expose.Class{
 				StorageClass: class.StorageClass, ReadOnly: class.ReadOnly, ReadWhole: class.ReadWhole,

@@ -27,9 +27,12 @@ storageClasses:
 		Cached: fake.NewClientBuilder().WithObjects(m).Build(), Namespace: "varve",
 		Log: logr.Discard(),
 	}
-	want := expose.Options{PrepareTimeout: 4 * time.Minute, Classes: map[string]expose.Class{
-		"fast": {StorageClass: "copies", ReadOnly: true, ReadWhole: true}, "kept": {KeepSnapshot: true},
-	}}
+	const halfOfIt = 2 * time.Minute // the default is longer, and would leave no time
+	want := expose.Options{
+		PrepareTimeout: 4 * time.Minute, ConsumerWait: halfOfIt, Classes: map[string]expose.Class{
+			"fast": {StorageClass: "copies", ReadOnly: true, ReadWhole: true}, "kept": {KeepSnapshot: true},
+		},
+	}
 	if diff := cmp.Diff(want, exposeOptions(current)()); diff != "" {
 		t.Error(diff)
 	}

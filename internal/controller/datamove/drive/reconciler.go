@@ -195,6 +195,9 @@ func (p *pass) act(ctx context.Context, a Action) error {
 			return err
 		}
 		p.in.Exposed = &ExposeAnswer{Exposure: answer, Err: err}
+		if answer.Notice != "" {
+			p.Events.Eventf(p.object, nil, corev1.EventTypeWarning, "NoConsumer", "Expose", "%s", answer.Notice)
+		}
 	case Finish, Dispose, DeletePoint:
 		return p.proceed(ctx, a)
 	case MakeRepository:

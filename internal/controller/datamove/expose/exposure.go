@@ -22,6 +22,10 @@ func refuse(format string, args ...any) error { return errclass.Errorf(ErrRefuse
 type Exposure struct {
 	// Waiting is what it waits for; "" if Volume is set.
 	Waiting string
+	// Until is when it is not waited for any longer, and the exposure goes on without it; zero: it cannot.
+	Until time.Time
+	// Notice is what the object's owner must be told of, in a sentence, with a step that is made once; or "".
+	Notice string
 	// Volume is set when a pod may be made that mounts it.
 	Volume *Volume
 	// Diagnosis is what is known about a Volume that is made only when a pod needs it, such as why its driver failed to; or "".
@@ -83,9 +87,10 @@ type Options struct {
 	Classes map[string]Class
 	// PrepareTimeout is how long it may take until a mover pod runs; 0: nobody says.
 	PrepareTimeout time.Duration
-	// WaitForConsumer: a restored volume whose class waits for a first consumer is made when a pod uses the target claim, on the node
-	// of that pod. Otherwise the volume is made on that node if there is one by then, and else where the mover pod runs.
-	WaitForConsumer bool
+	// ConsumerWait is how long a restore of Velero's waits for a pod that uses the target claim, if the claim's class
+	// makes volumes for a first consumer: the volume is made on the node of that pod. Afterwards, and for all other
+	// restores, it is made on that node if there is one by then, and else where the mover pod runs. 0: nobody waits.
+	ConsumerWait time.Duration
 }
 
 // Class is how volumes of a StorageClass are exposed.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -12,10 +13,15 @@ import (
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // annotationSelectedNode is on a claim whose class waits for a consumer: the node that the scheduler chose. With it a volume is made.
 const annotationSelectedNode = "volume.kubernetes.io/selected-node"
+
+// AnnotationWaitForConsumer is "false" on a StorageClass whose volumes Velero's restores make at once, although the
+// class waits for a first consumer. Without it, or with "true", they wait for Options.ConsumerWait.
+const AnnotationWaitForConsumer = layout.Prefix + "wait-for-consumer"
 
 // Restore makes volumes for DataDownloads, and hands them over to the claims that wait for them.
 //
@@ -77,16 +83,59 @@ func (r *Restore) Expose(ctx context.Context, download *velerov2.DataDownload) (
 	if waiting, err := s.examineTarget(); err != nil || waiting != "" {
 		return Exposure{Waiting: waiting}, err
 	}
-	class, waiting, err := r.restoreClass(ctx, s)
-	if err != nil || waiting != "" {
-		return Exposure{Waiting: waiting}, err
+	class, err := r.restoreClass(ctx, s)
+	if err != nil {
+		return Exposure{}, err
 	}
+	notice := ""
 	if s.claim == nil {
+		waits, until := r.awaitConsumer(s, class)
+		if waits && r.Clock.Now().Before(until) {
+			return Exposure{Until: until, Waiting: "a pod that uses " + describe(s.target) +
+				" to be scheduled, so that its volume is made on the pod's node"}, nil
+		}
+		if waits {
+			notice = fmt.Sprintf("No pod that uses %s has been scheduled, so its volume is made on any node. If a pod "+
+				"cannot run there, restore the pod and the claim together.", describe(s.target))
+		}
 		if err := r.makeClaim(ctx, s, class); err != nil {
 			return Exposure{}, err
 		}
 	}
-	return r.examineClaim(ctx, s.claim, class, nil)
+	exposure, err := r.examineRestored(ctx, s, class)
+	exposure.Notice = notice
+	return exposure, err
+}
+
+// awaitConsumer says whether the volume is to be made on the node of a pod that uses the target, which is not known
+// yet, and until when that is waited for.
+func (r *Restore) awaitConsumer(s *restoreState, class *storagev1.StorageClass) (bool, time.Time) {
+	limit := r.options().ConsumerWait
+	if limit <= 0 || s.note != nil || !waitsForConsumer(class) ||
+		class.Annotations[AnnotationWaitForConsumer] == "false" ||
+		s.download.Labels[datamove.LabelRestoreName] == "" || s.target.Annotations[annotationSelectedNode] != "" {
+		return false, time.Time{}
+	}
+	since := s.target.CreationTimestamp.Time
+	if accepted := s.download.Status.AcceptedTimestamp; accepted != nil && accepted.After(since) {
+		since = accepted.Time
+	}
+	return true, since.Add(limit)
+}
+
+// examineRestored returns how far the own claim is. Where it names the target's node, its driver makes the volume
+// without a pod, and the mover pod goes to where the volume can be reached.
+func (r *Restore) examineRestored(
+	ctx context.Context, s *restoreState, class *storagev1.StorageClass,
+) (Exposure, error) {
+	exposure, err := r.examineClaim(ctx, s.claim, class, nil)
+	node := s.claim.Annotations[annotationSelectedNode]
+	if exposure.Volume == nil || node == "" || s.claim.Status.Phase == corev1.ClaimBound ||
+		s.target.Annotations[annotationSelectedNode] != node {
+		return exposure, err
+	}
+	what := fmt.Sprintf("%s to be bound to a volume for node %s", describe(s.claim), node)
+	return Exposure{Waiting: withDetail(what, exposure.Diagnosis)}, nil
 }
 
 // examineTarget returns what it waits for before a volume can be made for the target, or "".
@@ -106,24 +155,17 @@ func (s *restoreState) examineTarget() (string, error) {
 	return "", refuse("%s is bound to PersistentVolume %s already: delete the claim, and restore the volume again", describe(s.target), s.target.Spec.VolumeName)
 }
 
-// restoreClass returns the class of the volume, or what it waits for. Where the own claim is already there, the class may be gone and nil.
-func (r *Restore) restoreClass(ctx context.Context, s *restoreState) (*storagev1.StorageClass, string, error) {
+// restoreClass returns the class of the volume. Where the own claim is already there, the class may be gone and nil.
+func (r *Restore) restoreClass(ctx context.Context, s *restoreState) (*storagev1.StorageClass, error) {
 	if s.claim != nil {
-		class, err := r.classOf(ctx, s.claim)
-		return class, "", err
+		return r.classOf(ctx, s.claim)
 	}
 	name := ptr.Deref(s.target.Spec.StorageClassName, "")
 	if name == "" {
-		return nil, "", refuse("%s has no StorageClass to make a volume with: give it one, and restore the volume again", describe(s.target))
+		return nil, refuse("%s has no StorageClass to make a volume with: give it one, and restore the volume again",
+			describe(s.target))
 	}
-	class, err := r.findClass(ctx, name)
-	if err != nil {
-		return nil, "", err
-	}
-	if r.options().WaitForConsumer && waitsForConsumer(class) && s.target.Annotations[annotationSelectedNode] == "" {
-		return nil, "a pod that uses " + describe(s.target) + ", so that the volume is made on its node", nil
-	}
-	return class, "", nil
+	return r.findClass(ctx, name)
 }
 
 // makeClaim makes the claim, after it has noted the target, and then notes the claim's UID: so its volume is found even if the claim is

@@ -24,6 +24,8 @@ var restoreTests = map[string]func(*world){
 	"the claim as the target wants it":               claimLikeTarget,
 	"a disk that is larger than the target":          largeDisk,
 	"the target waits for a consumer":                targetWaitsForConsumer,
+	"the target waits for nobody":                    targetWaitsForNobody,
+	"a consumer that never comes":                    consumerNeverComes,
 	"Expose refuses":                                 restoreRefuses,
 	"the target is replaced while it is restored":    targetReplaced,
 	"the target is bound to another volume":          targetBoundToAnother,
@@ -171,46 +173,119 @@ func largeDisk(w *world) {
 	files.discarded(d)
 }
 
-func targetWaitsForConsumer(w *world) {
+// restoredLate is a download of a claim whose class waits for a first consumer.
+func (w *world) restoredLate(edit func(*download)) *download {
+	w.Helper()
 	w.class("wffc", storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete)
-	for _, test := range []struct {
-		node    string
-		setting bool
-		want    string
-	}{{"node-3", false, "node-3"}, {"node-3", true, "node-3"}, {"", false, "node-pod"}, {"", true, ""}} {
+	return w.download(func(d *download) {
+		d.target.Spec.StorageClassName = ptr.To(w.className("wffc"))
+		edit(d)
+	})
+}
+
+// isMadeOn checks that the volume of a download is made for a node, and handed over.
+func (w *world) isMadeOn(d *download, node string) {
+	w.Helper()
+	w.filled(d)
+	exposure, err := w.restore().Expose(w.Context(), d.DataDownload)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if diff := cmp.Diff(onNode(node), exposure.Volume.NodeAffinity); diff != "" {
+		w.Error(diff)
+	}
+	w.handedOver(d)
+	w.targetHas(d, corev1.PersistentVolumeReclaimDelete)
+}
+
+func ofVelero(d *download) { d.Labels = map[string]string{datamove.LabelRestoreName: "r1"} }
+
+func hasNode(node string) func(*download) {
+	return func(d *download) { d.target.Annotations = map[string]string{annotationSelectedNode: node} }
+}
+
+// Whose volume is made at once: on the node that is selected already, or else where the mover pod runs.
+func targetWaitsForNobody(w *world) {
+	const wait = 10 * time.Minute
+	for name, c := range map[string]struct {
+		wait  time.Duration
+		class string
+		edit  []func(*download)
+		want  string
+	}{
+		"a node is selected":                      {wait, "", []func(*download){ofVelero, hasNode("node-3")}, "node-3"},
+		"a node is selected, and nobody waits":    {0, "", []func(*download){hasNode("node-3")}, "node-3"},
+		"the setting says so":                     {0, "", []func(*download){ofVelero}, "node-pod"},
+		"the class says so":                       {wait, "false", []func(*download){ofVelero}, "node-pod"},
+		"Velero did not make it":                  {wait, "", nil, "node-pod"},
+		"it is not Velero's, and the class waits": {wait, "true", nil, "node-pod"},
+	} {
 		sub := newWorld(w.T)
-		sub.options.WaitForConsumer = test.setting
-		sub.class("wffc", storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete)
-		d := sub.download(func(d *download) {
-			d.target.Spec.StorageClassName = ptr.To(sub.className("wffc"))
-			if test.node != "" {
-				d.target.Annotations = map[string]string{annotationSelectedNode: test.node}
+		sub.options.ConsumerWait = c.wait
+		d := sub.restoredLate(func(d *download) {
+			for _, edit := range c.edit {
+				edit(d)
 			}
 		})
+		if c.class != "" {
+			sub.annotateClass(c.class)
+		}
 		exposure, err := sub.restore().Expose(w.Context(), d.DataDownload)
-		if err != nil {
-			w.Fatal(err)
+		if err != nil || !exposure.Until.IsZero() || exposure.Notice != "" || !sub.exists(d.childClaim()) {
+			w.Errorf("%s: %+v, %v", name, exposure, err)
 		}
-		if test.want == "" {
-			if !strings.Contains(exposure.Waiting, "a pod that uses") {
-				w.Errorf("waits for %q", exposure.Waiting)
-			}
-			sub.edit(d.target, func() { metav1.SetMetaDataAnnotation(&d.target.ObjectMeta, annotationSelectedNode, "node-4") })
-			test.want = "node-4"
-		} else if exposure.Volume == nil {
-			w.Errorf("%+v: waits for %q", test, exposure.Waiting)
-		}
-		sub.filled(d)
-		exposure, err = sub.restore().Expose(w.Context(), d.DataDownload)
-		if err != nil {
-			w.Fatal(err)
-		}
-		if diff := cmp.Diff(onNode(test.want), exposure.Volume.NodeAffinity); diff != "" {
-			w.Errorf("%+v: %s", test, diff)
-		}
-		sub.handedOver(d)
-		sub.targetHas(d, corev1.PersistentVolumeReclaimDelete)
+		sub.isMadeOn(d, c.want)
 	}
+}
+
+// annotateClass says on the class whether restores wait for its consumers.
+func (w *world) annotateClass(value string) {
+	w.Helper()
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: w.className("wffc")}}
+	w.read(class)
+	w.edit(class, func() { metav1.SetMetaDataAnnotation(&class.ObjectMeta, AnnotationWaitForConsumer, value) })
+}
+
+// A restore of Velero's brings the pod that uses the claim: the volume is made on that pod's node.
+func targetWaitsForConsumer(w *world) {
+	w.options.ConsumerWait = 10 * time.Minute
+	d := w.restoredLate(ofVelero)
+	w.annotateClass("true")
+	accepted := metav1.NewTime(w.clock.Now().Add(time.Minute).Truncate(time.Second))
+	d.Status.AcceptedTimestamp = &accepted
+	exposure, err := w.restore().Expose(w.Context(), d.DataDownload)
+	if err != nil || !strings.Contains(exposure.Waiting, "a pod that uses PersistentVolumeClaim "+w.ns+"/data") ||
+		!exposure.Until.Equal(accepted.Add(10*time.Minute)) {
+		w.Errorf("%+v, %v", exposure, err)
+	}
+	if w.exists(d.childClaim()) {
+		w.Error("the volume is made for no node")
+	}
+	w.edit(d.target, func() { metav1.SetMetaDataAnnotation(&d.target.ObjectMeta, annotationSelectedNode, "node-4") })
+	exposure, err = w.restore().Expose(w.Context(), d.DataDownload)
+	if err != nil || !strings.Contains(exposure.Waiting, "to be bound to a volume for node node-4") {
+		w.Errorf("the pod would be made before it is known where the volume is: %+v, %v", exposure, err)
+	}
+	w.isMadeOn(d, "node-4")
+}
+
+// No pod comes, as of a machine that is stopped: the volume is made anyway, and that is said once.
+func consumerNeverComes(w *world) {
+	w.options.ConsumerWait = 10 * time.Minute
+	d := w.restoredLate(ofVelero)
+	w.clock.SetTime(d.target.CreationTimestamp.Add(10*time.Minute - time.Second))
+	if exposure, err := w.restore().Expose(w.Context(), d.DataDownload); err != nil || exposure.Waiting == "" {
+		w.Errorf("a second before the end: %+v, %v", exposure, err)
+	}
+	w.clock.SetTime(d.target.CreationTimestamp.Add(10 * time.Minute))
+	exposure, err := w.restore().Expose(w.Context(), d.DataDownload)
+	if err != nil || exposure.Volume == nil || !strings.Contains(exposure.Notice, "is made on any node") {
+		w.Errorf("%+v, %v", exposure, err)
+	}
+	if exposure, err = w.restore().Expose(w.Context(), d.DataDownload); err != nil || exposure.Notice != "" {
+		w.Errorf("it is said again: %+v, %v", exposure, err)
+	}
+	w.isMadeOn(d, "node-pod")
 }
 
 func restoreRefuses(w *world) {
