@@ -31,6 +31,7 @@ const (
 // Defaults.
 const (
 	DefaultPerNode        = 2
+	DefaultPreparing      = 20
 	DefaultPrepareTimeout = 30 * time.Minute
 	DefaultConsumerWait   = 10 * time.Minute
 )
@@ -64,6 +65,9 @@ type Concurrency struct {
 	Nodes []NodeConcurrency `json:"nodes,omitempty"`
 	// Cluster is how many are served in the cluster; 0: no limit.
 	Cluster int `json:"cluster,omitempty"`
+	// Preparing is how many more are prepared in the cluster that have no place, because what they need before their
+	// pods takes long, such as a snapshot; 0: none, they hold their places meanwhile.
+	Preparing int `json:"preparing,omitempty"`
 }
 
 // NodeConcurrency is the limit of the nodes that a selector selects.
@@ -99,7 +103,7 @@ type StorageClass struct {
 func Default() Settings {
 	return Settings{
 		Namespaces:     []string{layout.Namespace, datamove.VeleroNamespace},
-		Concurrency:    Concurrency{PerNode: DefaultPerNode},
+		Concurrency:    Concurrency{PerNode: DefaultPerNode, Preparing: DefaultPreparing},
 		PrepareTimeout: metav1.Duration{Duration: DefaultPrepareTimeout},
 		ConsumerWait:   metav1.Duration{Duration: DefaultConsumerWait},
 	}
@@ -142,6 +146,9 @@ func (s *Settings) validate() error {
 	}
 	if s.Concurrency.Cluster < 0 {
 		refuse("concurrency.cluster: %d is negative; 0 sets no limit", s.Concurrency.Cluster)
+	}
+	if s.Concurrency.Preparing < 0 || s.Concurrency.Preparing > maxConcurrency {
+		refuse("concurrency.preparing: %d is not between 0 and %d", s.Concurrency.Preparing, maxConcurrency)
 	}
 	for i, n := range s.Concurrency.Nodes {
 		if n.PerNode < 0 || n.PerNode > maxConcurrency {

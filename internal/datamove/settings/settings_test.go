@@ -21,6 +21,7 @@ concurrency:
   - nodeSelector: {matchLabels: {disk: slow}}
     perNode: 1
   cluster: 20
+  preparing: 5
 prepareTimeout: 10m
 consumerWait: 3m
 parallel: 4
@@ -40,7 +41,8 @@ func TestDecode_readsEveryField(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !s.BuiltIn || !cmp.Equal(s.Namespaces, []string{"backups"}) || s.Concurrency.Cluster != 20 || s.PrepareTimeout.Duration != 10*time.Minute || s.Parallel != 4 ||
+	if !s.BuiltIn || !cmp.Equal(s.Namespaces, []string{"backups"}) || s.Concurrency.Cluster != 20 ||
+		s.Concurrency.Preparing != 5 || s.PrepareTimeout.Duration != 10*time.Minute || s.Parallel != 4 ||
 		s.Pod.Resources.Limits.Memory().Value() != 1<<30 || s.Pod.PriorityClassName != "low" || len(s.Pod.Tolerations) != 1 || s.Pod.Labels["team"] != "storage" ||
 		s.Pod.Annotations["example.com/a"] != "b" || s.StorageClasses["fast"] != (StorageClass{StorageClass: "fast-once", ReadOnly: true}) {
 		t.Errorf("%+v", s)
@@ -85,6 +87,7 @@ func TestDecode_refuses(t *testing.T) {
 		"concurrency: {perNode: 0}":                               "concurrency.perNode",
 		"concurrency: {perNode: 1001}":                            "concurrency.perNode",
 		"concurrency: {cluster: -1}":                              "concurrency.cluster",
+		"concurrency: {preparing: -1}":                            "concurrency.preparing",
 		"concurrency: {nodes: [{perNode: -1, nodeSelector: {}}]}": "concurrency.nodes[0].perNode",
 		"concurrency: {nodes: [{perNode: 1, nodeSelector: {matchExpressions: [{key: a, operator: Fits}]}}]}": "nodeSelector",
 		"prepareTimeout: 0s":                      "prepareTimeout",

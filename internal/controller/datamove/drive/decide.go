@@ -21,6 +21,8 @@ const (
 	// firstLook and lookAgain bound when a wait is looked at again that no watch may tell the end of: after a quarter of the time that it
 	// has lasted. Volumes are bound and points in time taken within a second or two, as a rule, and snapshots may take minutes.
 	firstLook, lookAgain, lookShare = 250 * time.Millisecond, 5 * time.Second, 4
+	// yieldAfter is how long an object holds its place while what it needs before its pod takes long.
+	yieldAfter = time.Minute
 	// quietQueue is how long an object may wait for a free place until it says so.
 	quietQueue = 10 * time.Second
 )
@@ -35,6 +37,8 @@ const (
 	Write Action = "Write"
 	// Place: give the object a place on another node.
 	Place Action = "Place"
+	// MayYield: ask whether the object may give its place back while what it needs takes long.
+	MayYield Action = "MayYield"
 	// Expose, Finish, Dispose and DeletePoint are the exposer's and the deleter's. Their answers go into the next input.
 	Expose      Action = "Expose"
 	Finish      Action = "Finish"
@@ -71,6 +75,7 @@ type Input struct {
 	// Placed, Exposed, Finished, Disposed and Deleted are the answers to actions of this pass; nil: not asked. Placed
 	// is the node that has a place for the object, or "".
 	Placed                      *string
+	MayYield                    *bool
 	Exposed                     *ExposeAnswer
 	Finished, Disposed, Deleted *ProgressAnswer
 	// PodErr is why the pod was not made in this pass.
@@ -238,13 +243,17 @@ func waitInQueue(in Input) string {
 	case in.Takers == 0:
 		return fmt.Sprintf("waiting for a node that takes data movements: none is ready and schedulable that may take any"+by, "concurrency")
 	default:
-		return "waiting for a place on a node that reaches its volume (concurrency in the ConfigMap " + settings.ConfigMap + " says how many a node has, which may be none)"
+		return noPlace
 	}
 }
 
+// noPlace is what an object says that nothing but a place is missing for.
+const noPlace = "waiting for a place on a node that reaches its volume (concurrency in the ConfigMap " +
+	settings.ConfigMap + " says how many a node has, which may be none)"
+
 // decidePlace is for an object whose node is lost or closed before its pod got there: another node takes it.
 func decidePlace(in Input) (Decision, bool) {
-	if !in.DriverNode.isLost(in.Now) && !in.DriverNode.Closed || reportOf(in) != nil ||
+	if !in.DriverNode.isLost(in.Now) && !in.DriverNode.Closed || reportOf(in) != nil || in.Object.Memory.Yielded != nil ||
 		in.Pod != nil && (in.Pod.Node != "" || in.Pod.Pinned == "") || in.Pod == nil && in.PodNode.Name != "" {
 		return Decision{}, false
 	}

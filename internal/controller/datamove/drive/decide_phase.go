@@ -15,13 +15,13 @@ import (
 // decideAccepted is for an object whose pod is to run.
 func decideAccepted(in Input) Decision {
 	o := &in.Object
-	deadline := o.Accepted.Add(in.PrepareTimeout)
+	deadline := o.prepareBegan().Add(in.PrepareTimeout)
 	if in.Unserved != "" {
 		return fail(in, ReasonUnserved, in.Unserved)
 	}
 	if !in.Location.Found {
 		until := o.Accepted.Add(min(o.OperationTimeout, in.PrepareTimeout))
-		return waitOrFail(in, fmt.Sprintf("BackupStorageLocation %s/%s to be created", o.Namespace, o.Location), until)
+		return waitPrepared(in, fmt.Sprintf("BackupStorageLocation %s/%s to be created", o.Namespace, o.Location), until)
 	}
 	if in.Location.ReadOnly && o.Kind == datamove.Upload {
 		return fail(in, ReasonReadOnlyLocation, fmt.Sprintf("BackupStorageLocation %s/%s is read-only: nothing can be uploaded to it", o.Namespace, o.Location))
@@ -39,25 +39,61 @@ func decideAccepted(in Input) Decision {
 		if isRefusal(in.Exposed.Err) {
 			return fail(in, ReasonRefused, in.Exposed.Err.Error())
 		}
-		return waitOrFail(in, "its volume to be accessible: "+in.Exposed.Err.Error(), deadline)
+		return waitPrepared(in, "its volume to be accessible: "+in.Exposed.Err.Error(), deadline)
 	}
 	if in.Repository.Err != nil {
-		return waitOrFail(in, "its repository: "+in.Repository.Err.Error(), deadline)
+		return waitPrepared(in, "its repository: "+in.Repository.Err.Error(), deadline)
 	}
 	if !in.Repository.Found {
 		return Decision{Do: MakeRepository}
 	}
 	switch {
 	case in.Exposed.Volume == nil && in.Exposed.Until.After(in.Now):
-		d := waitOrFail(in, in.Exposed.Waiting, earlier(deadline, in.Exposed.Until))
-		d.Change.Message += ", and then going on without that"
+		d := waitPrepared(in, in.Exposed.Waiting, earlier(deadline, in.Exposed.Until))
+		if d.Do == Write && d.Change.Memory.Ending == nil {
+			d.Change.Message += ", and then going on without that"
+		}
 		return d
 	case in.Exposed.Volume == nil:
-		return waitOrFail(in, in.Exposed.Waiting, deadline)
+		return waitPrepared(in, in.Exposed.Waiting, deadline)
 	case !in.Repository.Ready:
-		return waitOrFail(in, because("BackupRepository "+in.Repository.Name+" to be Ready", in.Repository.Message), deadline)
+		return waitPrepared(in, because("BackupRepository "+in.Repository.Name+" to be Ready", in.Repository.Message), deadline)
 	}
 	return decidePod(in, in.Exposed.Diagnosis, deadline)
+}
+
+// waitPrepared waits for what an object needs before its pod. If that takes long, others get its place meanwhile.
+func waitPrepared(in Input, what string, deadline time.Time) Decision {
+	o := &in.Object
+	d := waitOrFail(in, what, deadline)
+	if d.Change.Memory.Ending != nil || in.Pod != nil {
+		return d
+	}
+	d.Change.Memory.Ready = false
+	// The node on which a restored volume is needed is not known before its consumer's.
+	forConsumer := in.Exposed != nil && in.Exposed.Until.After(in.Now)
+	switch {
+	case o.Memory.Yielded != nil || !forConsumer && in.Now.Before(o.prepareBegan().Add(yieldAfter)):
+	case in.MayYield == nil:
+		return Decision{Do: MayYield}
+	case *in.MayYield:
+		at := metav1.NewTime(in.Now).Rfc3339Copy()
+		d.Change.Memory.Yielded = &at
+	}
+	return d
+}
+
+// waitForPlace is for an object that has given its place back and is ready now. The Taker gives it another one; how
+// long that takes is not the object's fault, so its time for preparing begins anew.
+func waitForPlace(in Input) Decision {
+	change := in.Object.unchanged()
+	m := &change.Memory
+	if !m.Ready || in.Now.Sub(in.Object.prepareBegan()) > in.PrepareTimeout/2 {
+		at := metav1.NewTime(in.Now).Rfc3339Copy()
+		m.PrepareSince = &at
+	}
+	m.Ready, change.Message = true, noPlace
+	return Decision{Do: Write, Change: change, Again: min(takeInterval, in.PrepareTimeout/lookShare)}
 }
 
 // decidePod is for an object that needs a pod that runs, and has none.
@@ -69,6 +105,8 @@ func decidePod(in Input, diagnosis string, deadline time.Time) Decision {
 	case in.Pod == nil && o.Memory.RetryAt != nil && in.Now.Before(o.Memory.RetryAt.Time):
 		d := waitOrFail(in, because("the next start of the mover", o.Memory.LastWords), earlier(deadline, o.Memory.RetryAt.Time))
 		return d
+	case in.Pod == nil && o.Memory.Yielded != nil:
+		return waitForPlace(in)
 	case in.Pod == nil && in.PodErr != nil:
 		return waitOrFail(in, "its pod to be created: "+in.PodErr.Error(), deadline)
 	case in.Pod == nil:
@@ -134,6 +172,7 @@ func prepared(in Input) Decision {
 	change := in.Object.unchanged()
 	change.Phase, change.Node, change.Message = velerov2.PhasePrepared, in.Pod.Node, ""
 	change.Memory.Pod, change.Memory.RetryAt = in.Pod.UID, nil
+	change.Memory.Yielded, change.Memory.Ready = nil, false
 	return Decision{Do: Write, Change: change}
 }
 
@@ -144,7 +183,7 @@ func decidePrepared(in Input) Decision {
 		return d
 	}
 	if in.Pod == nil || !in.Pod.Running || in.Pod.UID != o.Memory.Pod {
-		return decideLostPod(in, o.Accepted.Add(in.PrepareTimeout))
+		return decideLostPod(in, o.prepareBegan().Add(in.PrepareTimeout))
 	}
 	change := o.unchanged()
 	change.Phase, change.Started, change.Message = velerov2.PhaseInProgress, in.Now, ""

@@ -38,6 +38,7 @@ func base(phase velerov2.Phase) Input {
 			Mover: "varve", SnapshotType: "CSI", Location: "default", Tenant: "app", OperationTimeout: 10 * time.Minute,
 			Phase: phase, Driver: "node-a", Accepted: now.Add(-time.Minute),
 		},
+		MayYield: ptr.To(false),
 		Location: LocationState{Found: true}, Repository: RepositoryState{Name: "repo", Found: true, Ready: true},
 	}
 	if phase == velerov2.PhaseNew {

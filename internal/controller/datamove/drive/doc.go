@@ -8,6 +8,10 @@
 // status.message and a request for later. The Taker decides which waiting object gets the next free place: a single
 // function, choose, is fair between namespaces.
 //
+// A place is for what has a mover pod, or is about to have one. An object whose preparation takes longer than a minute,
+// such as a snapshot, gives its place back, as far as the settings allow, and waits for another one when it is ready,
+// without a deadline. The Taker alone gives places, so who is ready and who is new take turns.
+//
 // status.acceptedByNode names the node whose place the object has: its mover pod runs there, unless its volume can
 // only be reached elsewhere. Every write of an object has the resource version that was read, so of two drivers that
 // decide at once, such as another data mover's or an older version's, one wins, and the other one reads again. What

@@ -24,6 +24,12 @@ type memory struct {
 	// Deaths is how often the mover died in pods that are lost, and LastWords what it said last.
 	Deaths    int    `json:"deaths,omitempty"`
 	LastWords string `json:"lastWords,omitempty"`
+	// Yielded is since when the object has no place, although it was taken: what it needs before its pod takes long.
+	// Ready says that it needs nothing but a place again.
+	Yielded *metav1.Time `json:"yielded,omitempty"`
+	Ready   bool         `json:"ready,omitempty"`
+	// PrepareSince is since when the time counts that it may take until the pod runs; nil: since it was accepted.
+	PrepareSince *metav1.Time `json:"prepareSince,omitempty"`
 	// RetryAt is when the next pod may be made.
 	RetryAt *metav1.Time `json:"retryAt,omitempty"`
 	// Stalled is since when no pod runs, although data was moving.

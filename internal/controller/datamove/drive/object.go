@@ -63,8 +63,22 @@ func (o *Object) stepBegan() time.Time {
 	case m.Stalled != nil:
 		return m.Stalled.Time
 	default:
-		return o.Accepted
+		return o.prepareBegan()
 	}
+}
+
+// prepareBegan is since when the time counts that it may take until the pod runs.
+func (o *Object) prepareBegan() time.Time {
+	if since := o.Memory.PrepareSince; since != nil {
+		return since.Time
+	}
+	return o.Accepted
+}
+
+// isReady says that an object that has given its place back needs nothing else any more.
+func (o *Object) isReady() bool {
+	m := &o.Memory
+	return o.Phase == velerov2.PhaseAccepted && m.Yielded != nil && m.Ready && m.Ending == nil
 }
 
 // isOver says that nothing is left to do with the object, as long as nobody deletes it.

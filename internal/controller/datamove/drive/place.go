@@ -145,6 +145,8 @@ func freestNode(nodes []*corev1.Node, free map[string]int) *corev1.Node {
 type places struct {
 	mu    sync.Mutex
 	given map[types.UID]place
+	// yielded are the objects that give their places back, and since when. Such a place is free when the cache says so.
+	yielded map[types.UID]time.Time
 }
 
 type place struct {
@@ -165,7 +167,7 @@ func (p *places) countTaken(objects []openObject, now time.Time) map[string]int 
 	for i := range objects {
 		v := &objects[i].view
 		present[v.UID] = true
-		if given, ok := p.given[v.UID]; ok && v.Driver == given.node {
+		if given, ok := p.given[v.UID]; ok && v.Driver == given.node && v.Memory.Yielded == nil {
 			delete(p.given, v.UID)
 		}
 		if node := p.nodeOf(v); node != "" {
@@ -207,6 +209,39 @@ func (p *places) markWritten(uid types.UID) {
 }
 
 func (p *places) takeBack(uid types.UID) { delete(p.given, uid) }
+
+// mayYield says whether an object may give its place back, and notes that it does: at most limit objects are prepared
+// without one.
+func (p *places) mayYield(objects []openObject, uid types.UID, limit int, now time.Time) bool {
+	maps.DeleteFunc(p.yielded, func(_ types.UID, at time.Time) bool { return now.Sub(at) > placeMemory })
+	preparing := 0
+	for i := range objects {
+		v := &objects[i].view
+		_, yields := p.yielded[v.UID]
+		if v.UID != uid && (yields || isPrepared(v)) {
+			preparing++
+		}
+	}
+	if preparing >= limit {
+		return false
+	}
+	if p.yielded == nil {
+		p.yielded = map[types.UID]time.Time{}
+	}
+	p.yielded[uid] = now
+	return true
+}
+
+// mayYield says whether the object may give its place back while what it needs takes long.
+func (p *pass) mayYield(ctx context.Context) (bool, error) {
+	p.places.mu.Lock()
+	defer p.places.mu.Unlock()
+	objects, err := p.listOpen(ctx, &p.settings)
+	if err != nil {
+		return false, err
+	}
+	return p.places.mayYield(objects, p.in.Object.UID, p.settings.Concurrency.Preparing, p.Clock.Now()), nil
+}
 
 // freePlaces returns how many places are left on each node that may take objects.
 func (s *survey) freePlaces(taken map[string]int) map[string]int {

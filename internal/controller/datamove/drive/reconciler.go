@@ -189,6 +189,12 @@ func (p *pass) act(ctx context.Context, a Action) error {
 			return err
 		}
 		p.in.Placed = &node
+	case MayYield:
+		may, err := p.mayYield(ctx)
+		if err != nil {
+			return err
+		}
+		p.in.MayYield = &may
 	case Expose:
 		answer, err := p.expose(ctx)
 		if apierrors.IsConflict(err) {

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -54,11 +55,12 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	free := s.freePlaces(t.places.countTaken(objects, t.Clock.Now()))
+	taken := t.places.countTaken(objects, t.Clock.Now())
+	free := s.freePlaces(taken)
 	waiting, running := t.findWaiting(&current, objects)
 	t.reportQueue(waiting, objects)
 	round := &round{
-		survey: s, free: free, running: running, left: placesLeft(&current, running),
+		survey: s, free: free, running: running, left: placesLeft(&current, taken),
 		again: takeInterval,
 	}
 	candidates, err := round.findCandidates(ctx, waiting)
@@ -78,8 +80,8 @@ func (t *Taker) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, err
 // round is one pass of the Taker.
 type round struct {
 	*survey
-	// free has the free places of each node, running how many objects of each namespace have one, and left is how many
-	// more the cluster's limit allows.
+	// free has the free places of each node, running how many objects of each namespace have one or are prepared
+	// without one, and left is how many more the cluster's limit allows.
 	free    map[string]int
 	running map[string]int
 	left    int
@@ -89,14 +91,14 @@ type round struct {
 	again time.Duration
 }
 
-// placesLeft returns how many objects may be taken by the cluster's limit.
-func placesLeft(current *settings.Settings, running map[string]int) int {
+// placesLeft returns how many objects may be taken by the cluster's limit. taken has the places of each node.
+func placesLeft(current *settings.Settings, taken map[string]int) int {
 	const noLimit = 1 << 30
 	if current.Concurrency.Cluster == 0 {
 		return noLimit
 	}
 	left := current.Concurrency.Cluster
-	for _, n := range running {
+	for _, n := range taken {
 		left -= n
 	}
 	return left
@@ -205,10 +207,16 @@ func (m *Mover) takeAsRead(ctx context.Context, o client.Object, node string) (b
 	if err != nil {
 		return false, err
 	}
+	now, begins := m.Clock.Now(), !v.isReady()
 	change := v.unchanged()
-	change.Phase, change.Driver, change.Accepted = velerov2.PhaseAccepted, node, m.Clock.Now()
-	change.Finalizer, change.Message = true, ""
-	change.Memory, change.Begins = memory{}, true
+	change.Driver, change.Message = node, ""
+	if begins {
+		change.Phase, change.Accepted, change.Finalizer = velerov2.PhaseAccepted, now, true
+		change.Memory, change.Begins = memory{}, true
+	} else {
+		since := metav1.NewTime(now).Rfc3339Copy()
+		change.Memory.Yielded, change.Memory.Ready, change.Memory.PrepareSince = nil, false, &since
+	}
 	err = m.write(ctx, o, change)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -222,21 +230,30 @@ func (m *Mover) takeAsRead(ctx context.Context, o client.Object, node string) (b
 		}
 		return false, err
 	}
-	m.Measures.Stage(string(v.Kind), metric.StageWait, change.Accepted.Sub(v.Created))
+	if begins {
+		m.Measures.Stage(string(v.Kind), metric.StageWait, now.Sub(v.Created))
+	}
 	return true, nil
 }
 
 // isRunning says that an object has a place.
 func isRunning(v *Object) bool {
+	return isTaken(v) && v.Memory.Yielded == nil
+}
+
+// isPrepared says that an object was taken and has given its place back.
+func isPrepared(v *Object) bool { return isTaken(v) && v.Memory.Yielded != nil }
+
+func isTaken(v *Object) bool {
 	return !v.Phase.Ended() && v.Phase != velerov2.PhaseNew && v.Driver != ""
 }
 
 // isWaiting says that an object has no place and wants one.
 func isWaiting(v *Object) bool {
-	return v.Phase == velerov2.PhaseNew && v.Driver == "" && !v.Cancel && !v.Deleted
+	return (v.Phase == velerov2.PhaseNew && v.Driver == "" || v.isReady()) && !v.Cancel && !v.Deleted
 }
 
-// findWaiting returns who waits, and how many objects of each namespace have a place.
+// findWaiting returns who waits, and how many objects of each namespace have a place or are prepared without one.
 func (t *Taker) findWaiting(current *settings.Settings, objects []openObject) ([]openObject, map[string]int) {
 	var waiting []openObject
 	running := map[string]int{}
@@ -245,8 +262,10 @@ func (t *Taker) findWaiting(current *settings.Settings, objects []openObject) ([
 		switch {
 		case t.places.nodeOf(v) != "":
 			running[v.Tenant]++
-		case isWaiting(v) && isServed(current, v) && t.unserved(v) == "":
+		case v.isReady() && isWaiting(v), isWaiting(v) && isServed(current, v) && t.unserved(v) == "":
 			waiting = append(waiting, o)
+		case isPrepared(v):
+			running[v.Tenant]++
 		}
 	}
 	return waiting, running
