@@ -96,7 +96,7 @@ func moverPod(in podInput) *corev1.Pod {
 		Containers: []corev1.Container{{
 			Name: containerName, Image: in.image.Name, ImagePullPolicy: in.image.PullPolicy,
 			Command:   []string{"/usr/bin/varve", "mover", command},
-			Resources: in.settings.Pod.Resources,
+			Resources: withRequests(in.settings.Pod.Resources),
 			Env: []corev1.EnvVar{
 				{Name: datamove.JobVariable, Value: in.job().Encode()},
 				fieldVariable(datamove.PodNameVariable, "metadata.name"), fieldVariable(datamove.PodUIDVariable, "metadata.uid"),
@@ -117,6 +117,31 @@ func moverPod(in podInput) *corev1.Pod {
 		in.storage.Mount(&pod.ObjectMeta, &pod.Spec)
 	}
 	return pod
+}
+
+// defaultRequests are what a mover of one volume needs, as measured (docs/testing.md, move-peak). A pod without requests
+// is the first one that a node short of memory evicts.
+func defaultRequests() corev1.ResourceList {
+	return corev1.ResourceList{
+		corev1.ResourceMemory: resource.MustParse("256Mi"), corev1.ResourceCPU: resource.MustParse("100m"),
+	}
+}
+
+// withRequests adds the default requests for what the settings say nothing about. A limit alone is a request, too.
+func withRequests(set corev1.ResourceRequirements) corev1.ResourceRequirements {
+	all := *set.DeepCopy()
+	for name, quantity := range defaultRequests() {
+		_, requested := all.Requests[name]
+		_, limited := all.Limits[name]
+		if requested || limited {
+			continue
+		}
+		if all.Requests == nil {
+			all.Requests = corev1.ResourceList{}
+		}
+		all.Requests[name] = quantity
+	}
+	return all
 }
 
 // capabilities returns what files of any owner need: for reading them, or for writing them. A disk needs none.
