@@ -41,7 +41,8 @@ const (
 )
 
 // TestManyMoves_takeTurns stores the disks of 20 machines in four namespaces, of which one has more than half, at once from snapshots on two
-// nodes with three places each. It follows every change of the DataUploads, and looks for what is left, on the cluster and in memory.
+// nodes with three places each, while the controller that leads is killed again and again. It follows every change of the DataUploads and of
+// their pods, and looks for what is left, on the cluster and in memory.
 func TestManyMoves_takeTurns(t *testing.T) {
 	ctx := t.Context()
 	big := open(t, "varve-soak-many-big", nil)
@@ -63,13 +64,14 @@ func TestManyMoves_takeTurns(t *testing.T) {
 	}
 	before := big.census()
 	memoryBefore := big.memory()
-	h, run := big.followUploads(), strconv.FormatInt(time.Now().Unix(), 36)
+	h, movers, run := big.followUploads(), big.followMovers(), strconv.FormatInt(time.Now().Unix(), 36)
 	var all []*velerov2.DataUpload
 	for _, s := range tenants { // those of the big namespace are older
 		all = append(all, s.uploadSnapshots(run, at)...)
 	}
 	big.must(big.SetMover(ctx, fmt.Sprintf("concurrency: {perNode: %d}", perNode)))
 	began := time.Now()
+	stop := big.killLeaders(ctx)
 	for _, u := range all {
 		big.must(wait.For(ctx, 30*time.Minute, "upload "+u.Name, func(ctx context.Context) (bool, string, error) {
 			err := big.Get(ctx, client.ObjectKeyFromObject(u), u)
@@ -80,12 +82,11 @@ func TestManyMoves_takeTurns(t *testing.T) {
 		}))
 	}
 	took := time.Since(began)
-	big.must(wait.For(ctx, 2*time.Minute, "nothing to be left", func(context.Context) (bool, string, error) {
-		left := slices.DeleteFunc(big.census(), func(name string) bool { return slices.Contains(before, name) })
-		return len(left) == 0, strings.Join(left, ", "), nil
-	}))
+	checkLeaderKills(t, stop, began)
+	big.waitNothingLeft(before)
 	memoryAfter := big.memory()
 	h.check(t, all, big.Namespace)
+	movers.check(t, len(all), 0)
 	t.Logf("%d uploads in %s, most at once on a node %d, order %s", len(all), took.Round(time.Second), h.mostDriven, h.order(all, big.Namespace))
 	for name, m := range memoryAfter {
 		t.Logf("%s: resident %d MiB before and %d MiB after, peak %d MiB", name, memoryBefore[name].resident/mib, m.resident/mib, m.peak/mib)
@@ -245,8 +246,17 @@ func (h *uploadHistory) check(t *testing.T, all []*velerov2.DataUpload, big stri
 	}
 }
 
-// census returns the names of everything that an upload could leave behind. The Secrets of repositories are not its own: they stay as long as
-// the repository, and its password longer.
+// waitNothingLeft waits until a census has nothing that one before did not have.
+func (s *soak) waitNothingLeft(before []string) {
+	s.t.Helper()
+	s.must(wait.For(s.t.Context(), 3*time.Minute, "nothing to be left", func(context.Context) (bool, string, error) {
+		left := slices.DeleteFunc(s.census(), func(name string) bool { return slices.Contains(before, name) })
+		return len(left) == 0, strings.Join(left, ", "), nil
+	}))
+}
+
+// census returns the names of everything that a movement could leave behind. The Secrets of repositories are not its own: they stay as long as
+// the repository, and its password longer. Nor are the controller's pods, and the volumes of the namespace that it was made for.
 func (s *soak) census() (names []string) {
 	s.t.Helper()
 	in := client.InNamespace(layout.Namespace)
@@ -257,13 +267,24 @@ func (s *soak) census() (names []string) {
 		s.must(s.List(s.t.Context(), list, options...))
 		s.must(meta.EachListItem(list, func(o runtime.Object) error {
 			name := o.(client.Object).GetName()
-			if !strings.HasPrefix(name, "repo-") && !strings.HasPrefix(name, "repository-password-") {
+			if !strings.HasPrefix(name, "repo-") && !strings.HasPrefix(name, "repository-password-") && !s.isOthers(o) {
 				names = append(names, fmt.Sprintf("%T %s", o, name))
 			}
 			return nil
 		}))
 	}
 	return names
+}
+
+// isOthers says that an object is none of the data mover's.
+func (s *soak) isOthers(o runtime.Object) bool {
+	switch o := o.(type) {
+	case *corev1.Pod:
+		return o.Labels["app.kubernetes.io/component"] == "controller"
+	case *corev1.PersistentVolume:
+		return o.Status.Phase == corev1.VolumeBound && o.Spec.ClaimRef != nil && o.Spec.ClaimRef.Namespace == s.Namespace
+	}
+	return false
 }
 
 // memoryUse is the memory of a process in bytes.

@@ -48,8 +48,9 @@ nohup sh /tmp/busy </dev/null >/dev/null 2>&1 &
 `
 )
 
-// TestMoves_underKills stores a machine that writes all the time in a bucket, by changed blocks: a full and SOAK_MOVES (10) incrementals. Movers
-// are killed meanwhile, and the handler and the controller once. Each moment comes back bit for bit as it was frozen, and one by kopia's CLI.
+// TestMoves_underKills stores a machine that writes all the time in a bucket, by changed blocks: a full and SOAK_MOVES (10) incrementals. The
+// controller that leads is killed again and again meanwhile, movers are killed, and the handler once. Each moment comes back bit for bit as it
+// was frozen, and one by kopia's CLI.
 func TestMoves_underKills(t *testing.T) {
 	seed, moves := envInt(t, "SOAK_SEED", time.Now().UnixNano()), envInt(t, "SOAK_MOVES", 10)
 	t.Logf("SOAK_SEED=%d SOAK_MOVES=%d", seed, moves)
@@ -79,6 +80,8 @@ func TestMoves_underKills(t *testing.T) {
 	// An earlier run that was killed has left its DataUploads, which go ten minutes after their location.
 	m := &movesUnderKills{soak: s, at: at, bucket: store.Client(t), run: strconv.FormatInt(time.Now().Unix(), 36)}
 	t.Cleanup(func() { s.must(s.DeleteUploads(context.WithoutCancel(ctx), 12*time.Minute)) })
+	before, movers, began := s.census(), s.followMovers(), time.Now()
+	stop := s.killLeaders(ctx)
 	for i := range int(moves) + 1 {
 		m.store(i)
 	}
@@ -88,6 +91,9 @@ func TestMoves_underKills(t *testing.T) {
 	for i, stored := range m.moments {
 		m.comesBack(i, stored)
 	}
+	checkLeaderKills(t, stop, began)
+	s.waitNothingLeft(before)
+	movers.check(t, len(m.moments)*len(disks)*2, m.kills)
 	t.Logf("%d moments; %d movers killed while they worked; incrementals: %d MiB dirty, %d MiB sent by launchers, %d MiB new in the bucket; %d volumes compared",
 		len(m.moments), m.kills, m.dirty/mib, m.sent/mib, m.stored/mib, m.compared)
 	m.restoreWithKopia(m.moments[len(m.moments)/2], "one")
@@ -117,8 +123,8 @@ func (m *movesUnderKills) store(i int) {
 	killed := make(chan int, 1)
 	wanted, pause := i%3, time.Duration(m.rand.IntN(1500))*time.Millisecond
 	go func() { killed <- m.killMovers(ctx, datamove.LabelPodUpload, m.Namespace+"-"+name, wanted, pause) }()
-	if i == 4 || i == 7 {
-		go func() { m.t.Logf("%s: killed the %s", name, m.strike((i-4)/3, 3*time.Second)) }()
+	if i == 2 {
+		go func() { m.t.Logf("%s: killed the %s", name, m.strike(1, 3*time.Second)) }() // the handler
 	}
 	began, held := time.Now(), m.bucketBytes()
 	stored, err := m.UploadMoment(ctx, name, vmName, "t", "scratch", `true`, moveTimeout, m.at, disksOf("one", "two")...)
