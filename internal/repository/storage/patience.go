@@ -114,6 +114,16 @@ type patient struct {
 	patience *Patience
 }
 
+// sentAgainKey marks the contexts of requests that a patient sends again.
+type sentAgainKey struct{}
+
+// isSentAgain says that whoever sends a request sends it again if it gets no answer, and tells of that.
+func isSentAgain(ctx context.Context) bool { return ctx.Value(sentAgainKey{}) != nil }
+
+func sentAgain(ctx context.Context) context.Context {
+	return context.WithValue(ctx, sentAgainKey{}, true)
+}
+
 // NewPatient returns a storage whose requests wait as p says. The storage must heed its context.
 func NewPatient(st blob.Storage, p *Patience) blob.Storage {
 	if p == nil {
@@ -125,28 +135,28 @@ func NewPatient(st blob.Storage, p *Patience) blob.Storage {
 func (s *patient) GetBlob(ctx context.Context, id blob.ID, offset, length int64, out blob.OutputBuffer) error {
 	return s.patience.Do(ctx, func() error {
 		out.Reset()
-		return s.Storage.GetBlob(ctx, id, offset, length, out)
+		return s.Storage.GetBlob(sentAgain(ctx), id, offset, length, out)
 	})
 }
 
 func (s *patient) GetMetadata(ctx context.Context, id blob.ID) (m blob.Metadata, err error) {
 	err = s.patience.Do(ctx, func() error {
-		m, err = s.Storage.GetMetadata(ctx, id)
+		m, err = s.Storage.GetMetadata(sentAgain(ctx), id)
 		return err
 	})
 	return m, err
 }
 
 func (s *patient) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, o blob.PutOptions) error {
-	return s.patience.Do(ctx, func() error { return s.Storage.PutBlob(ctx, id, data, o) })
+	return s.patience.Do(ctx, func() error { return s.Storage.PutBlob(sentAgain(ctx), id, data, o) })
 }
 
 func (s *patient) DeleteBlob(ctx context.Context, id blob.ID) error {
-	return s.patience.Do(ctx, func() error { return s.Storage.DeleteBlob(ctx, id) })
+	return s.patience.Do(ctx, func() error { return s.Storage.DeleteBlob(sentAgain(ctx), id) })
 }
 
 func (s *patient) ExtendBlobRetention(ctx context.Context, id blob.ID, o blob.ExtendOptions) error {
-	return s.patience.Do(ctx, func() error { return s.Storage.ExtendBlobRetention(ctx, id, o) })
+	return s.patience.Do(ctx, func() error { return s.Storage.ExtendBlobRetention(sentAgain(ctx), id, o) })
 }
 
 // ListBlobs waits only before call is called, because call must not be told of a blob twice. A list that breaks off
@@ -155,7 +165,7 @@ func (s *patient) ListBlobs(ctx context.Context, prefix blob.ID, call func(blob.
 	var told error // the error of a list that has told of something
 	err := s.patience.Do(ctx, func() error {
 		some := false
-		err := s.Storage.ListBlobs(ctx, prefix, func(m blob.Metadata) error {
+		err := s.Storage.ListBlobs(sentAgain(ctx), prefix, func(m blob.Metadata) error {
 			some = true
 			return call(m)
 		})

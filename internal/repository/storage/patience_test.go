@@ -91,6 +91,41 @@ func TestPatience_waitsForTheStorage(t *testing.T) {
 	})
 }
 
+// silent leaves requests without an answer until their context ends.
+type silent struct{ blob.Storage }
+
+func (silent) PutBlob(ctx context.Context, _ blob.ID, _ blob.Bytes, _ blob.PutOptions) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (silent) ConnectionInfo() blob.ConnectionInfo { return blob.ConnectionInfo{Type: "test"} }
+
+// A storage that accepts requests and says nothing is known to be away after the first attempt that stalls. Nobody was
+// told until three had, after six minutes.
+func TestPatience_tellsOfASilentStorageAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var told []string
+		patience := &storage.Patience{Limit: 4 * time.Hour, Notify: func(o *storage.Outage) {
+			if o != nil {
+				told = append(told, fmt.Sprintf("after %s: since %s", time.Since(began), o.Since.Sub(began)))
+				cancel()
+			}
+		}}
+		st := storage.NewPatient(storage.NewStallDetector(silent{}, storage.StallLimit), patience)
+		if err := st.PutBlob(ctx, "p1", storage.Bytes("x"), blob.PutOptions{}); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		if diff := cmp.Diff([]string{"after 2m0s: since 0s"}, told); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
 func TestPatience_givesUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

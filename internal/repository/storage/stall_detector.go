@@ -18,7 +18,8 @@ const (
 	// of 300 kbit/s that is a minute.
 	StallLimit = 2 * time.Minute
 	// StallAttempts is how often an operation that stalls is tried. When a network path breaks, all open connections are dead; a
-	// new one may work.
+	// new one may work. An operation of a NewPatient storage is tried once here, because that tries again, and says
+	// meanwhile that it waits.
 	StallAttempts = 3
 )
 
@@ -91,12 +92,16 @@ func (s *stallDetector) retryStalled(ctx context.Context, what string, f func(co
 }
 
 func (s *stallDetector) retryStalledWhile(ctx context.Context, what string, again func() bool, f func(context.Context, *stallTimer) error) error {
+	attempts := StallAttempts
+	if isSentAgain(ctx) {
+		attempts = 1
+	}
 	for attempt := 1; ; attempt++ {
 		err := s.attemptOnce(ctx, f)
 		switch {
 		case !errors.Is(err, errStalled):
 			return err
-		case attempt == StallAttempts || !again():
+		case attempt == attempts || !again():
 			return s.unreachableError(what, attempt)
 		}
 	}
