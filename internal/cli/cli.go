@@ -24,6 +24,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/repo"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/resource"
+	"github.com/varvebackup/varve/internal/cli/schedule"
 	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/cli/tracker"
 	"github.com/varvebackup/varve/internal/cli/vm"
@@ -84,7 +85,9 @@ func New(o Options) *cobra.Command {
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	root.SetVersionTemplate(newVersionInfo(o.Version).String() + "\n")
 	root.SetFlagErrorFunc(flagFailure)
-	root.AddCommand(vm.NewCommand(inCluster), backup.NewCommand(inCluster, inRepository), tracker.NewCommand(inCluster), data.NewCommand(inCluster), location.NewCommand(inCluster), repo.NewCommand(inRepository), disk.NewCommand(inRepository), versionCommand(o.Version))
+	root.AddCommand(vm.NewCommand(inCluster), schedule.NewCommand(inCluster), backup.NewCommand(inCluster, inRepository),
+		tracker.NewCommand(inCluster), data.NewCommand(inCluster), location.NewCommand(inCluster),
+		repo.NewCommand(inRepository), disk.NewCommand(inRepository), versionCommand(o.Version))
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}
 		root.AddCommand(server)

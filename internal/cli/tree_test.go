@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"flag"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
@@ -65,13 +67,15 @@ func TestExamplesParse(t *testing.T) {
 	t.Parallel()
 	walk(tree("varve"), func(c *cobra.Command) {
 		for line := range strings.Lines(strings.ReplaceAll(c.Example, "\\\n", " ")) {
-			words := strings.Fields(line)
+			words := shellWords(line)
 			if len(words) == 0 || words[0] != "varve" {
 				continue
 			}
-			// After a pipe comes another program.
-			line, _, _ := strings.Cut(strings.Join(words[1:], " "), " |")
-			found, rest, err := tree("varve").Find(strings.Fields(line))
+			words = words[1:]
+			if i := slices.Index(words, "|"); i >= 0 {
+				words = words[:i] // then comes another program
+			}
+			found, rest, err := tree("varve").Find(words)
 			if err != nil || !found.Runnable() || found.HasSubCommands() {
 				t.Errorf("%s: example %q runs nothing: %v", c.CommandPath(), line, err)
 				continue
@@ -85,6 +89,21 @@ func TestExamplesParse(t *testing.T) {
 			}
 		}
 	})
+}
+
+// shellWords splits a line at its spaces, but not at those between double quotes.
+func shellWords(line string) []string {
+	quoted := false
+	words := strings.FieldsFunc(line, func(r rune) bool {
+		if r == '"' {
+			quoted = !quoted
+		}
+		return !quoted && unicode.IsSpace(r)
+	})
+	for i := range words {
+		words[i] = strings.ReplaceAll(words[i], `"`, "")
+	}
+	return words
 }
 
 func TestPluginHelpNamesKubectl(t *testing.T) {

@@ -93,7 +93,7 @@ func newMapper() meta.RESTMapper {
 	for _, k := range []string{"VirtualMachineBackup", "VirtualMachineBackupTracker"} {
 		m.Add(backupv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
-	for _, k := range []string{"VirtualMachineBackup", "VirtualMachineRestore"} {
+	for _, k := range []string{"VirtualMachineBackup", "VirtualMachineRestore", "ScheduleVMBackup"} {
 		m.Add(harvesterv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
 	for _, k := range []string{"Event", "PersistentVolumeClaim", "Pod", "Secret"} {

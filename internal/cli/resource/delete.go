@@ -31,6 +31,8 @@ type Deletion struct {
 	Describe string
 	// Gone says what went with an object that is gone, as it was before. It may be nil.
 	Gone func(client.Object) string
+	// Kept says what outlives an object that is being deleted. It is asked before that, and may be nil.
+	Kept func(context.Context, *cluster.Client, client.Object) (string, error)
 }
 
 // DeleteCommand makes a `delete` command.
@@ -79,12 +81,23 @@ func (d Deletion) deleteOne(cmd *cobra.Command, c *cluster.Client, name string) 
 	if err := c.Get(cmd.Context(), client.ObjectKey{Namespace: c.Namespace, Name: name}, object); err != nil {
 		return nil, fmt.Errorf("delete %s %s: %w", d.Noun, name, err)
 	}
+	kept := ""
+	if d.Kept != nil {
+		var err error
+		if kept, err = d.Kept(cmd.Context(), c, object); err != nil {
+			return nil, fmt.Errorf("delete %s %s: %w", d.Noun, name, err)
+		}
+	}
 	uid := object.GetUID()
 	// Delete only the object that was read. One of the same name that was created since then stays.
 	if err := c.Delete(cmd.Context(), object, client.Preconditions{UID: &uid}); err != nil {
 		return nil, fmt.Errorf("delete %s %s: %w", d.Noun, name, err)
 	}
-	return object, output.PrintDone(cmd.OutOrStdout(), object, "deleted")
+	err := output.PrintDone(cmd.OutOrStdout(), object, "deleted")
+	if err == nil && kept != "" {
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), kept)
+	}
+	return object, err
 }
 
 func (d Deletion) untilGone(c *cluster.Client, object client.Object) WaitFunc {

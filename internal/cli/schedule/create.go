@@ -1,0 +1,166 @@
+package schedule
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
+	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/resource"
+)
+
+// Limits of the API: maxFailure is at least 2, and less than retain.
+const (
+	leastMaxFailure   = 2
+	mostRetain        = 250
+	defaultRetain     = 8
+	defaultMaxFailure = 4
+)
+
+// request is what the flags of `schedule create` say.
+type request struct {
+	machine, cron, zone, location string
+	exclude                       []string
+	retain, maxFailure            int
+	noFreeze, snapshot            bool
+	skipCronCheck, suspended      bool
+	freezeDeadline                time.Duration
+}
+
+// check refuses flags that exclude each other, and values that the server refuses.
+func (r *request) check() error {
+	switch {
+	case r.machine == "":
+		return failure.Usage("--vm is missing: name the virtual machine that is backed up")
+	case strings.TrimSpace(r.cron) == "":
+		return failure.Usage("--cron is missing: give minute, hour, day of the month, month and day of the week, such as \"0 1 * * *\"")
+	case r.retain <= leastMaxFailure || r.retain > mostRetain:
+		return failure.Usage("--retain %d: it must be from %d to %d", r.retain, leastMaxFailure+1, mostRetain)
+	case r.maxFailure < leastMaxFailure || r.maxFailure >= r.retain:
+		return failure.Usage("--max-failure %d: it must be from %d to %d, less than --retain", r.maxFailure, leastMaxFailure, r.retain-1)
+	case r.zone != "" && (strings.HasPrefix(r.cron, "CRON_TZ=") || strings.HasPrefix(r.cron, "TZ=")):
+		return failure.Usage("--time-zone %s: --cron %q has a time zone already", r.zone, r.cron)
+	case r.snapshot && r.location != "":
+		return failure.Usage("--location is for backups: a --snapshot stays in the storage of its machine")
+	case !r.snapshot && r.freezeDeadline != 0:
+		return failure.Usage("--freeze-deadline is for a --snapshot: a backup holds the freeze for milliseconds, " +
+			"and for 30 s at the most")
+	case r.noFreeze && r.freezeDeadline != 0:
+		return failure.Usage("--no-freeze and --freeze-deadline exclude each other")
+	case r.freezeDeadline < 0:
+		return failure.Usage("--freeze-deadline %s must not be negative", r.freezeDeadline)
+	}
+	return nil
+}
+
+func newCreateCommand(s *resource.Session) *cobra.Command {
+	var r request
+	c := &cobra.Command{
+		Use: "create NAME", Short: "Create a schedule for a virtual machine",
+		Long: `Create a schedule: Varve backs up a virtual machine as a whole at the times of a cron expression,
+as 'varve vm backup' does, and keeps the newest --retain backups that can be restored.
+
+--cron has minute, hour, day of the month, month and day of the week, or is @hourly, @daily,
+@weekly, @monthly or @yearly. The times are in UTC without --time-zone. They are an hour apart or
+more, unless --skip-cron-check allows less.
+
+After --max-failure failed backups in a row the schedule is suspended, and 'varve schedule resume'
+continues it. Without the flag that is 4, or less if --retain is 4 or 3.`,
+		Example: `  # At one in the night, the last 8
+  varve schedule create nightly --vm web --cron "0 1 * * *" --time-zone Europe/Berlin
+
+  # On Sundays, to another location, without a disk
+  varve schedule create weekly --vm web --cron "30 3 * * 0" --retain 12 --location shelf --exclude scratch
+
+  # Snapshots in the machine's own storage, during the day
+  varve schedule create quick --vm web --cron "0 8-18 * * 1-5" --snapshot`,
+		Args: cmdline.ExactArgs(1, "a name for the schedule"), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !cmd.Flags().Changed("max-failure") {
+				r.maxFailure = max(leastMaxFailure, min(r.maxFailure, r.retain-1))
+			}
+			if err := r.check(); err != nil {
+				return err
+			}
+			c, err := s.Connect()
+			if err != nil {
+				return err
+			}
+			key := client.ObjectKey{Namespace: c.Namespace, Name: r.machine}
+			if err := c.Get(cmd.Context(), key, &kubevirtv1.VirtualMachine{}); err != nil {
+				return fmt.Errorf("get virtual machine %s: %w", key, err)
+			}
+			schedule := r.newObject(c.Namespace, args[0])
+			if err := c.Create(cmd.Context(), schedule); err != nil {
+				return fmt.Errorf("create schedule %s/%s: %w", c.Namespace, args[0], err)
+			}
+			return output.PrintDone(cmd.OutOrStdout(), schedule, "created")
+		},
+	}
+	c.Flags().StringVar(&r.machine, "vm", "", "the virtual machine to back up")
+	c.Flags().StringVar(&r.cron, "cron", "", "when, as a cron expression such as \"0 1 * * *\"")
+	c.Flags().StringVar(&r.zone, "time-zone", "", "the time zone of --cron, such as Europe/Berlin (default: UTC)")
+	c.Flags().IntVar(&r.retain, "retain", defaultRetain, "how many backups stay")
+	c.Flags().IntVar(&r.maxFailure, "max-failure", defaultMaxFailure,
+		"how many backups may fail in a row before the schedule is suspended")
+	c.Flags().StringVar(&r.location, "location", "",
+		"the backup storage location in Varve's namespace (default: the default one)")
+	c.Flags().StringSliceVar(&r.exclude, "exclude", nil,
+		"volumes of the machine that are left out, such as scratch,swap")
+	c.Flags().BoolVar(&r.noFreeze, "no-freeze", false,
+		"do not freeze the guest's file systems for the moment that is stored")
+	c.Flags().BoolVar(&r.snapshot, "snapshot", false, "take snapshots in the machine's own storage, without a location")
+	c.Flags().DurationVar(&r.freezeDeadline, "freeze-deadline", 0,
+		"with --snapshot: how long the guest's file systems may be frozen (default: 30s)")
+	c.Flags().BoolVar(&r.skipCronCheck, "skip-cron-check", false,
+		"allow times that are less than an hour apart, or near those of other schedules")
+	c.Flags().BoolVar(&r.suspended, "suspended", false, "make no backups until the schedule is resumed")
+	s.CompleteFlag(c, "vm", resource.NewVMs)
+	return c
+}
+
+func (r *request) newObject(namespace, name string) *harvesterv1.ScheduleVMBackup {
+	schedule := &harvesterv1.ScheduleVMBackup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{}},
+		Spec: harvesterv1.ScheduleVMBackupSpec{
+			Cron: strings.TrimSpace(r.cron), Retain: r.retain, MaxFailure: r.maxFailure, Suspend: r.suspended,
+			VMBackupSpec: harvesterv1.VirtualMachineBackupSpec{
+				Source: corev1.TypedLocalObjectReference{
+					APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: r.machine,
+				},
+				Type: harvesterv1.Backup,
+			},
+		},
+	}
+	if r.snapshot {
+		schedule.Spec.VMBackupSpec.Type = harvesterv1.Snapshot
+	}
+	if r.freezeDeadline > 0 {
+		schedule.Spec.VMBackupSpec.FSFreezeDeadline = &metav1.Duration{Duration: r.freezeDeadline}
+	}
+	for annotation, value := range map[string]string{
+		harvesterv1.AnnotationTimeZone: r.zone, harvesterv1.AnnotationLocation: r.location,
+		harvesterv1.AnnotationExcludeVolumes: strings.Join(r.exclude, ","),
+	} {
+		if value != "" {
+			schedule.Annotations[annotation] = value
+		}
+	}
+	if r.noFreeze {
+		schedule.Annotations[harvesterv1.AnnotationFreeze] = "false"
+	}
+	if r.skipCronCheck {
+		schedule.Annotations[harvesterv1.AnnotationSkipCronCheck] = "enable"
+	}
+	return schedule
+}
