@@ -15,8 +15,10 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
+	"github.com/varvebackup/varve/internal/cron"
 )
 
 // Limits of the API: maxFailure is at least 2, and less than retain.
@@ -26,6 +28,9 @@ const (
 	defaultRetain     = 8
 	defaultMaxFailure = 4
 )
+
+// leastApart is how far apart the times of a schedule are, unless it is exempt.
+const leastApart = time.Hour
 
 // request is what the flags of `schedule create` say.
 type request struct {
@@ -48,8 +53,6 @@ func (r *request) check() error {
 		return failure.Usage("--retain %d: it must be from %d to %d", r.retain, leastMaxFailure+1, mostRetain)
 	case r.maxFailure < leastMaxFailure || r.maxFailure >= r.retain:
 		return failure.Usage("--max-failure %d: it must be from %d to %d, less than --retain", r.maxFailure, leastMaxFailure, r.retain-1)
-	case r.zone != "" && (strings.HasPrefix(r.cron, "CRON_TZ=") || strings.HasPrefix(r.cron, "TZ=")):
-		return failure.Usage("--time-zone %s: --cron %q has a time zone already", r.zone, r.cron)
 	case r.snapshot && r.location != "":
 		return failure.Usage("--location is for backups: a --snapshot stays in the storage of its machine")
 	case !r.snapshot && r.freezeDeadline != 0:
@@ -59,6 +62,22 @@ func (r *request) check() error {
 		return failure.Usage("--no-freeze and --freeze-deadline exclude each other")
 	case r.freezeDeadline < 0:
 		return failure.Usage("--freeze-deadline %s must not be negative", r.freezeDeadline)
+	}
+	return r.checkTimes()
+}
+
+// checkTimes refuses a cron expression that the controller would not go by.
+func (r *request) checkTimes() error {
+	if r.zone != "" && strings.Contains(r.cron, "TZ=") {
+		return failure.Usage("--time-zone %s: --cron %q has a time zone already", r.zone, r.cron)
+	}
+	times, err := cron.Parse(r.cron, r.zone)
+	if err != nil {
+		return failure.Usage("--cron: %w", err)
+	}
+	if apart := times.Granularity(); apart < leastApart && !r.skipCronCheck {
+		return failure.Usage("--cron %q: its times are %s apart, and backups must be an hour apart: choose others, "+
+			"or allow it with --skip-cron-check", r.cron, human.Span(apart))
 	}
 	return nil
 }
