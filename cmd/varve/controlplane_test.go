@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -60,6 +62,59 @@ func TestControlPlane(t *testing.T) {
 		return nil
 	}
 	testscript.Run(t, params)
+}
+
+// The scripts have a namespace of their own, in $NS, and three kubeconfigs for it: that of a user with the role edit there
+// in $KUBECONFIG, that of one with the role view in $VIEWER, and that of Varve's controller in $CONTROLLER. The first two may
+// do nothing else.
+func TestControlPlane_tenants(t *testing.T) {
+	t.Parallel()
+	params := testscript.Params{Dir: "testdata/tenant", Cmds: commands}
+	params.Setup = func(env *testscript.Env) error {
+		ns := cluster.Namespace(t)
+		env.Setenv("PATH", assets()+":"+env.Getenv("PATH"))
+		users := map[string]controlplane.User{
+			"KUBECONFIG": controlplane.User{Name: "edit-" + ns}.Restrict(),
+			"VIEWER":     controlplane.User{Name: "view-" + ns}.Restrict(),
+			"CONTROLLER": controlplane.Controller,
+		}
+		// What Kubernetes' controller manager, which does not run here, would join into its roles edit and view.
+		for _, role := range []string{"system:aggregate-to-view", "varve-view"} {
+			bind(t, ns, role, users["VIEWER"], users["KUBECONFIG"])
+		}
+		for _, role := range []string{"system:aggregate-to-edit", "varve-edit"} {
+			bind(t, ns, role, users["KUBECONFIG"])
+		}
+		if err := cluster.InstallRoles(t.Context()); err != nil {
+			return err
+		}
+		for variable, user := range users {
+			path := filepath.Join(env.WorkDir, variable)
+			if err := clientcmd.WriteToFile(kubeconfig(cluster.ConfigFor(user), ns), path); err != nil {
+				return err
+			}
+			env.Setenv(variable, path)
+		}
+		return nil
+	}
+	testscript.Run(t, params)
+}
+
+// bind gives users a cluster's role in a namespace.
+func bind(t *testing.T, ns, role string, users ...controlplane.User) {
+	t.Helper()
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "test-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+	}
+	for _, user := range users {
+		binding.Subjects = append(binding.Subjects, rbacv1.Subject{
+			APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Name,
+		})
+	}
+	if err := cluster.Client(t, controlplane.Admin).Create(t.Context(), binding); err != nil {
+		t.Fatalf("bind %s in %s: %v", role, ns, err)
+	}
 }
 
 // assets returns the directory of kubectl.
