@@ -26,6 +26,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/cli/schedule"
 	"github.com/varvebackup/varve/internal/cli/session"
+	"github.com/varvebackup/varve/internal/cli/status"
 	"github.com/varvebackup/varve/internal/cli/tracker"
 	"github.com/varvebackup/varve/internal/cli/vm"
 )
@@ -52,7 +53,8 @@ const rootLong = `Varve backs up virtual machines on Kubernetes, incrementally f
 backup, each later one holds only what changed.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 3 not found, 4 timeout,
-5 refused, 6 no answer from the API server or the storage, 130 interrupted.`
+5 refused, 6 no answer from the API server or the storage, 7 overdue (varve status),
+130 interrupted.`
 
 const rootExample = `  # Which machines are there, and are their disks tracked?
   varve vm list
@@ -85,8 +87,8 @@ func New(o Options) *cobra.Command {
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 	root.SetVersionTemplate(newVersionInfo(o.Version).String() + "\n")
 	root.SetFlagErrorFunc(flagFailure)
-	root.AddCommand(vm.NewCommand(inCluster), schedule.NewCommand(inCluster), backup.NewCommand(inCluster, inRepository),
-		tracker.NewCommand(inCluster), data.NewCommand(inCluster), location.NewCommand(inCluster),
+	root.AddCommand(vm.NewCommand(inCluster), schedule.NewCommand(inCluster), status.NewCommand(inCluster),
+		backup.NewCommand(inCluster, inRepository), tracker.NewCommand(inCluster), data.NewCommand(inCluster), location.NewCommand(inCluster),
 		repo.NewCommand(inRepository), disk.NewCommand(inRepository), versionCommand(o.Version))
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}

@@ -73,6 +73,7 @@ The fields of ` + "`json`" + `, which stay as they are; others may be added:
 | 4 | ` + "`--timeout`" + ` has passed; the operation continues in the cluster |
 | 5 | refused by the API server or the repository: not valid, not allowed (a wrong password, a pin), already exists, or was changed or locked by others |
 | 6 | no answer from the API server or the storage |
+| 7 | ` + "`varve status`" + `: a machine lacks a restore point that it should have |
 | 130 | interrupted; an operation in the cluster continues |
 
 ## Permissions

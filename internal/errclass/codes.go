@@ -17,6 +17,7 @@ const (
 	ExitTimeout     = 4
 	ExitRefused     = 5
 	ExitUnreachable = 6
+	ExitOverdue     = 7 // varve status: a machine lacks a restore point that it should have
 	ExitInterrupted = 130
 )
 

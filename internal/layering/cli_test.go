@@ -13,9 +13,10 @@ import (
 const commandLine = "internal/cli"
 
 // commandsUsedBy are the groups of commands that another group may import: a machine's description has the tables of its
-// trackers and backups.
+// trackers and backups, and the state of a machine is that of its schedules.
 var commandsUsedBy = map[string][]string{
-	"internal/cli/vm": {"internal/cli/backup", "internal/cli/tracker"},
+	"internal/cli/vm":     {"internal/cli/backup", "internal/cli/tracker"},
+	"internal/cli/status": {"internal/cli/schedule"},
 }
 
 // commandGroups returns the packages below the command line that have a group of commands: those with a NewCommand.

@@ -68,7 +68,12 @@ func (s *Session) Connect() (*cluster.Client, error) {
 func (s *Session) GroupCommand(use, short, long, example string, aliases []string, children ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Aliases: aliases}
 	c.AddCommand(children...)
+	s.AddClusterFlags(c)
+	return c
+}
+
+// AddClusterFlags adds the flags that select cluster, user and namespace to a command and those below it.
+func (s *Session) AddClusterFlags(c *cobra.Command) {
 	clusterFlags(s.flags, c.PersistentFlags())
 	s.CompleteFlag(c, "namespace", newNamespaces)
-	return c
 }
