@@ -33,14 +33,22 @@ import (
 	"github.com/varvebackup/varve/test/verdict"
 )
 
-var update = flag.Bool("update", false, "write the tables of api.md and metrics.md")
+var update = flag.Bool("update", false, "write the tables of api.md, schedules.md and metrics.md")
 
 // block is a generated part: what, of what, and the text in between.
 var block = regexp.MustCompile(`(?s)<!-- begin (\w+)(?: (\w+))? -->\n.*?<!-- end -->`)
 
 func TestAPIReference(t *testing.T) {
 	t.Parallel()
-	have, err := os.ReadFile("api.md")
+	for _, document := range []string{"api.md", "schedules.md"} {
+		compareGenerated(t, document)
+	}
+}
+
+// compareGenerated compares the generated parts of a document with what they would be now, or writes them.
+func compareGenerated(t *testing.T, document string) {
+	t.Helper()
+	have, err := os.ReadFile(document)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,13 +58,13 @@ func TestAPIReference(t *testing.T) {
 		return fmt.Sprintf("<!-- begin %s -->\n%s<!-- end -->", name, generate(t, m[1], m[2]))
 	})
 	if *update {
-		if err := os.WriteFile("api.md", []byte(want), 0o644); err != nil {
+		if err := os.WriteFile(document, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
 	if diff := cmp.Diff(string(have), want); diff != "" {
-		t.Errorf(verdict.GoldenMark+"docs/api.md is out of date, run make generate: %s", diff)
+		t.Errorf(verdict.GoldenMark+"docs/%s is out of date, run make generate: %s", document, diff)
 	}
 }
 
@@ -318,7 +326,7 @@ func manifestFields(t *testing.T) string {
 	return b.String()
 }
 
-// TestExamplesAreValid decodes every example in api.md and pull.md: an unknown field in one would be refused by a cluster.
+// TestExamplesAreValid decodes every example in api.md, pull.md and schedules.md: an unknown field in one would be refused by a cluster.
 func TestExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	s := runtime.NewScheme()
@@ -329,7 +337,7 @@ func TestExamplesAreValid(t *testing.T) {
 	}
 	strict := serializer.NewCodecFactory(s, serializer.EnableStrict).UniversalDeserializer()
 	seen := map[string]bool{}
-	for _, document := range []string{"api.md", "pull.md"} {
+	for _, document := range []string{"api.md", "pull.md", "schedules.md"} {
 		text, err := os.ReadFile(document)
 		if err != nil {
 			t.Fatal(err)
@@ -345,7 +353,7 @@ func TestExamplesAreValid(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup", "VirtualMachineBackupTracker", "VirtualMachineExport", "DataUpload", "DataDownload", "BackupStorageLocation"} {
+	for _, kind := range []string{"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup", "VirtualMachineBackupTracker", "VirtualMachineExport", "DataUpload", "DataDownload", "BackupStorageLocation", "ScheduleVMBackup"} {
 		if !seen[kind] {
 			t.Errorf("no example of %s", kind)
 		}

@@ -17,18 +17,33 @@ var (
 	shown = regexp.MustCompile(`(?m)^    (varve .*?)( > \S+)?(\s+#.*)?$`)
 )
 
-// The commands by which another cluster restores are commands, as they stand in the document: without a cluster they fail for want of one, and
-// not because of how they are used.
 func TestDocs_commandsOfAnotherClusterAreCommands(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "locations.md"))
+	_, section, _ := strings.Cut(readDocument(t, "locations.md"), "\n## Another cluster\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	runWithoutCluster(t, section, 6)
+}
+
+func TestDocs_commandsOfSchedulesAreCommands(t *testing.T) {
+	t.Parallel()
+	runWithoutCluster(t, readDocument(t, "schedules.md"), 11)
+}
+
+func readDocument(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, found := strings.Cut(string(text), "\n## Another cluster\n")
-	section, _, _ = strings.Cut(section, "\n## ")
-	commandsShown := shown.FindAllStringSubmatch(continued.ReplaceAllString(section, ""), -1)
-	if !found || len(commandsShown) != 6 {
+	return string(text)
+}
+
+// runWithoutCluster runs the commands of a text as they stand there, which are so many: without a cluster they fail for want
+// of one, and not because of how they are used.
+func runWithoutCluster(t *testing.T, text string, want int) {
+	t.Helper()
+	commandsShown := shown.FindAllStringSubmatch(continued.ReplaceAllString(text, ""), -1)
+	if len(commandsShown) != want {
 		t.Fatalf("%d commands: %q", len(commandsShown), commandsShown)
 	}
 	var script strings.Builder
