@@ -21,7 +21,7 @@ func loadZone(name string) (*time.Location, error) {
 		return nil, fmt.Errorf("time zone %q depends on the machine on which the controller runs: %s", name, instead)
 	}
 	if len(name) > 64 || !zoneName.MatchString(name) {
-		return nil, fmt.Errorf("%q is no name of a time zone: %s", name[:min(len(name), 64)], instead)
+		return nil, fmt.Errorf("%q is not the name of a time zone: %s", name[:min(len(name), 64)], instead)
 	}
 	location, err := time.LoadLocation(name)
 	if err != nil {
