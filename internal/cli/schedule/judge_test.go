@@ -54,15 +54,18 @@ func TestJudge(t *testing.T) {
 		"runs, first":  {[]harvesterv1.ScheduledRun{started}, nil, Verdict{Running, "backup b runs"}},
 		"runs, failed": {[]harvesterv1.ScheduledRun{started, bad}, nil, Verdict{Failed, failed + "; backup b runs"}},
 		"missed": {
-			[]harvesterv1.ScheduledRun{run(0, harvesterv1.RunMissed, ""), good}, nil,
+			[]harvesterv1.ScheduledRun{run(0, harvesterv1.RunMissed, ""), good},
+			nil,
 			Verdict{Overdue, "the run of 2026-11-29T01:00:00Z was missed: no controller ran"},
 		},
 		"skipped": {
-			[]harvesterv1.ScheduledRun{overlap, started}, nil,
+			[]harvesterv1.ScheduledRun{overlap, started},
+			nil,
 			Verdict{Overdue, "the run of 2026-11-29T01:00:00Z was skipped: the backup before it had not ended"},
 		},
 		"deleted while it ran": {
-			[]harvesterv1.ScheduledRun{run(0, harvesterv1.RunDeleted, ""), good}, nil,
+			[]harvesterv1.ScheduledRun{run(0, harvesterv1.RunDeleted, ""), good},
+			nil,
 			Verdict{Overdue, "the run of 2026-11-29T01:00:00Z made no backup: it was deleted before it ended"},
 		},
 		"a minute past due": {
@@ -71,7 +74,8 @@ func TestJudge(t *testing.T) {
 			}, Verdict{OK, ""},
 		},
 		"an hour past due": {
-			[]harvesterv1.ScheduledRun{good}, func(s *harvesterv1.ScheduleVMBackup) { s.Status.NextScheduleTime = &metav1.Time{Time: due} },
+			[]harvesterv1.ScheduledRun{good},
+			func(s *harvesterv1.ScheduleVMBackup) { s.Status.NextScheduleTime = &metav1.Time{Time: due} },
 			Verdict{Overdue, "a backup was due at 2026-11-29T01:00:00Z, and none was made: does the controller run?"},
 		},
 		"nobody has dealt with it": {

@@ -94,11 +94,13 @@ func TestNewReport(t *testing.T) {
 		},
 		"no schedule": {nil, []harvesterv1.VirtualMachineBackup{newBackup("b", "web", 0, "")}, want{NoSchedule, "", "b", 1}},
 		"no schedule, and the last one failed": {
-			nil, []harvesterv1.VirtualMachineBackup{newBackup("old", "web", 24, ""), newBackup("new", "web", 0, "full")},
+			nil,
+			[]harvesterv1.VirtualMachineBackup{newBackup("old", "web", 24, ""), newBackup("new", "web", 0, "full")},
 			want{schedule.Failed, "backup new failed: full", "old", 1},
 		},
 		"no schedule, and the last one is good": {
-			nil, []harvesterv1.VirtualMachineBackup{newBackup("old", "web", 24, "full"), newBackup("new", "web", 0, "")},
+			nil,
+			[]harvesterv1.VirtualMachineBackup{newBackup("old", "web", 24, "full"), newBackup("new", "web", 0, "")},
 			want{NoSchedule, "", "new", 1},
 		},
 	} {
