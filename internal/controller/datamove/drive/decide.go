@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// maxDeaths is how often a mover may die until its object fails.
+	// maxDeaths is how often a mover may die, without getting further in between, until its object fails.
 	maxDeaths = 5
 	// firstRetry is how long after the first death in a pod that is gone the next pod is made. It doubles each time. Within a pod,
 	// the kubelet has such delays.
@@ -155,6 +155,7 @@ func decide(in Input) Decision {
 // decideTaken is for an object that has a place, and whose end is not decided.
 func decideTaken(in Input) Decision {
 	o := &in.Object
+	in.notePodDeaths()
 	if d, lost := decidePodNode(in); lost {
 		return d
 	}

@@ -138,14 +138,14 @@ func recordLoss(in Input, pod types.UID, deaths int, words string) Decision {
 	change := o.unchanged()
 	m := &change.Memory
 	m.Lost, m.Pod = pod, ""
-	m.Deaths += deaths
+	row := m.addDeaths(deaths, o.Done)
 	if words != "" {
 		m.LastWords = words
 	}
-	if m.Deaths >= maxDeaths {
-		return fail(in, ReasonMoverDied, because(fmt.Sprintf("the mover died %d times without a result", m.Deaths), m.LastWords))
+	if row >= maxDeaths {
+		return failDead(in, row, m.LastWords)
 	}
-	at := metav1.NewTime(in.Now.Add(firstRetry << (m.Deaths - 1))).Rfc3339Copy()
+	at := metav1.NewTime(in.Now.Add(firstRetry << (row - 1))).Rfc3339Copy()
 	m.RetryAt = &at
 	change.Message = because(fmt.Sprintf("the mover pod is lost; another one starts at %s", at.UTC().Format(time.TimeOnly)), m.LastWords)
 	return Decision{Do: Write, Change: change}
@@ -161,10 +161,21 @@ func failureOf(in Input) (Decision, bool) {
 		}
 		return fail(in, ReasonMoverFailed, message), true
 	}
-	if in.Pod != nil && in.Pod.UID != o.Memory.Lost && o.Memory.Deaths+in.Pod.Deaths >= maxDeaths {
-		return fail(in, ReasonMoverDied, because(fmt.Sprintf("the mover died %d times without a result", o.Memory.Deaths+in.Pod.Deaths), in.Pod.LastWords)), true
+	if in.Pod != nil && in.Pod.UID != o.Memory.Lost {
+		if row := o.Memory.deathsInARow(o.Memory.Deaths + in.Pod.Deaths); row >= maxDeaths {
+			return failDead(in, row, in.Pod.LastWords), true
+		}
 	}
 	return Decision{}, false
+}
+
+// failDead ends an object whose mover has died so often in a row.
+func failDead(in Input, times int, lastWords string) Decision {
+	what := fmt.Sprintf("the mover died %d times without a result", times)
+	if in.Object.Memory.ForgottenDeaths > 0 {
+		what = fmt.Sprintf("the mover died %d times without getting any further", times)
+	}
+	return fail(in, ReasonMoverDied, because(what, lastWords))
 }
 
 // prepared writes that the pod runs, and which one it is.
@@ -211,7 +222,7 @@ func decideInProgress(in Input) Decision {
 	}
 	change := o.unchanged()
 	change.Message, change.Memory.Stalled = o.Waiting, nil
-	if deaths := o.Memory.Deaths + in.Pod.Deaths; deaths > 0 && o.Waiting == "" {
+	if deaths := o.Memory.deathsInARow(o.Memory.Deaths + in.Pod.Deaths); deaths > 0 && o.Waiting == "" {
 		change.Message = because(fmt.Sprintf("the mover was started again, %d of %d times", deaths, maxDeaths-1),
 			cmp.Or(in.Pod.LastWords, o.Memory.LastWords))
 	}

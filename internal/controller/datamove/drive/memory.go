@@ -24,6 +24,11 @@ type memory struct {
 	// Deaths is how often the mover died in pods that are lost, and LastWords what it said last.
 	Deaths    int    `json:"deaths,omitempty"`
 	LastWords string `json:"lastWords,omitempty"`
+	// SeenDeaths is how many deaths have been noted, in all pods, and ForgottenDeaths how many of them count no more,
+	// because more was moved afterwards. DeathBytes is the most that was moved when one was noted, in bytes.
+	SeenDeaths      int   `json:"seenDeaths,omitempty"`
+	ForgottenDeaths int   `json:"forgottenDeaths,omitempty"`
+	DeathBytes      int64 `json:"deathBytes,omitempty"`
 	// Yielded is since when the object has no place, although it was taken: what it needs before its pod takes long.
 	// Ready says that it needs nothing but a place again.
 	Yielded *metav1.Time `json:"yielded,omitempty"`
@@ -87,8 +92,9 @@ func decodeMemory(text string) (memory, error) {
 		return memory{}, fmt.Errorf("decode %s: version %d, want %d", datamove.AnnotationDriver, m.Version, memoryVersion)
 	case m.Version != memoryVersion:
 		return memory{}, &badMemoryError{fmt.Sprintf("it has version %d", m.Version)}
-	case m.Deaths < 0:
-		return memory{}, &badMemoryError{fmt.Sprintf("it counts %d deaths", m.Deaths)}
+	case m.Deaths < 0 || m.SeenDeaths < 0 || m.ForgottenDeaths < 0:
+		return memory{}, &badMemoryError{fmt.Sprintf("it counts %d deaths", min(m.Deaths, m.SeenDeaths,
+			m.ForgottenDeaths))}
 	case m.Ending != nil && !m.Ending.Phase.Ended():
 		return memory{}, &badMemoryError{fmt.Sprintf("it ends as %.80q", m.Ending.Phase)}
 	}

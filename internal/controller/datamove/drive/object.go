@@ -46,7 +46,9 @@ type Object struct {
 	Message           string
 	Node, Driver      string
 	Accepted, Started time.Time
-	Memory            memory
+	// Done is how many bytes the mover has moved since it started, by its own word.
+	Done   int64
+	Memory memory
 	// Report is that of some pod, or nil.
 	Report *datamove.Report
 	// Waiting is what the pod that counts says that it waits for, or "".
@@ -98,12 +100,14 @@ func viewOf(o client.Object) (Object, error) {
 		v.Kind, v.Mover, v.SnapshotType, v.Location = datamove.Upload, o.Spec.DataMover, o.Spec.SnapshotType, o.Spec.BackupStorageLocation
 		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.SourceNamespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
 		v.BadSpec = checkSpec(o.Spec.OperationTimeout, "spec.sourceNamespace", o.Spec.SourceNamespace, "spec.sourcePVC", o.Spec.SourcePVC)
+		v.Done = s.Progress.BytesDone
 		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
 	case *velerov2.DataDownload:
 		s := &o.Status
 		v.Kind, v.Mover, v.Location, v.SnapshotID = datamove.Download, o.Spec.DataMover, o.Spec.BackupStorageLocation, o.Spec.SnapshotID
 		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.TargetVolume.Namespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
 		v.BadSpec = checkSpec(o.Spec.OperationTimeout, "spec.targetVolume.namespace", o.Spec.TargetVolume.Namespace, "spec.targetVolume.pvc", o.Spec.TargetVolume.PVC)
+		v.Done = s.Progress.BytesDone
 		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
 	default:
 		return Object{}, fmt.Errorf("%T moves no data", o)
