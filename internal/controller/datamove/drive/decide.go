@@ -25,6 +25,8 @@ const (
 	yieldAfter = time.Minute
 	// quietQueue is how long an object may wait for a free place until it says so.
 	quietQueue = 10 * time.Second
+	// queueInterval is how often it is looked whether an object still waits for a place, and not for a node.
+	queueInterval = 5 * time.Minute
 )
 
 // Action is what the reconciler does next.
@@ -231,7 +233,11 @@ func decideNew(in Input) Decision {
 func sayWhyItWaits(in Input) Decision {
 	change := in.Object.unchanged()
 	change.Message = waitInQueue(in)
-	return Decision{Do: Write, Change: change, Again: takeInterval}
+	again := takeInterval
+	if change.Message == noPlace {
+		again = queueInterval // the Taker takes it, and nothing else changes
+	}
+	return Decision{Do: Write, Change: change, Again: again}
 }
 
 // waitInQueue says what an object waits for that nobody has taken. That has no deadline: how long all before it take is not the object's fault,

@@ -94,6 +94,17 @@ func TestYield_readyWaitsForAPlace(t *testing.T) {
 	}
 }
 
+// Thousands may wait in the queue. The Taker looks at all of them together when a place can have become free.
+func TestQueue_isSeldomLookedAt(t *testing.T) {
+	t.Parallel()
+	in := base(velerov2.PhaseNew)
+	for takers, want := range map[int]time.Duration{0: takeInterval, 1: queueInterval} {
+		if in.Takers = takers; decide(in).Again != want {
+			t.Errorf("%d nodes: it looks again after %s, want %s", takers, decide(in).Again, want)
+		}
+	}
+}
+
 // The bound holds also for what the cache does not show yet.
 func TestYield_isBounded(t *testing.T) {
 	t.Parallel()
