@@ -45,7 +45,7 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 				harvesterv1.AnnotationSkipCronCheck: "enable", harvesterv1.AnnotationLocation: location.Name,
 			}
 		})}
-	s.must(s.Create(ctx, w))
+	s.must(s.Create(ctx, w.ScheduleVMBackup))
 	w.waitSucceeded(4)
 	w.setSuspend(true)
 	w.wait("a run that is skipped", func() error {
@@ -114,7 +114,7 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 			t.Errorf("%s has failed and is left: %s", b.Name, *b.Status.Error.Message)
 		}
 	}
-	s.must(s.Delete(ctx, w))
+	s.must(s.Delete(ctx, w.ScheduleVMBackup))
 	if n := len(w.backups()); n < 3 {
 		t.Errorf("%d backups are left of a schedule that was deleted", n)
 	}

@@ -37,6 +37,7 @@ func (s *scene) restoreInSecondCluster(first *velero.Server, backup, want string
 	kubeconfig := s.startSecondBox()
 	other, err := lab.Open(ctx, kubeconfig, cluster.build, "elsewhere", nil)
 	s.must(err)
+	s.must(other.SetMover(ctx, shortConsumerWait))
 	v := velero.Start(s.t, velero.Options{Kubeconfig: kubeconfig, Store: first.Store, Prefix: first.Prefix})
 	location := &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: v.Namespace, Name: velero.Location}}
 	s.must(other.Patch(ctx, location, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"accessMode":"ReadOnly"}}`))))

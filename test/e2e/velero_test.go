@@ -33,6 +33,9 @@ const (
 	moveTimeout = 5 * time.Minute
 
 	treeClaim, deviceClaim = "tree", "device"
+
+	// shortConsumerWait are settings of the data mover.
+	shortConsumerWait = "consumerWait: 20s"
 )
 
 // An unmodified Velero backs a namespace up with a claim of files, a Block claim and a machine's claim, and Varve moves the volumes. The
@@ -53,6 +56,9 @@ func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 	s.must(s.Create(ctx, machine))
 	s.fillVolumes()
 	before := s.listVolumes()
+	// No pod will use two of the restored claims, whose class makes a volume where its pod is.
+	s.must(s.SetMover(ctx, shortConsumerWait))
+	t.Cleanup(func() { s.must(s.ResetMover(context.WithoutCancel(ctx))) })
 
 	v := velero.Start(t, velero.Options{Kubeconfig: cluster.kubeconfig, Store: store, Prefix: fmt.Sprintf("e2e-%d", time.Now().UnixNano())})
 	t.Cleanup(func() { v.Remove(t, 3*time.Minute) })

@@ -27,12 +27,12 @@ import (
 
 // TestSchedules runs the controller of schedules with the rights that it has in a cluster and a clock that the test
 // drives. The test plays the controller of backups.
-func TestSchedules(t *testing.T) { //nolint:paralleltest,tparallel // as TestControlPlane
+func TestSchedules(t *testing.T) { //nolint:paralleltest // as TestControlPlane
 	scheduleScenarios(t)
 }
 
 // TestSchedules_dieAtEachWrite is TestSchedules with a controller that dies after a third of its writes.
-func TestSchedules_dieAtEachWrite(t *testing.T) { //nolint:paralleltest,tparallel // see above
+func TestSchedules_dieAtEachWrite(t *testing.T) { //nolint:paralleltest // see above
 	scheduleScenarios(t, controlplane.LoseAnswers(t))
 }
 
@@ -182,9 +182,9 @@ func (w *scheduled) lives() {
 		w.Errorf("the backup: %+v %+v", first.ObjectMeta, first.Spec)
 	}
 	w.end(first, "")
-	second, third := w.due(), (*harvesterv1.VirtualMachineBackup)(nil)
+	second := w.due()
 	w.end(second, "")
-	third = w.due()
+	third := w.due()
 	w.end(third, "")
 	fourth := w.due()
 	w.has(first, second, third, fourth)
