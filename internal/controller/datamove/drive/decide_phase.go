@@ -35,10 +35,15 @@ func decideAccepted(in Input) Decision {
 	if in.Exposed == nil {
 		return Decision{Do: Expose}
 	}
+	if in.Exposed.Err != nil && isRefusal(in.Exposed.Err) {
+		return fail(in, ReasonRefused, in.Exposed.Err.Error())
+	}
+	return decideExposed(in, deadline)
+}
+
+// decideExposed is for an object whose volume the exposer makes accessible.
+func decideExposed(in Input, deadline time.Time) Decision {
 	if in.Exposed.Err != nil {
-		if isRefusal(in.Exposed.Err) {
-			return fail(in, ReasonRefused, in.Exposed.Err.Error())
-		}
 		return waitPrepared(in, "its volume to be accessible: "+in.Exposed.Err.Error(), deadline)
 	}
 	if in.Repository.Err != nil {
