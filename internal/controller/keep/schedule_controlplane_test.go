@@ -194,6 +194,12 @@ func (w *scheduled) lives() {
 	w.setSuspend(true)
 	w.suspended(true, "Proactive Schedule Suspend")
 	w.clock.SetTime(w.clock.Now().Add(2 * time.Minute))
+	w.says(func(s *harvesterv1.ScheduleVMBackupStatus) error {
+		if r := s.Runs[0]; r.Reason != harvesterv1.SkippedSuspended || r.Count != 2 {
+			return fmt.Errorf("the latest run is %+v", r)
+		}
+		return nil
+	})
 	w.setSuspend(false)
 	w.drawerIs(velerov1.LocationUnavailable)
 	w.suspended(true, "BackupStorageLocation drawer is not available (nobody listens there)")

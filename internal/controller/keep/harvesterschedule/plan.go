@@ -57,7 +57,8 @@ type plan struct {
 	ended []harvesterv1.ScheduledRun
 	// remove are the backups to be deleted.
 	remove []*harvesterv1.VirtualMachineBackup
-	// next is when the schedule is due. It is zero if it never is.
+	// next is when the schedule is looked at again, whose run is due then: also one that is suspended, to record the run. It
+	// is zero for a schedule that can make no backups.
 	next time.Time
 	// waits: something is awaited of which no event tells.
 	waits bool
@@ -83,11 +84,9 @@ func makePlan(in *input) *plan {
 	}
 	in.decideSuspension(p)
 	in.decideRun(p, times)
-	if !s.Suspended {
-		p.next = times.Next(later(in.now, s.LastScheduleTime.Time))
-	}
+	p.next = times.Next(later(in.now, s.LastScheduleTime.Time))
 	s.NextScheduleTime = nil
-	if !p.next.IsZero() {
+	if !s.Suspended && !p.next.IsZero() {
 		s.NextScheduleTime = ptr.To(metav1.NewTime(p.next))
 	}
 	condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, corev1.ConditionTrue, "", "")

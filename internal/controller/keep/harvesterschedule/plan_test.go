@@ -229,8 +229,8 @@ func TestPlan_suspendedByHand(t *testing.T) {
 	w.schedule.Spec.Suspend = true
 	w.minutes(2, "")
 	w.wants("why", w.suspension(), "Proactive Schedule Suspend: spec.suspend is true")
-	if w.schedule.Status.NextScheduleTime != nil {
-		t.Error("a suspended schedule has a next run")
+	if p := w.pass(0); w.schedule.Status.NextScheduleTime != nil || p.next.IsZero() {
+		t.Errorf("a suspended schedule is due at %v, and is looked at at %s", w.schedule.Status.NextScheduleTime, p.next)
 	}
 	w.now = w.now.Add(time.Hour) // no controller runs
 	w.schedule.Spec.Suspend = false
