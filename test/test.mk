@@ -101,8 +101,13 @@ bench: ## Benchmarks against their peers, all parts; build/bench.json
 	$(MAKE) --no-print-directory bench-repository # before there is a box, which would take a part of the processors
 	$(MAKE) --no-print-directory bench-pull
 	$(MAKE) --no-print-directory bench-guest
+	$(MAKE) --no-print-directory bench-control
 	$(MAKE) --no-print-directory bench-push
 	$(MAKE) --no-print-directory bench-move
+
+.PHONY: bench-control
+bench-control: kube build ## What the controller costs with 1,000 schedules and nothing to do; needs no box
+	$(GO) run ./bench/control $(BENCH_FLAGS)
 
 .PHONY: bench-push
 bench-push: box-up install guest ## The benchmarks of push backups, on the box

@@ -25,11 +25,19 @@ const seedBatch = 128
 // had stored them itself. That takes a second for thousands of objects, and minutes through the API server. Nothing is validated.
 func (c *Cluster) Seed(tb testing.TB, objects []client.Object) {
 	tb.Helper()
+	if err := c.SeedObjects(tb.Context(), objects); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// SeedObjects is Seed for a program that is not a test.
+func (c *Cluster) SeedObjects(ctx context.Context, objects []client.Object) error {
 	for batch := range slices.Chunk(objects, seedBatch) {
-		if err := c.seed(tb.Context(), batch); err != nil {
-			tb.Fatalf("seed %d objects: %v", len(batch), err)
+		if err := c.seed(ctx, batch); err != nil {
+			return fmt.Errorf("seed %d objects: %w", len(batch), err)
 		}
 	}
+	return nil
 }
 
 func (c *Cluster) seed(ctx context.Context, objects []client.Object) error {

@@ -80,19 +80,20 @@ func (l *Lab) newToolbox(ctx context.Context, name string, readOnly bool, claims
 			}},
 		}}}}
 	}
-	for _, claim := range claims {
+	for i, claim := range claims {
+		volume := fmt.Sprintf("claim-%d", i) // the names of claims may be longer than those of volumes
 		pvc := &corev1.PersistentVolumeClaim{}
 		if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: claim}, pvc); err != nil {
 			return nil, fmt.Errorf("toolbox %s: claim %s: %w", name, claim, err)
 		}
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim, ReadOnly: readOnly},
 		}})
 		if ptr.Deref(pvc.Spec.VolumeMode, corev1.PersistentVolumeFilesystem) == corev1.PersistentVolumeBlock {
-			c.VolumeDevices = append(c.VolumeDevices, corev1.VolumeDevice{Name: claim, DevicePath: "/dev/" + claim})
+			c.VolumeDevices = append(c.VolumeDevices, corev1.VolumeDevice{Name: volume, DevicePath: "/dev/" + claim})
 		} else {
 			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{
-				Name: claim, MountPath: "/mnt/" + claim,
+				Name: volume, MountPath: "/mnt/" + claim,
 				ReadOnly: readOnly,
 			})
 		}

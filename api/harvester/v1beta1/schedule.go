@@ -71,7 +71,7 @@ type ScheduleVMBackupSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
 	Cron string `json:"cron"`
-	// retain is how many backups stay. Of those that can be restored, the newest stay.
+	// retain is how many backups stay. Of those that can be restored, the newest stay, and what is pinned beside them.
 	// +kubebuilder:default=8
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=250

@@ -20,8 +20,8 @@ func decideAccepted(in Input) Decision {
 		return fail(in, ReasonUnserved, in.Unserved)
 	}
 	if !in.Location.Found {
-		until := o.Accepted.Add(min(o.OperationTimeout, in.PrepareTimeout))
-		return waitPrepared(in, fmt.Sprintf("BackupStorageLocation %s/%s to be created", o.Namespace, o.Location), until)
+		until := o.prepareBegan().Add(min(o.OperationTimeout, in.PrepareTimeout))
+		return waitOrFail(in, fmt.Sprintf("BackupStorageLocation %s/%s to be created", o.Namespace, o.Location), until)
 	}
 	if in.Location.ReadOnly && o.Kind == datamove.Upload {
 		return fail(in, ReasonReadOnlyLocation, fmt.Sprintf("BackupStorageLocation %s/%s is read-only: nothing can be uploaded to it", o.Namespace, o.Location))
@@ -47,7 +47,7 @@ func decideExposed(in Input, deadline time.Time) Decision {
 		return waitPrepared(in, "its volume to be accessible: "+in.Exposed.Err.Error(), deadline)
 	}
 	if in.Repository.Err != nil {
-		return waitPrepared(in, "its repository: "+in.Repository.Err.Error(), deadline)
+		return waitOrFail(in, "its repository: "+in.Repository.Err.Error(), deadline)
 	}
 	if !in.Repository.Found {
 		return Decision{Do: MakeRepository}
@@ -62,16 +62,18 @@ func decideExposed(in Input, deadline time.Time) Decision {
 	case in.Exposed.Volume == nil:
 		return waitPrepared(in, in.Exposed.Waiting, deadline)
 	case !in.Repository.Ready:
-		return waitPrepared(in, because("BackupRepository "+in.Repository.Name+" to be Ready", in.Repository.Message), deadline)
+		return waitOrFail(in,
+			because("BackupRepository "+in.Repository.Name+" to be Ready", in.Repository.Message), deadline)
 	}
 	return decidePod(in, in.Exposed.Diagnosis, deadline)
 }
 
-// waitPrepared waits for what an object needs before its pod. If that takes long, others get its place meanwhile.
+// waitPrepared waits for an object's volume. If that takes long, others get its place meanwhile. A disk of a running
+// machine keeps it: what the guest overwrites is held from the moment on at which the machine's backup is taken.
 func waitPrepared(in Input, what string, deadline time.Time) Decision {
 	o := &in.Object
 	d := waitOrFail(in, what, deadline)
-	if d.Change.Memory.Ending != nil || in.Pod != nil {
+	if d.Change.Memory.Ending != nil || in.Pod != nil || o.SnapshotType == velerov2.SnapshotMachineBackup {
 		return d
 	}
 	d.Change.Memory.Ready = false

@@ -155,6 +155,8 @@ type place struct {
 	// written: the object in the API server has the place, even if the cache does not show it yet. Until then the write
 	// is still to come, or got no answer.
 	written bool
+	// again: the object had given a place back before it got this one. Until the cache shows this one, it shows that.
+	again bool
 }
 
 // placeMemory is how long a place counts that may not have been written.
@@ -167,7 +169,7 @@ func (p *places) countTaken(objects []openObject, now time.Time) map[string]int 
 	for i := range objects {
 		v := &objects[i].view
 		present[v.UID] = true
-		if given, ok := p.given[v.UID]; ok && v.Driver == given.node && v.Memory.Yielded == nil {
+		if given, ok := p.given[v.UID]; ok && v.Driver == given.node && (!given.again || v.Memory.Yielded == nil) {
 			delete(p.given, v.UID)
 		}
 		if node := p.nodeOf(v); node != "" {
@@ -195,11 +197,11 @@ func (p *places) nodeOf(v *Object) string {
 
 // giveTo notes that an object is about to get a place on a node, markWritten that it has it, and takeBack that it does
 // not.
-func (p *places) giveTo(uid types.UID, node string, now time.Time) {
+func (p *places) giveTo(v *Object, node string, now time.Time) {
 	if p.given == nil {
 		p.given = map[types.UID]place{}
 	}
-	p.given[uid] = place{node: node, at: now}
+	p.given[v.UID] = place{node: node, at: now, again: v.Memory.Yielded != nil}
 }
 
 func (p *places) markWritten(uid types.UID) {
@@ -277,7 +279,7 @@ func (p *pass) placeAgain(ctx context.Context) (string, error) {
 	if node == nil {
 		return "", nil
 	}
-	p.places.giveTo(uid, node.Name, now)
+	p.places.giveTo(&p.in.Object, node.Name, now)
 	return node.Name, nil
 }
 

@@ -529,7 +529,7 @@ func TestPlaces_countWhatTheCacheDoesNotHaveYet(t *testing.T) {
 	waiting := openObject{view: Object{UID: "u1", Phase: velerov2.PhaseNew}}
 	taken := openObject{view: Object{UID: "u1", Phase: velerov2.PhaseAccepted, Driver: "a"}}
 	var p places
-	p.giveTo("u1", "a", now)
+	p.giveTo(&Object{UID: "u1"}, "a", now)
 	p.markWritten("u1")
 	for _, step := range []struct {
 		object openObject
@@ -540,11 +540,11 @@ func TestPlaces_countWhatTheCacheDoesNotHaveYet(t *testing.T) {
 			t.Errorf("%s: %d places taken, want %d", step.object.view.Phase, got, step.want)
 		}
 	}
-	p.giveTo("u2", "b", now)
+	p.giveTo(&Object{UID: "u2"}, "b", now)
 	if p.countTaken(nil, now); len(p.given) != 0 {
 		t.Errorf("an object that is gone has a place: %v", p.given)
 	}
-	p.giveTo("u1", "a", now)
+	p.giveTo(&Object{UID: "u1"}, "a", now)
 	if p.countTaken([]openObject{waiting}, now.Add(2*placeMemory)); len(p.given) != 0 {
 		t.Errorf("a place that nobody took is kept: %v", p.given)
 	}

@@ -141,7 +141,7 @@ func (r *round) takeInTurn(ctx context.Context, candidates []candidate) error {
 		if node == nil {
 			continue
 		}
-		r.places.giveTo(c.view.UID, node.Name, r.Clock.Now())
+		r.places.giveTo(&c.view, node.Name, r.Clock.Now())
 		took, err := r.takeObject(ctx, c.object, node.Name)
 		refusal := new(refusedError)
 		switch refused := errors.As(err, &refusal); {

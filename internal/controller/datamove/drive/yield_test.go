@@ -127,8 +127,43 @@ func TestYield_isBounded(t *testing.T) {
 	if taken["node-a"] != 2 {
 		t.Errorf("%v, and one has given its place back", taken)
 	}
-	p.giveTo("a", "node-a", now)
+	p.giveTo(&objects[0].view, "node-a", now)
 	if taken := p.countTaken(objects, now); taken["node-a"] != 3 {
 		t.Errorf("%v, and a has got one again", taken)
+	}
+}
+
+// A restore that waits for its consumer may give its place back before the Taker has seen that it has it. The place is
+// free then.
+func TestYield_atOnceFreesThePlace(t *testing.T) {
+	t.Parallel()
+	var p places
+	v := base(velerov2.PhaseNew).Object
+	p.giveTo(&v, "node-a", now)
+	p.markWritten(v.UID)
+	v = base(velerov2.PhaseAccepted).Object
+	v.Memory.Yielded = at(0)
+	if taken := p.countTaken([]openObject{{view: v}}, now); len(taken) > 0 {
+		t.Errorf("%v, and it has given its place back", taken)
+	}
+	v.Memory.Ready = true
+	if node := p.nodeOf(&v); node != "" {
+		t.Errorf("it is ready, and has a place on %s", node)
+	}
+}
+
+// An outage is no reason to begin with the preparation of more and more objects: they would all time out. The disk of a
+// running machine keeps its place: its backup may be taken any moment, and holds what the guest overwrites.
+func TestYield_notForAnOutageOrAMachine(t *testing.T) {
+	t.Parallel()
+	away, lost, machine := slow(20*time.Minute), slow(20*time.Minute), slow(20*time.Minute)
+	away.Exposed, away.Repository.Ready = ready(), false
+	lost.Location.Found = false
+	lost.Object.OperationTimeout = time.Hour
+	machine.Object.SnapshotType = velerov2.SnapshotMachineBackup
+	for name, in := range map[string]Input{"outage": away, "location": lost, "machine": machine} {
+		if d := decide(in); d.Do != Write || d.Change.Memory.Ending != nil {
+			t.Errorf("%s: %+v", name, d)
+		}
 	}
 }

@@ -17,8 +17,11 @@ var passedOn = []string{
 
 // backupName returns the name of the backup of one run.
 func backupName(o *harvesterv1.ScheduleVMBackup, due time.Time) string {
-	return "svmbackup-" + string(o.UID) + "-" + due.UTC().Format(harvesterv1.ScheduledTimeLayout)
+	return namePrefix(o) + due.UTC().Format(harvesterv1.ScheduledTimeLayout)
 }
+
+// namePrefix is what the names of a schedule's backups begin with.
+func namePrefix(o *harvesterv1.ScheduleVMBackup) string { return "svmbackup-" + string(o.UID) + "-" }
 
 // newBackup returns the backup of one run. It has to begin until startBy.
 func newBackup(o *harvesterv1.ScheduleVMBackup, due, startBy time.Time) *harvesterv1.VirtualMachineBackup {

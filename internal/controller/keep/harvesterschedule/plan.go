@@ -73,6 +73,7 @@ func makePlan(in *input) *plan {
 		in.adopt(s, times)
 	}
 	p.ended = settle(s, in.backups)
+	s.LastSuccessfulTime = lastGood(in.backups)
 	s.VMBackupInfo = describeBackups(in.backups)
 	p.remove = chooseOld(in.backups, in.schedule.Spec.Retain)
 	p.waits = in.unfinished() != ""
@@ -158,15 +159,17 @@ func (in *input) decideSuspension(p *plan) {
 		s.LastScheduleTime = ptr.To(metav1.NewTime(later(in.now, lastScheduled(s, in.now))))
 		say(corev1.ConditionFalse, "", "")
 	default:
+		c := condition.Find(s.Conditions, harvesterv1.ConditionBackupSuspend)
+		gaveUp := s.Suspended && c != nil && c.Reason == harvesterv1.ReasonMaxFailure
 		p.suspend, s.Suspended = !spec.Suspend, true
-		if tooMany {
-			say(corev1.ConditionTrue, harvesterv1.ReasonMaxFailure, fmt.Sprintf(
-				"%s: %d backups have failed one after the other: put right what status.runs says, and set "+
-					"spec.suspend to false",
+		switch {
+		case tooMany:
+			say(corev1.ConditionTrue, harvesterv1.ReasonMaxFailure, fmt.Sprintf("%s: %d backups have failed one "+
+				"after the other: put right what status.runs says, and set spec.suspend to false",
 				harvesterv1.ReasonMaxFailure, s.Failure))
-			return
+		case !gaveUp: // a larger maxFailure alone lets nothing go on
+			say(corev1.ConditionTrue, harvesterv1.ReasonSuspended, harvesterv1.ReasonSuspended+": spec.suspend is true")
 		}
-		say(corev1.ConditionTrue, harvesterv1.ReasonSuspended, harvesterv1.ReasonSuspended+": spec.suspend is true")
 	}
 }
 
@@ -181,7 +184,7 @@ func (in *input) waitToResume(p *plan, tooMany bool) string {
 	p.remove = nil
 	left := ""
 	for _, b := range in.backups {
-		if b.HasFailed() && b.Annotations[harvesterv1.AnnotationPinned] != "true" {
+		if b.HasFailed() && !isPinned(b) {
 			p.remove, left = append(p.remove, b), b.Name
 		}
 	}
@@ -268,6 +271,16 @@ func (in *input) unfinished() string {
 		}
 	}
 	return ""
+}
+
+// lastGood returns when the latest backup was complete that can be restored.
+func lastGood(backups []*harvesterv1.VirtualMachineBackup) *metav1.Time {
+	for _, b := range slices.Backward(backups) {
+		if b.IsReady() && b.DeletionTimestamp == nil {
+			return b.Status.CreationTime
+		}
+	}
+	return nil
 }
 
 func later(a, b time.Time) time.Time {

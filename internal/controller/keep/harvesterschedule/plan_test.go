@@ -203,6 +203,12 @@ func TestPlan_failures(t *testing.T) {
 	w.wants("runs", w.runs(), "10:08x3 Skipped Suspended, 10:07 Failed, 10:06 Failed, 10:05 Succeeded, 10:04 "+
 		"Failed, 10:03 Succeeded, 10:02 Succeeded, 10:01 Succeeded")
 
+	w.schedule.Spec.MaxFailure = 3
+	w.schedule.Spec.Retain = 4
+	w.pass(0)
+	w.wants("a larger maxFailure lets nothing go on", w.suspension()[:len("Reach Max Failure")], "Reach Max Failure")
+	w.schedule.Spec.Retain, w.schedule.Spec.MaxFailure = 3, 2
+
 	w.location, w.schedule.Spec.Suspend = "BackupStorageLocation shelf is not available", false
 	w.minutes(1, "")
 	if !w.schedule.Status.Suspended || !strings.Contains(w.suspension(), "shelf is not available") {
@@ -268,6 +274,11 @@ func TestPlan_runsWithoutABackup(t *testing.T) {
 	w.backups = w.backups[:1]
 	w.pass(0)
 	w.wants("a backup that is deleted", strings.Split(w.runs(), ",")[0], "10:14 Deleted")
+	w.backups = nil
+	w.pass(0)
+	if last := w.schedule.Status.LastSuccessfulTime; last != nil {
+		t.Errorf("nothing can be restored, and the last good one is of %s", last)
+	}
 }
 
 func TestPlan_otherTimes(t *testing.T) {
@@ -294,8 +305,11 @@ func TestPlan_otherTimes(t *testing.T) {
 			t.Errorf("%s: %+v, next %s", cronText, c, p.next)
 		}
 	}
+	w.now = w.now.Add(48 * time.Hour)
+	w.pass(0)
 	w.schedule.Spec.Cron = "0 9 * * *"
 	w.pass(0)
+	w.wants("nothing is made up for after it was put right", w.names()+w.runs(), "")
 	if c := condition.Find(w.schedule.Status.Conditions,
 		harvesterv1.ConditionReady); c.Status != corev1.ConditionTrue || c.Message != "" {
 		t.Errorf("a schedule that was put right: %+v", c)
@@ -336,7 +350,7 @@ func TestChooseOld(t *testing.T) {
 		"of failed ones the latest":         {"gggff", 3, "3"},
 		"nothing but failures":              {"ffff", 2, "0"},
 		"the latest good one":               {"gfff", 2, "1"},
-		"what is pinned":                    {"Pgggg", 3, "12"},
+		"what is pinned":                    {"Pgggg", 3, "1"},
 		"pinned alone":                      {"PPPP", 2, ""},
 		"the latest good one beside pinned": {"PPPg", 2, ""},
 		"what is being deleted":             {"dgggg", 3, "1"},

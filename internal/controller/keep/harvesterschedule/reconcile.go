@@ -67,7 +67,9 @@ func (r *reconciler) readInput(ctx context.Context, o *harvesterv1.ScheduleVMBac
 		return nil, fmt.Errorf("list its backups: %w", err)
 	}
 	for i := range list.Items {
-		in.backups = append(in.backups, &list.Items[i])
+		if b := &list.Items[i]; strings.HasPrefix(b.Name, namePrefix(o)) { // not a copy that somebody made of one
+			in.backups = append(in.backups, b)
+		}
 	}
 	slices.SortFunc(in.backups, func(a, b *harvesterv1.VirtualMachineBackup) int {
 		return cmp.Or(dueTime(a).Compare(dueTime(b)), strings.Compare(a.Name, b.Name))

@@ -53,7 +53,6 @@ func settle(
 		switch b := byName[run.Backup]; {
 		case b != nil && b.IsReady():
 			run.Result, s.Failure = harvesterv1.RunSucceeded, 0
-			s.LastSuccessfulTime = b.Status.CreationTime
 		case b != nil && b.HasFailed():
 			run.Result, run.Message = harvesterv1.RunFailed, failureOf(b)
 			s.Failure++
