@@ -1,5 +1,5 @@
-// Command control measures what Varve's controller costs that has much to look after and nothing to do: 1,000 schedules of
-// machines, each with the backups that it keeps. It needs no box: a control plane is enough. It writes the rows to
+// Command control measures what Varve's controller costs that has much to look after and nothing to do: 1,000 schedules
+// of machines, each with the backups that it keeps. It needs no box: a control plane is enough. It writes the rows to
 // build/bench.json.
 package main
 

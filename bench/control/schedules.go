@@ -55,7 +55,7 @@ func measureSchedules(ctx context.Context, o *options) (rows []report.Row, err e
 	if err := fill(ctx, o, cluster, c); err != nil {
 		return nil, err
 	}
-	pid, stop, err := startController(cluster, o.build)
+	pid, stop, err := startController(ctx, cluster, o.build)
 	if err != nil {
 		return nil, err
 	}
@@ -83,8 +83,10 @@ func fill(ctx context.Context, o *options, cluster *controlplane.Cluster, c clie
 	far := now.UTC().Add(6 * time.Hour).Hour() // nothing is due while it is measured
 	var all []client.Object
 	for i := range o.schedules {
-		s := gen.Schedule(gen.Meta(fmt.Sprintf("shop-%d", i%namespaces), fmt.Sprintf("nightly-%d", i)), fmt.Sprintf("vm-%d", i),
-			func(s *harvesterv1.ScheduleVMBackup) { s.Spec.Cron = fmt.Sprintf("%d %d * * *", i%60, far) })
+		meta := gen.Meta(fmt.Sprintf("shop-%d", i%namespaces), fmt.Sprintf("nightly-%d", i))
+		s := gen.Schedule(meta, fmt.Sprintf("vm-%d", i), func(s *harvesterv1.ScheduleVMBackup) {
+			s.Spec.Cron = fmt.Sprintf("%d %d * * *", i%60, far)
+		})
 		s.UID, s.CreationTimestamp, s.Generation = types.UID(fmt.Sprintf("schedule-%d", i)), now, 1
 		all = append(all, s)
 		for n := range o.backups {
@@ -109,7 +111,9 @@ func endedBackup(s *harvesterv1.ScheduleVMBackup, due time.Time) *harvesterv1.Vi
 		ObjectMeta: gen.Meta(s.Namespace, "svmbackup-"+string(s.UID)+"-"+at), Spec: s.Spec.VMBackupSpec,
 		Status: harvesterv1.VirtualMachineBackupStatus{
 			ReadyToUse: ptr.To(true), CreationTime: ptr.To(metav1.NewTime(due)), Progress: 100, Group: s.Name + at,
-			VolumeBackups: []harvesterv1.VolumeBackup{{Name: ptr.To("root"), VolumeName: "root", ReadyToUse: ptr.To(true)}},
+			VolumeBackups: []harvesterv1.VolumeBackup{
+				{Name: ptr.To("root"), VolumeName: "root", ReadyToUse: ptr.To(true)},
+			},
 		},
 	}
 	b.CreationTimestamp, b.Generation = metav1.NewTime(due), 1
@@ -121,7 +125,9 @@ func endedBackup(s *harvesterv1.ScheduleVMBackup, due time.Time) *harvesterv1.Vi
 }
 
 // startController starts the controller as a process of its own, which is what is measured.
-func startController(cluster *controlplane.Cluster, build string) (pid int, stop func(), err error) {
+func startController(
+	ctx context.Context, cluster *controlplane.Cluster, build string,
+) (pid int, stop func(), err error) {
 	directory, err := os.MkdirTemp("", "varve-bench-")
 	if err != nil {
 		return 0, nil, err
@@ -144,7 +150,7 @@ func startController(cluster *controlplane.Cluster, build string) (pid int, stop
 	if err != nil {
 		return 0, nil, err
 	}
-	command := exec.Command(filepath.Join(build, "bin", "varve"), "controller", "--kubeconfig", kubeconfig,
+	command := exec.CommandContext(ctx, filepath.Join(build, "bin", "varve"), "controller", "--kubeconfig", kubeconfig,
 		"--launcher-image", "varve-launcher:bench", "--varve-image", "varve:bench", "--leader-elect")
 	command.Stdout, command.Stderr = io.Discard, log
 	ended, err := process.Start(command)
@@ -160,7 +166,8 @@ func startController(cluster *controlplane.Cluster, build string) (pid int, stop
 
 // waitSettled waits until each schedule was looked at.
 func waitSettled(ctx context.Context, o *options, c client.Client) error {
-	return wait.For(ctx, 5*time.Minute, "all schedules to be looked at", func(ctx context.Context) (bool, string, error) {
+	const what = "all schedules to be looked at"
+	return wait.For(ctx, 5*time.Minute, what, func(ctx context.Context) (bool, string, error) {
 		var list harvesterv1.ScheduleVMBackupList
 		if err := c.List(ctx, &list); err != nil {
 			return false, "", err
@@ -223,11 +230,12 @@ func watchIdle(ctx context.Context, o *options, c client.WithWatch, pid int) ([]
 	if len(late) == 0 {
 		return nil, errors.New("no backup was made while it was measured, see bench-controller.log")
 	}
-	what := fmt.Sprintf("%d schedules, %d backups, nothing due", o.schedules, o.schedules*o.backups)
+	what := fmt.Sprintf("controller with %d schedules and %d backups, nothing due", o.schedules, o.schedules*o.backups)
+	const percent, mib, seconds, id = "% of a processor", "MiB", "s", "schedule-1000-"
 	return []report.Row{
-		report.Smaller("schedule-1000-cpu", "controller with "+what, "% of a processor", processor, "aim", report.Sample{1}),
-		report.Smaller("schedule-1000-memory", "resident memory of the controller with "+what, "MiB", memory, "aim", report.Sample{256}),
-		report.Smaller("schedule-1000-late", "from the due time to the backup object", "s", late, "aim", report.Sample{1}),
+		report.Smaller(id+"cpu", what, percent, processor, "aim", report.Sample{1}),
+		report.Smaller(id+"memory", "resident memory of that", mib, memory, "aim", report.Sample{256}),
+		report.Smaller(id+"late", "from the due time to the backup object", seconds, late, "aim", report.Sample{1}),
 	}, nil
 }
 
