@@ -1,6 +1,8 @@
 package v1beta1
 
 import (
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -23,6 +25,9 @@ const (
 	// there by that time.
 	AnnotationStartBy = "varvebackup.io/start-by"
 )
+
+// LeastGranularity is how far two due times of a schedule are apart at least, unless AnnotationSkipCronCheck is on it.
+const LeastGranularity = time.Hour
 
 // ScheduledTimeLayout is how the time of a run is written in labels and names, in UTC.
 const ScheduledTimeLayout = "20060102.1504"

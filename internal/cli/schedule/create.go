@@ -3,12 +3,9 @@ package schedule
 import (
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -16,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/machinebackup"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/cron"
@@ -29,17 +27,13 @@ const (
 	defaultMaxFailure = 4
 )
 
-// leastApart is how far apart the times of a schedule are, unless it is exempt.
-const leastApart = time.Hour
-
 // request is what the flags of `schedule create` say.
 type request struct {
-	machine, cron, zone, location string
-	exclude                       []string
-	retain, maxFailure            int
-	noFreeze, snapshot            bool
-	skipCronCheck, suspended      bool
-	freezeDeadline                time.Duration
+	machinebackup.Choices
+
+	machine, cron, zone      string
+	retain, maxFailure       int
+	skipCronCheck, suspended bool
 }
 
 // check refuses flags that exclude each other, and values that the server refuses.
@@ -48,20 +42,16 @@ func (r *request) check() error {
 	case r.machine == "":
 		return failure.Usage("--vm is missing: name the virtual machine that is backed up")
 	case strings.TrimSpace(r.cron) == "":
-		return failure.Usage("--cron is missing: give minute, hour, day of the month, month and day of the week, such as \"0 1 * * *\"")
+		return failure.Usage("--cron is missing: give minute, hour, day of the month, month and day of the week, " +
+			"such as \"0 1 * * *\"")
 	case r.retain <= leastMaxFailure || r.retain > mostRetain:
 		return failure.Usage("--retain %d: it must be from %d to %d", r.retain, leastMaxFailure+1, mostRetain)
 	case r.maxFailure < leastMaxFailure || r.maxFailure >= r.retain:
-		return failure.Usage("--max-failure %d: it must be from %d to %d, less than --retain", r.maxFailure, leastMaxFailure, r.retain-1)
-	case r.snapshot && r.location != "":
-		return failure.Usage("--location is for backups: a --snapshot stays in the storage of its machine")
-	case !r.snapshot && r.freezeDeadline != 0:
-		return failure.Usage("--freeze-deadline is for a --snapshot: a backup holds the freeze for milliseconds, " +
-			"and for 30 s at the most")
-	case r.noFreeze && r.freezeDeadline != 0:
-		return failure.Usage("--no-freeze and --freeze-deadline exclude each other")
-	case r.freezeDeadline < 0:
-		return failure.Usage("--freeze-deadline %s must not be negative", r.freezeDeadline)
+		return failure.Usage("--max-failure %d: it must be from %d to %d, less than --retain",
+			r.maxFailure, leastMaxFailure, r.retain-1)
+	}
+	if err := r.Check("backups"); err != nil {
+		return err
 	}
 	return r.checkTimes()
 }
@@ -75,7 +65,7 @@ func (r *request) checkTimes() error {
 	if err != nil {
 		return failure.Usage("--cron: %w", err)
 	}
-	if apart := times.Granularity(); apart < leastApart && !r.skipCronCheck {
+	if apart := times.Granularity(); apart < harvesterv1.LeastGranularity && !r.skipCronCheck {
 		return failure.Usage("--cron %q: its times are %s apart, and backups must be an hour apart: choose others, "+
 			"or allow it with --skip-cron-check", r.cron, human.Span(apart))
 	}
@@ -132,15 +122,7 @@ continues it. Without the flag that is 4, or less if --retain is 4 or 3.`,
 	c.Flags().IntVar(&r.retain, "retain", defaultRetain, "how many backups stay")
 	c.Flags().IntVar(&r.maxFailure, "max-failure", defaultMaxFailure,
 		"how many backups may fail in a row before the schedule is suspended")
-	c.Flags().StringVar(&r.location, "location", "",
-		"the backup storage location in Varve's namespace (default: the default one)")
-	c.Flags().StringSliceVar(&r.exclude, "exclude", nil,
-		"volumes of the machine that are left out, such as scratch,swap")
-	c.Flags().BoolVar(&r.noFreeze, "no-freeze", false,
-		"do not freeze the guest's file systems for the moment that is stored")
-	c.Flags().BoolVar(&r.snapshot, "snapshot", false, "take snapshots in the machine's own storage, without a location")
-	c.Flags().DurationVar(&r.freezeDeadline, "freeze-deadline", 0,
-		"with --snapshot: how long the guest's file systems may be frozen (default: 30s)")
+	r.AddFlags(c)
 	c.Flags().BoolVar(&r.skipCronCheck, "skip-cron-check", false,
 		"allow times that are less than an hour apart, or near those of other schedules")
 	c.Flags().BoolVar(&r.suspended, "suspended", false, "make no backups until the schedule is resumed")
@@ -150,33 +132,14 @@ continues it. Without the flag that is 4, or less if --retain is 4 or 3.`,
 
 func (r *request) newObject(namespace, name string) *harvesterv1.ScheduleVMBackup {
 	schedule := &harvesterv1.ScheduleVMBackup{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: r.Annotations()},
 		Spec: harvesterv1.ScheduleVMBackupSpec{
 			Cron: strings.TrimSpace(r.cron), Retain: r.retain, MaxFailure: r.maxFailure, Suspend: r.suspended,
-			VMBackupSpec: harvesterv1.VirtualMachineBackupSpec{
-				Source: corev1.TypedLocalObjectReference{
-					APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: r.machine,
-				},
-				Type: harvesterv1.Backup,
-			},
+			VMBackupSpec: r.Spec(r.machine),
 		},
 	}
-	if r.snapshot {
-		schedule.Spec.VMBackupSpec.Type = harvesterv1.Snapshot
-	}
-	if r.freezeDeadline > 0 {
-		schedule.Spec.VMBackupSpec.FSFreezeDeadline = &metav1.Duration{Duration: r.freezeDeadline}
-	}
-	for annotation, value := range map[string]string{
-		harvesterv1.AnnotationTimeZone: r.zone, harvesterv1.AnnotationLocation: r.location,
-		harvesterv1.AnnotationExcludeVolumes: strings.Join(r.exclude, ","),
-	} {
-		if value != "" {
-			schedule.Annotations[annotation] = value
-		}
-	}
-	if r.noFreeze {
-		schedule.Annotations[harvesterv1.AnnotationFreeze] = "false"
+	if r.zone != "" {
+		schedule.Annotations[harvesterv1.AnnotationTimeZone] = r.zone
 	}
 	if r.skipCronCheck {
 		schedule.Annotations[harvesterv1.AnnotationSkipCronCheck] = "enable"

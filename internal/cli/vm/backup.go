@@ -8,17 +8,16 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
-	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/machinebackup"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/cli/resource"
@@ -29,28 +28,8 @@ const backupNameTime = "20060102-150405"
 
 // backupRequest is what the flags of `vm backup` say.
 type backupRequest struct {
-	name, location string
-	exclude        []string
-	noFreeze       bool
-	// snapshot makes a snapshot by the machine's own storage, whose guest is frozen for freezeDeadline at the most.
-	snapshot       bool
-	freezeDeadline time.Duration
-}
-
-// check refuses flags that exclude each other.
-func (r *backupRequest) check() error {
-	switch {
-	case r.snapshot && r.location != "":
-		return failure.Usage("--location is for a backup: a --snapshot stays in the storage of its machine")
-	case !r.snapshot && r.freezeDeadline != 0:
-		return failure.Usage("--freeze-deadline is for a --snapshot: a backup holds the freeze for milliseconds, " +
-			"and for 30 s at the most")
-	case r.noFreeze && r.freezeDeadline != 0:
-		return failure.Usage("--no-freeze and --freeze-deadline exclude each other")
-	case r.freezeDeadline < 0:
-		return failure.Usage("--freeze-deadline %s must not be negative", r.freezeDeadline)
-	}
-	return nil
+	name string
+	machinebackup.Choices
 }
 
 func newBackupCommand(s *resource.Session) *cobra.Command {
@@ -80,7 +59,7 @@ the storage.`,
 		Args:              cmdline.ExactArgs(1, "the name of a virtual machine"),
 		ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := r.check(); err != nil {
+			if err := r.Check("a backup"); err != nil {
 				return err
 			}
 			c, err := s.Connect()
@@ -106,50 +85,20 @@ the storage.`,
 		},
 	}
 	c.Flags().StringVar(&r.name, "as", "", "the backup's name (default: the machine's, with the time)")
-	c.Flags().StringVar(&r.location, "location", "",
-		"the backup storage location in Varve's namespace (default: the default one)")
-	c.Flags().StringSliceVar(&r.exclude, "exclude", nil,
-		"volumes of the machine that are left out, such as scratch,swap")
-	c.Flags().BoolVar(&r.noFreeze, "no-freeze", false,
-		"do not freeze the guest's file systems for the moment that is stored")
-	c.Flags().BoolVar(&r.snapshot, "snapshot", false, "take snapshots in the machine's own storage, without a location")
-	c.Flags().DurationVar(&r.freezeDeadline, "freeze-deadline", 0,
-		"with --snapshot: how long the guest's file systems may be frozen (default: 30s)")
+	r.AddFlags(c)
 	w.AddFlags(c, "the backup is ready", 0)
 	return c
 }
 
 func (r *backupRequest) newObject(namespace, machine string, now time.Time) *harvesterv1.VirtualMachineBackup {
 	b := &harvesterv1.VirtualMachineBackup{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: r.name, Annotations: map[string]string{}},
-		Spec:       harvesterv1.VirtualMachineBackupSpec{Source: machineReference(machine), Type: harvesterv1.Backup},
-	}
-	if r.snapshot {
-		b.Spec.Type = harvesterv1.Snapshot
-	}
-	if r.freezeDeadline > 0 {
-		b.Spec.FSFreezeDeadline = &metav1.Duration{Duration: r.freezeDeadline}
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: r.name, Annotations: r.Annotations()},
+		Spec:       r.Spec(machine),
 	}
 	if b.Name == "" {
 		b.Name = machine + "-" + now.UTC().Format(backupNameTime)
 	}
-	if r.location != "" {
-		b.Annotations[harvesterv1.AnnotationLocation] = r.location
-	}
-	if len(r.exclude) > 0 {
-		b.Annotations[harvesterv1.AnnotationExcludeVolumes] = strings.Join(r.exclude, ",")
-	}
-	if r.noFreeze {
-		b.Annotations[harvesterv1.AnnotationFreeze] = "false"
-	}
 	return b
-}
-
-func machineReference(name string) corev1.TypedLocalObjectReference {
-	return corev1.TypedLocalObjectReference{
-		APIGroup: ptr.To(kubevirtv1.GroupVersion.Group),
-		Kind:     harvesterv1.SourceKind, Name: name,
-	}
 }
 
 func newMachineBackups() client.ObjectList { return &harvesterv1.VirtualMachineBackupList{} }

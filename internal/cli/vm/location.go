@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/machinebackup"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
 	"github.com/varvebackup/varve/internal/cli/resource"
@@ -116,7 +117,7 @@ func (r *restoreRequest) findStored(ctx context.Context, s *resource.Session, c 
 		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: backup, Annotations: map[string]string{
 			harvesterv1.AnnotationLocation: r.location, harvesterv1.AnnotationSnapshotID: stored.snapshotID,
 		}},
-		Spec: harvesterv1.VirtualMachineBackupSpec{Source: machineReference(stored.machine), Type: harvesterv1.Backup},
+		Spec: harvesterv1.VirtualMachineBackupSpec{Source: machinebackup.MachineReference(stored.machine), Type: harvesterv1.Backup},
 	}
 	err = c.Create(ctx, b)
 	if apierrors.IsAlreadyExists(err) {

@@ -15,6 +15,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/machinebackup"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/cli/resource"
@@ -181,7 +182,7 @@ func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backu
 			Namespace: c.Namespace, GenerateName: "restore-" + backup + "-", Annotations: r.choiceAnnotations(),
 		},
 		Spec: harvesterv1.VirtualMachineRestoreSpec{
-			Target: machineReference(machine), VirtualMachineBackupName: backup,
+			Target: machinebackup.MachineReference(machine), VirtualMachineBackupName: backup,
 			VirtualMachineBackupNamespace: key.Namespace,
 			NewVM:                         !r.replace, KeepMacAddress: r.keepMAC, HaltAfterRestore: r.halt,
 		},

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -304,13 +303,7 @@ func (r *reconciler) endFailed(ctx context.Context, base, b *harvesterv1.Virtual
 }
 
 func (r *reconciler) writeStatus(ctx context.Context, base, b *harvesterv1.VirtualMachineBackup) error {
-	if equality.Semantic.DeepEqual(base.Status, b.Status) {
-		return nil
-	}
-	if err := r.cached.Status().Patch(ctx, b, reconcile.MergeFrom(base)); err != nil {
-		return fmt.Errorf("write the status: %w", err)
-	}
-	return nil
+	return reconcile.WriteStatus(ctx, r.cached, base, b)
 }
 
 // finishEnded removes what a backup that has ended needs no more, and then lets go of it in memory.

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -190,13 +189,7 @@ func (r *reconciler) endFailed(ctx context.Context, base, o *harvesterv1.Virtual
 }
 
 func (r *reconciler) writeStatus(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore) error {
-	if equality.Semantic.DeepEqual(base.Status, o.Status) {
-		return nil
-	}
-	if err := r.cached.Status().Patch(ctx, o, reconcile.MergeFrom(base)); err != nil {
-		return fmt.Errorf("write the status: %w", err)
-	}
-	return nil
+	return reconcile.WriteStatus(ctx, r.cached, base, o)
 }
 
 // finishEnded deletes the DataDownloads of a restore that is complete, and lets go of one that has ended in memory.

@@ -29,8 +29,8 @@ func newAlarms(c clock.PassiveClock) *alarms {
 	return &alarms{clock: c, woken: make(chan event.GenericEvent), at: map[types.NamespacedName]time.Time{}}
 }
 
-// set has the schedule woken at that time, instead of when it was set to before. The zero time: not at all.
-func (a *alarms) set(key types.NamespacedName, at time.Time) {
+// wakeAt has the schedule woken at that time, instead of when it was set to before. The zero time: not at all.
+func (a *alarms) wakeAt(key types.NamespacedName, at time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if at.IsZero() {

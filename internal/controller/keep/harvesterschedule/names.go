@@ -1,7 +1,6 @@
 package harvesterschedule
 
 import (
-	"maps"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,11 +29,11 @@ func newBackup(o *harvesterv1.ScheduleVMBackup, due, startBy time.Time) *harvest
 		harvesterv1.AnnotationStartBy:  startBy.UTC().Format(time.RFC3339),
 	}
 	for _, key := range passedOn {
-		if value, ok := o.Annotations[key]; ok {
+		if value := o.Annotations[key]; value != "" {
 			annotations[key] = value
 		}
 	}
-	b := &harvesterv1.VirtualMachineBackup{
+	return &harvesterv1.VirtualMachineBackup{
 		TypeMeta: metav1.TypeMeta{APIVersion: harvesterv1.GroupVersion.String(), Kind: "VirtualMachineBackup"},
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: o.Namespace, Name: backupName(o, due), Annotations: annotations,
@@ -42,8 +41,6 @@ func newBackup(o *harvesterv1.ScheduleVMBackup, due, startBy time.Time) *harvest
 		},
 		Spec: *o.Spec.VMBackupSpec.DeepCopy(),
 	}
-	maps.DeleteFunc(b.Annotations, func(_, value string) bool { return value == "" })
-	return b
 }
 
 // dueTime returns when the run was due that a backup is of. One whose label somebody has changed counts as of when it

@@ -15,8 +15,6 @@ import (
 )
 
 const (
-	// leastGranularity is how far two due times of a schedule are apart at least.
-	leastGranularity = time.Hour
 	// clockError is how far a run may seem to be in the future, by a clock that was set back. It is not made again.
 	// What is further away was made by a clock that was wrong, and is not waited for.
 	clockError = 24 * time.Hour
@@ -70,13 +68,13 @@ func makePlan(in *input) *plan {
 	s := &p.status
 	times, refused := parseTimes(in.schedule)
 	if refused == "" {
-		in.adopt(s, times)
+		in.adoptUnrecorded(s, times)
 	}
-	p.ended = settle(s, in.backups)
+	p.ended = settleRuns(s, in.backups)
 	s.LastSuccessfulTime = lastGood(in.backups)
 	s.VMBackupInfo = describeBackups(in.backups)
 	p.remove = chooseOld(in.backups, in.schedule.Spec.Retain)
-	p.waits = in.unfinished() != ""
+	p.waits = in.unfinishedBackup() != ""
 	if refused != "" {
 		condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, corev1.ConditionFalse, reasonNotScheduled,
 			refused)
@@ -85,7 +83,7 @@ func makePlan(in *input) *plan {
 	}
 	in.decideSuspension(p)
 	in.decideRun(p, times)
-	p.next = times.Next(later(in.now, s.LastScheduleTime.Time))
+	p.next = times.Next(laterOf(in.now, s.LastScheduleTime.Time))
 	s.NextScheduleTime = nil
 	if !s.Suspended && !p.next.IsZero() {
 		s.NextScheduleTime = ptr.To(metav1.NewTime(p.next))
@@ -95,8 +93,8 @@ func makePlan(in *input) *plan {
 	return p
 }
 
-// adopt records the runs whose backups were made, but not written down: the controller died in between.
-func (in *input) adopt(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule) {
+// adoptUnrecorded records the runs whose backups were made, but not written down: the controller died in between.
+func (in *input) adoptUnrecorded(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule) {
 	for _, b := range in.backups {
 		last, due := lastScheduled(s, in.schedule.CreationTimestamp.Time), dueTime(b)
 		known := slices.ContainsFunc(s.Runs, func(r harvesterv1.ScheduledRun) bool { return r.Backup == b.Name })
@@ -104,7 +102,7 @@ func (in *input) adopt(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedu
 			continue
 		}
 		recordMissed(s, times, last, times.Count(last, due.Add(-time.Second), mostMissed))
-		record(s, harvesterv1.ScheduledRun{Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Backup: b.Name})
+		recordRun(s, harvesterv1.ScheduledRun{Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Backup: b.Name})
 		s.LastScheduleTime = ptr.To(metav1.NewTime(due))
 	}
 }
@@ -126,10 +124,10 @@ func parseTimes(o *harvesterv1.ScheduleVMBackup) (times *cron.Schedule, refused 
 	if o.Annotations[harvesterv1.AnnotationSkipCronCheck] != "" {
 		return times, ""
 	}
-	if g := times.Granularity(); g < leastGranularity {
+	if g := times.Granularity(); g < harvesterv1.LeastGranularity {
 		return nil, fmt.Sprintf("spec.cron: %q is due %s apart, and backups need %s or more: change it, or set "+
 			"the annotation %s to \"enable\"",
-			o.Spec.Cron, g, leastGranularity, harvesterv1.AnnotationSkipCronCheck)
+			o.Spec.Cron, g, harvesterv1.LeastGranularity, harvesterv1.AnnotationSkipCronCheck)
 	}
 	return times, ""
 }
@@ -141,34 +139,31 @@ func (in *input) decideSuspension(p *plan) {
 		condition.Set(&s.Conditions, in.now, harvesterv1.ConditionBackupSuspend, status, reason, message)
 	}
 	tooMany := s.Failure >= spec.MaxFailure
+	reason := harvesterv1.ReasonSuspended
+	if c := condition.Find(s.Conditions, harvesterv1.ConditionBackupSuspend); s.Suspended && c != nil {
+		reason = c.Reason // a larger maxFailure alone lets nothing go on
+	}
 	switch {
 	case !spec.Suspend && !s.Suspended && !tooMany:
 		say(corev1.ConditionFalse, "", "")
 	case !spec.Suspend && s.Suspended:
 		if waiting := in.waitToResume(p, tooMany); waiting != "" {
-			c := condition.Find(s.Conditions, harvesterv1.ConditionBackupSuspend)
-			reason := harvesterv1.ReasonSuspended
-			if c != nil {
-				reason = c.Reason
-			}
 			say(corev1.ConditionTrue, reason, reason+": it does not go on yet: "+waiting)
 			p.waits = true
 			return
 		}
 		s.Suspended, s.Failure = false, 0
-		s.LastScheduleTime = ptr.To(metav1.NewTime(later(in.now, lastScheduled(s, in.now))))
+		s.LastScheduleTime = ptr.To(metav1.NewTime(laterOf(in.now, lastScheduled(s, in.now))))
 		say(corev1.ConditionFalse, "", "")
 	default:
-		c := condition.Find(s.Conditions, harvesterv1.ConditionBackupSuspend)
-		gaveUp := s.Suspended && c != nil && c.Reason == harvesterv1.ReasonMaxFailure
 		p.suspend, s.Suspended = !spec.Suspend, true
 		switch {
 		case tooMany:
 			say(corev1.ConditionTrue, harvesterv1.ReasonMaxFailure, fmt.Sprintf("%s: %d backups have failed one "+
 				"after the other: put right what status.runs says, and set spec.suspend to false",
 				harvesterv1.ReasonMaxFailure, s.Failure))
-		case !gaveUp: // a larger maxFailure alone lets nothing go on
-			say(corev1.ConditionTrue, harvesterv1.ReasonSuspended, harvesterv1.ReasonSuspended+": spec.suspend is true")
+		case reason != harvesterv1.ReasonMaxFailure:
+			say(corev1.ConditionTrue, reason, reason+": spec.suspend is true")
 		}
 	}
 }
@@ -206,24 +201,24 @@ func (in *input) decideRun(p *plan, times *cron.Schedule) {
 	due, missed := d.Due, d.Missed
 	s.LastScheduleTime = ptr.To(metav1.NewTime(due))
 	if s.Suspended {
-		record(s, harvesterv1.ScheduledRun{
+		recordRun(s, harvesterv1.ScheduledRun{
 			Time: metav1.NewTime(times.Next(last)), LastTime: ptr.To(metav1.NewTime(due)), Count: missed + 1,
 			Result: harvesterv1.RunSkipped, Reason: harvesterv1.SkippedSuspended, Message: "the schedule is suspended",
 		})
 		return
 	}
 	recordMissed(s, times, last, missed)
-	running := in.unfinished()
+	running := in.unfinishedBackup()
 	switch {
 	case running != "":
-		record(s, skippedRun(due, harvesterv1.SkippedOverlap, "VirtualMachineBackup %s of the run before had "+
+		recordRun(s, skippedRun(due, harvesterv1.SkippedOverlap, "VirtualMachineBackup %s of the run before had "+
 			"not ended", running))
 	case !in.machine:
-		record(s, skippedRun(due, harvesterv1.SkippedNoMachine, "virtual machine %s does not exist",
+		recordRun(s, skippedRun(due, harvesterv1.SkippedNoMachine, "virtual machine %s does not exist",
 			in.schedule.Spec.VMBackupSpec.Source.Name))
 	default:
 		p.create = newBackup(in.schedule, due, in.startBy(times))
-		record(s, harvesterv1.ScheduledRun{
+		recordRun(s, harvesterv1.ScheduledRun{
 			Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Backup: p.create.Name,
 		})
 	}
@@ -234,7 +229,7 @@ func recordMissed(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule, l
 	if missed < 1 {
 		return
 	}
-	record(s, harvesterv1.ScheduledRun{
+	recordRun(s, harvesterv1.ScheduledRun{
 		Time: metav1.NewTime(times.Next(last)), Count: missed, Result: harvesterv1.RunMissed,
 		Message: "Varve's controller did not run, or the API server did not answer: the latest run is made instead",
 	})
@@ -248,7 +243,7 @@ func (in *input) lastRun(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Sche
 	case last.Sub(in.now) > clockError:
 		return in.now
 	case s.ObservedCron != "" && s.ObservedCron != times.String():
-		return later(in.now, last)
+		return laterOf(in.now, last)
 	}
 	return last
 }
@@ -263,8 +258,8 @@ func (in *input) startBy(times *cron.Schedule) time.Time {
 	return next.Add(-startMargin)
 }
 
-// unfinished returns the name of a backup that has not ended, or "".
-func (in *input) unfinished() string {
+// unfinishedBackup returns the name of a backup that has not ended, or "".
+func (in *input) unfinishedBackup() string {
 	for _, b := range in.backups {
 		if b.DeletionTimestamp == nil && !b.IsReady() && !b.HasFailed() {
 			return b.Name
@@ -283,7 +278,7 @@ func lastGood(backups []*harvesterv1.VirtualMachineBackup) *metav1.Time {
 	return nil
 }
 
-func later(a, b time.Time) time.Time {
+func laterOf(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
 	}

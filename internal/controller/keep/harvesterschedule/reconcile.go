@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -40,7 +39,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 		return ctrl.Result{}, err
 	}
 	if o == nil || o.DeletionTimestamp != nil {
-		r.alarms.set(key, time.Time{})
+		r.alarms.wakeAt(key, time.Time{})
 		return ctrl.Result{}, nil
 	}
 	in, err := r.readInput(ctx, o)
@@ -51,7 +50,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	if err := r.carryOut(ctx, o, p); err != nil {
 		return ctrl.Result{}, err
 	}
-	r.alarms.set(key, p.next)
+	r.alarms.wakeAt(key, p.next)
 	if p.waits || len(p.remove) > 0 {
 		return ctrl.Result{RequeueAfter: lookEvery}, nil
 	}
@@ -129,15 +128,12 @@ func (r *reconciler) carryOut(ctx context.Context, o *harvesterv1.ScheduleVMBack
 			p.ended = append(p.ended, *run)
 		}
 	}
-	before := o.Status.Suspended
 	base := o.DeepCopy()
 	o.Status = p.status
-	if !equality.Semantic.DeepEqual(base.Status, o.Status) {
-		if err := r.cached.Status().Patch(ctx, o, reconcile.MergeFrom(base)); err != nil {
-			return fmt.Errorf("write the status: %w", err)
-		}
+	if err := reconcile.WriteStatus(ctx, r.cached, base, o); err != nil {
+		return err
 	}
-	r.tell(o, p, before)
+	r.emitEvents(o, p, base.Status.Suspended)
 	for _, b := range p.remove {
 		if err := r.children.Remove(ctx, b); err != nil {
 			return err
@@ -146,8 +142,8 @@ func (r *reconciler) carryOut(ctx context.Context, o *harvesterv1.ScheduleVMBack
 	return nil
 }
 
-// tell makes events of what happened.
-func (r *reconciler) tell(o *harvesterv1.ScheduleVMBackup, p *plan, wasSuspended bool) {
+// emitEvents makes events of what happened.
+func (r *reconciler) emitEvents(o *harvesterv1.ScheduleVMBackup, p *plan, wasSuspended bool) {
 	for _, run := range p.ended {
 		if run.Result == harvesterv1.RunFailed {
 			r.events.Eventf(o, nil, corev1.EventTypeWarning, "BackupFailed", "BackUp", "the backup that was due "+

@@ -18,9 +18,9 @@ const (
 	messageBytes = 1024
 )
 
-// record writes a run down, the newest first. One that made no backup for the same reason as the one before it is
+// recordRun writes a run down, the newest first. One that made no backup for the same reason as the one before it is
 // counted there. Of several runs, the first was due at its Time and the last at its LastTime.
-func record(s *harvesterv1.ScheduleVMBackupStatus, run harvesterv1.ScheduledRun) {
+func recordRun(s *harvesterv1.ScheduleVMBackupStatus, run harvesterv1.ScheduledRun) {
 	run.Message = reconcile.CutText(run.Message, messageBytes)
 	if len(s.Runs) > 0 && run.Backup == "" && s.Runs[0].Backup == "" &&
 		s.Runs[0].Result == run.Result && s.Runs[0].Reason == run.Reason {
@@ -36,9 +36,9 @@ func record(s *harvesterv1.ScheduleVMBackupStatus, run harvesterv1.ScheduledRun)
 	s.Runs = s.Runs[:min(len(s.Runs), runsKept)]
 }
 
-// settle notes what became of the backups of runs that had not ended, the oldest first, and counts the failures in a
+// settleRuns notes what became of the backups of runs that had not ended, the oldest first, and counts the failures in a
 // row. It returns the runs that have ended now.
-func settle(
+func settleRuns(
 	s *harvesterv1.ScheduleVMBackupStatus, backups []*harvesterv1.VirtualMachineBackup,
 ) (ended []harvesterv1.ScheduledRun) {
 	byName := map[string]*harvesterv1.VirtualMachineBackup{}
