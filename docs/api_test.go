@@ -326,7 +326,8 @@ func manifestFields(t *testing.T) string {
 	return b.String()
 }
 
-// TestExamplesAreValid decodes every example in api.md, pull.md and schedules.md: an unknown field in one would be refused by a cluster.
+// TestExamplesAreValid decodes every example in api.md, pull.md and schedules.md: an unknown field in one would be
+// refused by a cluster.
 func TestExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	s := runtime.NewScheme()
@@ -353,7 +354,11 @@ func TestExamplesAreValid(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup", "VirtualMachineBackupTracker", "VirtualMachineExport", "DataUpload", "DataDownload", "BackupStorageLocation", "ScheduleVMBackup"} {
+	for _, kind := range []string{
+		"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup",
+		"VirtualMachineBackupTracker", "VirtualMachineExport", "DataUpload", "DataDownload", "BackupStorageLocation",
+		"ScheduleVMBackup",
+	} {
 		if !seen[kind] {
 			t.Errorf("no example of %s", kind)
 		}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -52,7 +51,7 @@ func measureSchedules(ctx context.Context, o *options) (rows []report.Row, err e
 	if err != nil {
 		return nil, err
 	}
-	if err := fill(ctx, o, cluster, c); err != nil {
+	if err := fillCluster(ctx, o, cluster, c); err != nil {
 		return nil, err
 	}
 	pid, stop, err := startController(ctx, cluster, o.build)
@@ -68,8 +67,8 @@ func measureSchedules(ctx context.Context, o *options) (rows []report.Row, err e
 	return watchIdle(ctx, o, c, pid)
 }
 
-// fill makes the schedules with their backups, and a stopped machine with a schedule that is due every minute.
-func fill(ctx context.Context, o *options, cluster *controlplane.Cluster, c client.Client) error {
+// fillCluster makes the schedules with their backups, and a stopped machine with a schedule that is due every minute.
+func fillCluster(ctx context.Context, o *options, cluster *controlplane.Cluster, c client.Client) error {
 	for i := range namespaces + 1 {
 		name := fmt.Sprintf("shop-%d", i)
 		if i == namespaces {
@@ -218,12 +217,12 @@ func watchIdle(ctx context.Context, o *options, c client.WithWatch, pid int) ([]
 			if err != nil {
 				return nil, fmt.Errorf("the controller has ended, see bench-controller.log: %w", err)
 			}
-			resident, err := residentMiB(pid)
+			resident, _, err := process.Memory(pid)
 			if err != nil {
 				return nil, err
 			}
 			processor = append(processor, 100*(now-before).Seconds()/o.measures.Seconds())
-			memory = append(memory, resident)
+			memory = append(memory, float64(resident)/(1<<20))
 			before, end = now, end.Add(o.measures)
 		}
 	}
@@ -237,19 +236,4 @@ func watchIdle(ctx context.Context, o *options, c client.WithWatch, pid int) ([]
 		report.Smaller(id+"memory", "resident memory of that", mib, memory, "aim", report.Sample{256}),
 		report.Smaller(id+"late", "from the due time to the backup object", seconds, late, "aim", report.Sample{1}),
 	}, nil
-}
-
-// residentMiB returns the resident memory of a process.
-func residentMiB(pid int) (float64, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(status), "VmRSS:")
-	fields := strings.Fields(rest)
-	if len(fields) == 0 {
-		return 0, errors.New("the process has no resident memory")
-	}
-	kib, err := strconv.ParseFloat(fields[0], 64)
-	return kib / 1024, err
 }

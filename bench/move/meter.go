@@ -223,22 +223,13 @@ func environmentOf(directory string) string {
 	return ""
 }
 
-// peakOf returns the largest resident set of a process so far, in bytes.
+// peakOf returns the largest resident set of a process so far, in bytes, and 0 of one that has ended.
 func peakOf(pid int) int64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, peak, err := process.Memory(pid)
 	if err != nil {
 		return 0
 	}
-	for line := range strings.Lines(string(text)) {
-		if value, found := strings.CutPrefix(line, "VmHWM:"); found {
-			n, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
-			if err != nil {
-				return 0
-			}
-			return n << 10
-		}
-	}
-	return 0
+	return peak
 }
 
 // findQEMU returns the ID of the machine's QEMU, which runs on this machine as all of the box does.

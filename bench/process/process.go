@@ -2,6 +2,7 @@
 package process
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -63,4 +64,31 @@ func parseStat(stat string) (time.Duration, error) {
 		sum += time.Duration(ticks) * clockTick
 	}
 	return sum, nil
+}
+
+// Memory returns the resident memory of a running process in bytes, and the largest that it had.
+func Memory(pid int) (resident, peak int64, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	resident, errResident := parseMemory(string(status), "VmRSS:")
+	peak, errPeak := parseMemory(string(status), "VmHWM:")
+	return resident, peak, errors.Join(errResident, errPeak)
+}
+
+// parseMemory reads a field of /proc/PID/status (proc(5)), which is in KiB, and returns bytes.
+func parseMemory(status, field string) (int64, error) {
+	for line := range strings.Lines(status) {
+		value, found := strings.CutPrefix(line, field)
+		if !found {
+			continue
+		}
+		kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("a process' status has %q: %w", line, err)
+		}
+		return kib << 10, nil
+	}
+	return 0, fmt.Errorf("a process' status has no %s", field)
 }

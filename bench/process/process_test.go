@@ -22,3 +22,18 @@ func TestParseStat(t *testing.T) {
 		t.Errorf("this process: %s: %v", got, err)
 	}
 }
+
+func TestParseMemory(t *testing.T) {
+	t.Parallel()
+	const status = "Name:\tvarve\nVmHWM:\t  204800 kB\nVmRSS:\t    1024 kB\n"
+	for field, want := range map[string]int64{"VmHWM:": 200 << 20, "VmRSS:": 1 << 20} {
+		if got, err := parseMemory(status, field); err != nil || got != want {
+			t.Errorf("%s %d, %v, want %d", field, got, err, want)
+		}
+	}
+	for _, bad := range []string{"", "Name:\tvarve\n", "VmRSS:\tmuch kB\n"} {
+		if got, err := parseMemory(bad, "VmRSS:"); err == nil {
+			t.Errorf("%q has %d", bad, got)
+		}
+	}
+}

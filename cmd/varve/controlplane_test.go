@@ -64,9 +64,9 @@ func TestControlPlane(t *testing.T) {
 	testscript.Run(t, params)
 }
 
-// The scripts have a namespace of their own, in $NS, and three kubeconfigs for it: that of a user with the role edit there
-// in $KUBECONFIG, that of one with the role view in $VIEWER, and that of Varve's controller in $CONTROLLER. The first two may
-// do nothing else.
+// The scripts have a namespace of their own, in $NS, and three kubeconfigs for it: that of a user with the role edit
+// there in $KUBECONFIG, that of one with the role view in $VIEWER, and that of Varve's controller in $CONTROLLER. The
+// first two may do nothing else.
 func TestControlPlane_tenants(t *testing.T) {
 	t.Parallel()
 	params := testscript.Params{Dir: "testdata/tenant", Cmds: commands}

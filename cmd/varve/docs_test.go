@@ -38,8 +38,8 @@ func readDocument(t *testing.T, name string) string {
 	return string(text)
 }
 
-// runWithoutCluster runs the commands of a text as they stand there, which are so many: without a cluster they fail for want
-// of one, and not because of how they are used.
+// runWithoutCluster runs the commands of a text as they stand there, which are so many: without a cluster they fail
+// for want of one, and not because of how they are used.
 func runWithoutCluster(t *testing.T, text string, want int) {
 	t.Helper()
 	commandsShown := shown.FindAllStringSubmatch(continued.ReplaceAllString(text, ""), -1)

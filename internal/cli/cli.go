@@ -88,7 +88,8 @@ func New(o Options) *cobra.Command {
 	root.SetVersionTemplate(newVersionInfo(o.Version).String() + "\n")
 	root.SetFlagErrorFunc(flagFailure)
 	root.AddCommand(vm.NewCommand(inCluster), schedule.NewCommand(inCluster), status.NewCommand(inCluster),
-		backup.NewCommand(inCluster, inRepository), tracker.NewCommand(inCluster), data.NewCommand(inCluster), location.NewCommand(inCluster),
+		backup.NewCommand(inCluster, inRepository), tracker.NewCommand(inCluster), data.NewCommand(inCluster),
+		location.NewCommand(inCluster),
 		repo.NewCommand(inRepository), disk.NewCommand(inRepository), versionCommand(o.Version))
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}

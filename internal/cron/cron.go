@@ -40,5 +40,8 @@ type Schedule struct {
 // String returns the schedule as Parse takes it, with its time zone.
 func (s *Schedule) String() string { return "CRON_TZ=" + s.location.String() + " " + s.expression }
 
+// Expression returns the expression without its time zone.
+func (s *Schedule) Expression() string { return s.expression }
+
 // Location returns the time zone in which the schedule is read.
 func (s *Schedule) Location() *time.Location { return s.location }

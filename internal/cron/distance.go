@@ -33,10 +33,10 @@ func (s *Schedule) newCalendar() calendar {
 	return c
 }
 
-func (c *calendar) empty() bool { return *c == calendar{} }
+func (c *calendar) isEmpty() bool { return *c == calendar{} }
 
-// delayed returns the calendar with every day moved by a few days.
-func (c *calendar) delayed(days int) *calendar {
+// delayBy returns the calendar with every day moved by a few days.
+func (c *calendar) delayBy(days int) *calendar {
 	if days == 0 {
 		return c
 	}
@@ -57,7 +57,7 @@ type apart struct {
 	forward, backward int
 }
 
-func compare(a, b *calendar) apart {
+func compareDays(a, b *calendar) apart {
 	found := apart{forward: math.MaxInt, backward: math.MaxInt}
 	lastA, lastB := math.MinInt32, math.MinInt32
 	for round := range 2 { // the beginning of the second round has the distances from the end to the beginning
@@ -94,7 +94,7 @@ func compare(a, b *calendar) apart {
 // Granularity returns the smallest distance of two due times by the wall clock, whenever that is. It does not count
 // the days on which clocks change.
 func (s *Schedule) Granularity() time.Duration {
-	days := compare(&s.days, &s.days).forward
+	days := compareDays(&s.days, &s.days).forward
 	smallest := days*minutesPerDay + s.times[0] - s.times[len(s.times)-1]
 	for i := 1; i < len(s.times); i++ {
 		smallest = min(smallest, s.times[i]-s.times[i-1])
@@ -107,26 +107,26 @@ func (s *Schedule) Granularity() time.Duration {
 // zones have within a year, whether or not the schedules are due then.
 func Offset(a, b *Schedule) time.Duration {
 	smallest := math.MaxInt
-	for _, ahead := range differences(a, b) {
+	for _, ahead := range zoneDifferences(a, b) {
 		for _, g := range a.seenFrom(ahead) {
 			first, second := &a.days, &b.days
 			if g.days >= 0 {
-				first = first.delayed(g.days)
+				first = first.delayBy(g.days)
 			} else {
-				second = second.delayed(-g.days)
+				second = second.delayBy(-g.days)
 			}
-			smallest = min(smallest, distance(first, g.times, second, b.times))
+			smallest = min(smallest, distanceBetween(first, g.times, second, b.times))
 		}
 	}
 	return time.Duration(smallest) * time.Minute
 }
 
-// distance returns the smallest distance of two sets of due times in minutes.
-func distance(a *calendar, timesA []int, b *calendar, timesB []int) int {
-	days := compare(a, b)
+// distanceBetween returns the smallest distance of two sets of due times in minutes.
+func distanceBetween(a *calendar, timesA []int, b *calendar, timesB []int) int {
+	days := compareDays(a, b)
 	smallest := math.MaxInt
 	if days.sameDay {
-		smallest = closest(timesA, timesB)
+		smallest = closestTimes(timesA, timesB)
 	}
 	if days.forward < math.MaxInt {
 		smallest = min(smallest, days.forward*minutesPerDay+timesB[0]-timesA[len(timesA)-1])
@@ -137,8 +137,8 @@ func distance(a *calendar, timesA []int, b *calendar, timesB []int) int {
 	return smallest
 }
 
-// closest returns the smallest difference of a number of a and one of b. Both are ascending.
-func closest(a, b []int) int {
+// closestTimes returns the smallest difference of a number of a and one of b. Both are ascending.
+func closestTimes(a, b []int) int {
 	smallest := math.MaxInt
 	for i, j := 0, 0; i < len(a) && j < len(b) && smallest > 0; {
 		smallest = min(smallest, max(a[i]-b[j], b[j]-a[i]))
@@ -181,9 +181,9 @@ var (
 	comparedUntil = time.Date(2038, time.January, 1, 0, 0, 0, 0, time.UTC).Unix()
 )
 
-// differences returns by how many minutes the clocks of a's zone are ahead of those of b's zone in the course of a
+// zoneDifferences returns by how many minutes the clocks of a's zone are ahead of those of b's zone in the course of a
 // year.
-func differences(a, b *Schedule) []int {
+func zoneDifferences(a, b *Schedule) []int {
 	if a.location.String() == b.location.String() {
 		return []int{0}
 	}

@@ -27,7 +27,7 @@ func (s *Schedule) Next(after time.Time) time.Time {
 // Latest returns the newest due time that is after since and not after until, in the schedule's zone, and whether
 // there is one.
 func (s *Schedule) Latest(since, until time.Time) (time.Time, bool) {
-	from, t := span(since, until)
+	from, t := secondSpan(since, until)
 	for t >= from {
 		p := s.periodAt(t)
 		if due, ok := s.lastIn(p, from, t); ok {
@@ -41,7 +41,7 @@ func (s *Schedule) Latest(since, until time.Time) (time.Time, bool) {
 // Count returns how many due times are after since and not after until, but at most limit.
 func (s *Schedule) Count(since, until time.Time, limit int) int {
 	count := 0
-	from, to := span(since, until)
+	from, to := secondSpan(since, until)
 	for t := from; t <= to && count < limit; {
 		p := s.periodAt(t)
 		count += s.countIn(p, t, to)
@@ -50,8 +50,9 @@ func (s *Schedule) Count(since, until time.Time, limit int) int {
 	return max(min(count, limit), 0)
 }
 
-// span returns the first and the last second that are after since and not after until. Due times are whole seconds.
-func span(since, until time.Time) (from, to int64) {
+// secondSpan returns the first and the last second that are after since and not after until. Due times are whole
+// seconds.
+func secondSpan(since, until time.Time) (from, to int64) {
 	return max(since.Unix()+1, earliest), min(until.Unix(), latest)
 }
 
@@ -59,7 +60,7 @@ func (s *Schedule) time(unix int64) time.Time { return time.Unix(unix, 0).In(s.l
 
 // firstIn returns the first due time of a period in [from, limit).
 func (s *Schedule) firstIn(p period, from, limit int64) (int64, bool) {
-	if from <= p.start && p.start < limit && s.skipped(p) {
+	if from <= p.start && p.start < limit && s.isDueAtJump(p) {
 		return p.start, true
 	}
 	minute, ok := s.nextOnWall(s.wallFrom(p, from), p.wall(min(p.end, limit)))
@@ -74,14 +75,14 @@ func (s *Schedule) lastIn(p period, from, to int64) (int64, bool) {
 			return p.unix(minute), true
 		}
 	}
-	return p.start, from <= p.start && p.start <= to && s.skipped(p)
+	return p.start, from <= p.start && p.start <= to && s.isDueAtJump(p)
 }
 
 // countIn returns how many due times a period has in [from, to].
 func (s *Schedule) countIn(p period, from, to int64) int {
 	begin, limit := s.wallFrom(p, from), p.wall(min(p.end, to+1))
 	count := s.countOnWall(begin, limit)
-	if from <= p.start && p.start <= to && s.skipped(p) {
+	if from <= p.start && p.start <= to && s.isDueAtJump(p) {
 		if minute, ok := s.nextOnWall(begin, limit); !ok || p.unix(minute) != p.start {
 			count++
 		}
@@ -89,8 +90,8 @@ func (s *Schedule) countIn(p period, from, to int64) int {
 	return count
 }
 
-// skipped says whether the schedule is due at the beginning of a period for times that the clocks skip there.
-func (s *Schedule) skipped(p period) bool {
+// isDueAtJump says whether the schedule is due at the beginning of a period for times that the clocks skip there.
+func (s *Schedule) isDueAtJump(p period) bool {
 	if p.previous >= p.offset || s.everyHour {
 		return false
 	}

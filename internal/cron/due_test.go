@@ -215,7 +215,8 @@ func TestSchedule_nightlyRunsEveryNight(t *testing.T) {
 	t.Parallel()
 	expressions := []string{"0 0 * * *", "30 0 * * *", "30 1 * * *", "15 2 * * *", "30 2 * * *", "59 23 * * *"}
 	for _, zone := range []string{
-		"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Havana", "Africa/Cairo", "Africa/Casablanca",
+		"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Havana", "Africa/Cairo",
+		"Africa/Casablanca",
 		"Asia/Beirut", "America/Santiago",
 	} {
 		for _, expression := range expressions {

@@ -59,14 +59,14 @@ func Parse(expression, zone string) (*Schedule, error) {
 		return nil, errclass.Errorf(errclass.Invalid, "the schedule has %d characters: at most %d are allowed",
 			len(expression), MaxLength)
 	}
-	s, err := parse(expression, zone)
+	s, err := parseText(expression, zone)
 	if err != nil {
 		return nil, errclass.Errorf(errclass.Invalid, "schedule %q: %w", expression, err)
 	}
 	return s, nil
 }
 
-func parse(expression, zone string) (*Schedule, error) {
+func parseText(expression, zone string) (*Schedule, error) {
 	if strings.ContainsFunc(expression, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return nil, errors.New("only ASCII characters are allowed: separate the fields with spaces")
 	}
@@ -79,18 +79,18 @@ func parse(expression, zone string) (*Schedule, error) {
 		return nil, err
 	}
 	s := &Schedule{expression: expression, location: location}
-	texts, err := split(expression)
+	texts, err := splitFields(expression)
 	if err != nil {
 		return nil, err
 	}
 	var values [len(fields)]uint64
 	for i, f := range fields {
-		if values[i], err = f.parse(texts[i]); err != nil {
+		if values[i], err = f.parseValues(texts[i]); err != nil {
 			return nil, err
 		}
 	}
-	s.set(values, texts[1])
-	if s.days.empty() {
+	s.setValues(values, texts[1])
+	if s.days.isEmpty() {
 		return nil, errors.New("it never comes due: none of its months has such a day: choose a day that they have")
 	}
 	return s, nil
@@ -105,7 +105,8 @@ func cutZone(expression, zone string) (rest, name string, err error) {
 		}
 		name, rest, _ = strings.Cut(after, " ")
 		if rest = strings.TrimSpace(rest); name == "" || rest == "" {
-			return "", "", fmt.Errorf("%s needs the name of a time zone and an expression, such as %sEurope/Berlin 0 1 * * *",
+			return "", "", fmt.Errorf("%s needs the name of a time zone and an expression, such as "+
+				"%sEurope/Berlin 0 1 * * *",
 				prefix, prefix)
 		}
 		return rest, name, nil
@@ -113,8 +114,8 @@ func cutZone(expression, zone string) (rest, name string, err error) {
 	return expression, zone, nil
 }
 
-// split returns the texts of the five fields.
-func split(expression string) ([]string, error) {
+// splitFields returns the texts of the five fields.
+func splitFields(expression string) ([]string, error) {
 	switch long, shorthand := shorthands[expression]; {
 	case shorthand:
 		expression = long
@@ -130,7 +131,7 @@ func split(expression string) ([]string, error) {
 	texts := strings.Fields(expression)
 	switch {
 	case len(texts) == len(fields)+1:
-		return nil, fmt.Errorf("it has six fields: there is no field for seconds, so leave the first one out (%s)",
+		return nil, fmt.Errorf("it has six fields, but seconds are not supported: leave the first field out (%s)",
 			strings.Join(texts[1:], " "))
 	case len(texts) != len(fields):
 		return nil, fmt.Errorf("it has %d fields: write five, "+
@@ -139,8 +140,8 @@ func split(expression string) ([]string, error) {
 	return texts, nil
 }
 
-// parse returns the values of a field as bits.
-func (f field) parse(text string) (uint64, error) {
+// parseValues returns the values of a field as bits.
+func (f field) parseValues(text string) (uint64, error) {
 	for e := range strings.SplitSeq(text, ",") {
 		if !element.MatchString(e) {
 			return 0, fmt.Errorf("%s %q: write *, a number, a range such as 1-5, a step such as */15, "+
@@ -172,8 +173,8 @@ func parseWithLibrary(option robfig.ParseOption, text string) (spec *robfig.Spec
 	return spec, nil
 }
 
-// set takes the values of the fields. hourText is what the user has written for the hour.
-func (s *Schedule) set(values [len(fields)]uint64, hourText string) {
+// setValues takes the values of the fields. hourText is what the user has written for the hour.
+func (s *Schedule) setValues(values [len(fields)]uint64, hourText string) {
 	minutes, hours, monthDays, weekdays := values[0]&^everyValue, values[1]&^everyValue, values[2], values[4]
 	for hour := range 24 {
 		for minute := range 60 {

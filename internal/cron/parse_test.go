@@ -30,7 +30,7 @@ func TestParse_refusals(t *testing.T) {
 		{"@reboot", "", "write five fields, or @hourly, @daily"},
 		{"@Daily", "", "write five fields, or @hourly, @daily"},
 		{"@daily 1", "", "write five fields, or @hourly, @daily"},
-		{"0 0 1 * * *", "", "there is no field for seconds, so leave the first one out (0 1 * * *)"},
+		{"0 0 1 * * *", "", "but seconds are not supported: leave the first field out (0 1 * * *)"},
 		{"0 1 * *", "", "it has 4 fields: write five"},
 		{"0 0 1 * * * 2027", "", "it has 7 fields: write five"},
 		{"60 * * * *", "", `minute "60": use 0-59`},
@@ -71,7 +71,8 @@ func TestParse_refusals(t *testing.T) {
 		{"0 1 * * *", "+02:00", "is not the name of a time zone"},
 		{"0 1 * * *", "Europe/Berlin\n", "is not the name of a time zone"},
 		{"0 1 * * *", strings.Repeat("x", 100), "is not the name of a time zone"},
-		{"TZ=Europe/Berlin", "", "TZ= needs the name of a time zone and an expression, such as TZ=Europe/Berlin 0 1 * * *"},
+		{"TZ=Europe/Berlin", "", "TZ= needs the name of a time zone and an expression, such as TZ=Europe/Berlin " +
+			"0 1 * * *"},
 		{"CRON_TZ= 0 1 * * *", "", "CRON_TZ= needs the name of a time zone and an expression"},
 		{"TZ=UTC TZ=UTC 0 1 * * *", "", "it has six fields"},
 		{"TZ=UTC @every 1h", "", "@every has no time of day"},

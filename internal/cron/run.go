@@ -8,8 +8,8 @@ import (
 
 // Decision says what to do about the due times that have passed since the last one that was recorded.
 type Decision struct {
-	// Due is the newest due time that is not in the future, and zero if there is none. Record it whether or not it runs:
-	// it is last of the next decision.
+	// Due is the newest due time that is not in the future, and zero if there is none. Record it whether or not it
+	// runs: it is last of the next decision.
 	Due time.Time
 	// Run is true if Due is to be run now.
 	Run bool

@@ -128,7 +128,8 @@ func TestSchedule_aYearInAMinute(t *testing.T) {
 		year, newest := live(t, random, s, created, end, deadline, kinds)
 		all := clocks[p].due(m)
 		all = all[after(all, created):after(all, newest)]
-		year.check(t, fmt.Sprintf("seed %d: %s with deadline %v from %v to %v", seed, s, deadline, created, newest), all)
+		year.check(t, fmt.Sprintf("seed %d: %s with deadline %v from %v to %v", seed, s, deadline, created, newest),
+			all)
 	}
 	if len(kinds) < 4 {
 		t.Errorf("too few kinds of steps of the clock: %v", kinds)

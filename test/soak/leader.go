@@ -24,8 +24,8 @@ import (
 const leaderLease = "varve-controller"
 
 // killLeaders kills the controller that leads again and again, each once it has led for a random time of up to
-// SOAK_LEADER seconds (20), until stop is called, which returns how many it killed. The next one leads when the Lease of
-// the dead one has run out, after 15 seconds.
+// SOAK_LEADER seconds (20), until stop is called, which returns how many it killed. The next one leads when the Lease
+// of the dead one has run out, after 15 seconds.
 func (s *soak) killLeaders(ctx context.Context) (stop func() int) {
 	s.t.Helper()
 	longest := time.Duration(envInt(s.t, "SOAK_LEADER", 20)) * time.Second
@@ -81,8 +81,9 @@ func (k *leaderKiller) run(ctx context.Context) {
 	}
 }
 
-// killLeader kills the process of the controller that holds the Lease. It deletes its pod as well: the kubelet would wait
-// for minutes until it starts a container again that dies so often, and the Deployment makes another pod at once.
+// killLeader kills the process of the controller that holds the Lease. It deletes its pod as well: the kubelet would
+// wait for minutes until it starts a container again that dies so often, and the Deployment makes another pod at
+// once.
 func (k *leaderKiller) killLeader(ctx context.Context, holder string) error {
 	name, _, _ := strings.Cut(holder, "_")
 	pod := &corev1.Pod{}

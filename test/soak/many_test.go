@@ -40,9 +40,10 @@ const (
 	manyDisks, smallDisks = 22, 6
 )
 
-// TestManyMoves_takeTurns stores the disks of 20 machines in four namespaces, of which one has more than half, at once from snapshots on two
-// nodes with three places each, while the controller that leads is killed again and again. It follows every change of the DataUploads and of
-// their pods, and looks for what is left, on the cluster and in memory.
+// TestManyMoves_takeTurns stores the disks of 20 machines in four namespaces, of which one has more than half, at
+// once from snapshots on two nodes with three places each, while the controller that leads is killed again and again.
+// It follows every change of the DataUploads and of their pods, and looks for what is left, on the cluster and in
+// memory.
 func TestManyMoves_takeTurns(t *testing.T) {
 	ctx := t.Context()
 	big := open(t, "varve-soak-many-big", nil)
@@ -255,8 +256,9 @@ func (s *soak) waitNothingLeft(before []string) {
 	}))
 }
 
-// census returns the names of everything that a movement could leave behind. The Secrets of repositories are not its own: they stay as long as
-// the repository, and its password longer. Nor are the controller's pods, and the volumes of the namespace that it was made for.
+// census returns the names of everything that a movement could leave behind. The Secrets of repositories are not its
+// own: they stay as long as the repository, and its password longer. Nor are the controller's pods, and the volumes
+// of the namespace that it was made for.
 func (s *soak) census() (names []string) {
 	s.t.Helper()
 	in := client.InNamespace(layout.Namespace)
@@ -282,7 +284,8 @@ func (s *soak) isOthers(o runtime.Object) bool {
 	case *corev1.Pod:
 		return o.Labels["app.kubernetes.io/component"] == "controller"
 	case *corev1.PersistentVolume:
-		return o.Status.Phase == corev1.VolumeBound && o.Spec.ClaimRef != nil && o.Spec.ClaimRef.Namespace == s.Namespace
+		return o.Status.Phase == corev1.VolumeBound && o.Spec.ClaimRef != nil &&
+			o.Spec.ClaimRef.Namespace == s.Namespace
 	}
 	return false
 }

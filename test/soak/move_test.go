@@ -48,9 +48,9 @@ nohup sh /tmp/busy </dev/null >/dev/null 2>&1 &
 `
 )
 
-// TestMoves_underKills stores a machine that writes all the time in a bucket, by changed blocks: a full and SOAK_MOVES (10) incrementals. The
-// controller that leads is killed again and again meanwhile, movers are killed, and the handler once. Each moment comes back bit for bit as it
-// was frozen, and one by kopia's CLI.
+// TestMoves_underKills stores a machine that writes all the time in a bucket, by changed blocks: a full and
+// SOAK_MOVES (10) incrementals. The controller that leads is killed again and again meanwhile, movers are killed, and
+// the handler once. Each moment comes back bit for bit as it was frozen, and one by kopia's CLI.
 func TestMoves_underKills(t *testing.T) {
 	seed, moves := envInt(t, "SOAK_SEED", time.Now().UnixNano()), envInt(t, "SOAK_MOVES", 10)
 	t.Logf("SOAK_SEED=%d SOAK_MOVES=%d", seed, moves)

@@ -61,7 +61,10 @@ func TestOutage_isWaitedFor(t *testing.T) {
 	o.waitCompleted(stored.upload, 10*time.Minute)
 	for _, kind := range []outageKind{
 		{"ends", noticeDeath, syscall.SIGKILL, startStorage},
-		{"silent", noticeSilence, syscall.SIGSTOP, func(context.Context) error { return signalStorage(syscall.SIGCONT) }},
+		{
+			"silent", noticeSilence, syscall.SIGSTOP,
+			func(context.Context) error { return signalStorage(syscall.SIGCONT) },
+		},
 	} {
 		next := o.fill(kind.name)
 		o.moveThrough(kind, next, stored)
@@ -127,12 +130,19 @@ func (o *outages) fill(name string) *storedDisk {
 func (o *outages) upload(d *storedDisk) {
 	o.t.Helper()
 	d.upload = &velerov2.DataUpload{
-		ObjectMeta: metav1.ObjectMeta{Namespace: o.at.Namespace, Name: fmt.Sprintf("%s-%s-%s", o.Namespace, o.run, d.name)},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: o.at.Namespace,
+			Name:      fmt.Sprintf("%s-%s-%s", o.Namespace, o.run, d.name),
+		},
 		Spec: velerov2.DataUploadSpec{
-			SnapshotType: velerov2.SnapshotCSI, SourceNamespace: o.Namespace, SourcePVC: "disk", DataMover: datamove.Mover,
+			SnapshotType: velerov2.SnapshotCSI, SourceNamespace: o.Namespace, SourcePVC: "disk",
+			DataMover:             datamove.Mover,
 			BackupStorageLocation: o.at.Name,
-			CSISnapshot:           &velerov2.CSISnapshotSpec{VolumeSnapshot: d.name, StorageClass: "box", SnapshotClass: "box"},
-			OperationTimeout:      velerov1.Duration{Duration: time.Minute},
+			CSISnapshot: &velerov2.CSISnapshotSpec{
+				VolumeSnapshot: d.name, StorageClass: "box",
+				SnapshotClass: "box",
+			},
+			OperationTimeout: velerov1.Duration{Duration: time.Minute},
 		},
 	}
 	o.must(o.Create(o.t.Context(), d.upload))

@@ -28,7 +28,7 @@ became of them, its backups with their sizes, its conditions and recent events.`
 			if err != nil {
 				return err
 			}
-			schedule, err := get(cmd.Context(), c, args[0])
+			schedule, err := getSchedule(cmd.Context(), c, args[0])
 			if err != nil {
 				return err
 			}
@@ -57,7 +57,7 @@ became of them, its backups with their sizes, its conditions and recent events.`
 }
 
 func writeSchedule(p *output.Page, s *harvesterv1.ScheduleVMBackup) {
-	expression, zone := clock(s)
+	expression, zone := readTimes(s)
 	verdict := Judge(s, p.Now)
 	next := ""
 	if when := NextRun(s, p.Now); when != "" {

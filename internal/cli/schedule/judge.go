@@ -53,7 +53,8 @@ func Judge(s *harvesterv1.ScheduleVMBackup, now time.Time) Verdict {
 	if v := judgeDue(s, now); v.State != "" {
 		return v
 	}
-	i := slices.IndexFunc(s.Status.Runs, func(r harvesterv1.ScheduledRun) bool { return r.Result != harvesterv1.RunStarted })
+	i := slices.IndexFunc(s.Status.Runs,
+		func(r harvesterv1.ScheduledRun) bool { return r.Result != harvesterv1.RunStarted })
 	switch {
 	case i >= 0 && s.Status.Runs[i].Result != harvesterv1.RunSucceeded:
 		state := Overdue
@@ -75,7 +76,8 @@ func Judge(s *harvesterv1.ScheduleVMBackup, now time.Time) Verdict {
 
 // judgeWhole says why a schedule makes no backups at all. Without a reason, the verdict is empty.
 func judgeWhole(s *harvesterv1.ScheduleVMBackup) Verdict {
-	suspension, ready := findCondition(s, harvesterv1.ConditionBackupSuspend), findCondition(s, harvesterv1.ConditionReady)
+	suspension, ready := findCondition(s, harvesterv1.ConditionBackupSuspend), findCondition(s,
+		harvesterv1.ConditionReady)
 	switch {
 	case s.DeletionTimestamp != nil:
 		return Verdict{State: Deleting}
@@ -90,7 +92,8 @@ func judgeWhole(s *harvesterv1.ScheduleVMBackup) Verdict {
 	case s.Spec.Suspend:
 		return Verdict{State: Suspended}
 	case s.Status.Suspended:
-		return Verdict{Failed, "it is not resumed: " + cmp.Or(suspension.Message, suspension.Reason, "no controller has dealt with it yet")}
+		return Verdict{Failed, "it is not resumed: " +
+			cmp.Or(suspension.Message, suspension.Reason, "no controller has dealt with it yet")}
 	case ready.Status == corev1.ConditionFalse:
 		return Verdict{Failed, cmp.Or(ready.Message, ready.Reason)}
 	}
@@ -100,7 +103,8 @@ func judgeWhole(s *harvesterv1.ScheduleVMBackup) Verdict {
 // gaveUp says whether a schedule is suspended because too many backups failed.
 func gaveUp(s *harvesterv1.ScheduleVMBackup) bool {
 	reached := s.Status.Failure > 0 && s.Status.Failure >= s.Spec.MaxFailure
-	return s.Spec.Suspend && (reached || findCondition(s, harvesterv1.ConditionBackupSuspend).Reason == harvesterv1.ReasonMaxFailure)
+	reason := findCondition(s, harvesterv1.ConditionBackupSuspend).Reason
+	return s.Spec.Suspend && (reached || reason == harvesterv1.ReasonMaxFailure)
 }
 
 // judgeDue says whether a due time has passed without anybody dealing with it. If not, the verdict is empty.
@@ -127,7 +131,8 @@ func findCondition(s *harvesterv1.ScheduleVMBackup, kind harvesterv1.ConditionTy
 // outcomes are the results of runs in words.
 var outcomes = map[harvesterv1.RunResult]string{
 	harvesterv1.RunStarted: "is going on", harvesterv1.RunSucceeded: "made a backup", harvesterv1.RunFailed: "failed",
-	harvesterv1.RunDeleted: "made no backup", harvesterv1.RunSkipped: "was skipped", harvesterv1.RunMissed: "was missed",
+	harvesterv1.RunDeleted: "made no backup", harvesterv1.RunSkipped: "was skipped",
+	harvesterv1.RunMissed: "was missed",
 }
 
 // describeRun says what became of a run, and why.

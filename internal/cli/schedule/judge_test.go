@@ -13,7 +13,8 @@ import (
 // due is when the newest run of a test was due.
 var due = time.Date(2026, 11, 29, 1, 0, 0, 0, time.UTC)
 
-// testSchedule returns a schedule whose controller has dealt with it, an hour before now. The next run is due in 23 hours.
+// testSchedule returns a schedule whose controller has dealt with it, an hour before now. The next run is due in 23
+// hours.
 func testSchedule(runs ...harvesterv1.ScheduledRun) (schedule *harvesterv1.ScheduleVMBackup, now time.Time) {
 	schedule = &harvesterv1.ScheduleVMBackup{}
 	schedule.CreationTimestamp = metav1.NewTime(due.Add(-240 * time.Hour))
@@ -90,24 +91,28 @@ func TestJudge(t *testing.T) {
 		"suspended by its user": {
 			[]harvesterv1.ScheduledRun{bad}, func(s *harvesterv1.ScheduleVMBackup) {
 				s.Spec.Suspend, s.Status.Suspended, s.Status.NextScheduleTime, s.Status.Failure = true, true, nil, 1
-				s.Status.Conditions = condition(harvesterv1.ConditionBackupSuspend, corev1.ConditionTrue, harvesterv1.ReasonSuspended, "")
+				s.Status.Conditions = condition(harvesterv1.ConditionBackupSuspend, corev1.ConditionTrue,
+					harvesterv1.ReasonSuspended, "")
 			}, Verdict{State: Suspended},
 		},
 		"suspended by failures": {
 			[]harvesterv1.ScheduledRun{bad}, func(s *harvesterv1.ScheduleVMBackup) {
 				s.Spec.Suspend, s.Status.Suspended, s.Status.NextScheduleTime, s.Status.Failure = true, true, nil, 4
-				s.Status.Conditions = condition(harvesterv1.ConditionBackupSuspend, corev1.ConditionTrue, harvesterv1.ReasonMaxFailure, "")
+				s.Status.Conditions = condition(harvesterv1.ConditionBackupSuspend, corev1.ConditionTrue,
+					harvesterv1.ReasonMaxFailure, "")
 			}, Verdict{Failed, "it is suspended, because too many backups failed in a row; " + failed},
 		},
 		"not resumed yet": {
 			[]harvesterv1.ScheduledRun{good}, func(s *harvesterv1.ScheduleVMBackup) {
 				s.Status.Suspended, s.Status.NextScheduleTime = true, nil
-				s.Status.Conditions = condition(harvesterv1.ConditionBackupSuspend, corev1.ConditionTrue, "x", "the location does not answer")
+				s.Status.Conditions = condition(harvesterv1.ConditionBackupSuspend, corev1.ConditionTrue, "x",
+					"the location does not answer")
 			}, Verdict{Failed, "it is not resumed: the location does not answer"},
 		},
 		"it can make no backups": {
 			[]harvesterv1.ScheduledRun{good}, func(s *harvesterv1.ScheduleVMBackup) {
-				s.Status.Conditions = condition(harvesterv1.ConditionReady, corev1.ConditionFalse, "Invalid", "there is no 31 February")
+				s.Status.Conditions = condition(harvesterv1.ConditionReady, corev1.ConditionFalse, "Invalid",
+					"there is no 31 February")
 			}, Verdict{Failed, "there is no 31 February"},
 		},
 	} {
@@ -122,7 +127,7 @@ func TestJudge(t *testing.T) {
 }
 
 // The time zone is that of the expression, or else that of the annotation, or UTC.
-func TestClock(t *testing.T) {
+func TestReadTimes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ cron, annotation, expression, zone string }{
 		{"0 1 * * *", "", "0 1 * * *", "UTC"},
@@ -132,7 +137,7 @@ func TestClock(t *testing.T) {
 	} {
 		s, _ := testSchedule()
 		s.Spec.Cron, s.Annotations = c.cron, map[string]string{harvesterv1.AnnotationTimeZone: c.annotation}
-		if expression, zone := clock(s); expression != c.expression || zone != c.zone {
+		if expression, zone := readTimes(s); expression != c.expression || zone != c.zone {
 			t.Errorf("%s with %q: %q in %q", c.cron, c.annotation, expression, zone)
 		}
 	}

@@ -2,6 +2,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
+	"github.com/varvebackup/varve/internal/cron"
 )
 
 // NewCommand makes `varve schedule`.
@@ -35,7 +37,7 @@ machine at the times of a cron expression, and removes the oldest backups.
 
 func newList() client.ObjectList { return &harvesterv1.ScheduleVMBackupList{} }
 
-func get(ctx context.Context, c *cluster.Client, name string) (*harvesterv1.ScheduleVMBackup, error) {
+func getSchedule(ctx context.Context, c *cluster.Client, name string) (*harvesterv1.ScheduleVMBackup, error) {
 	schedule := &harvesterv1.ScheduleVMBackup{}
 	key := client.ObjectKey{Namespace: c.Namespace, Name: name}
 	if err := c.Get(ctx, key, schedule); err != nil {
@@ -45,9 +47,12 @@ func get(ctx context.Context, c *cluster.Client, name string) (*harvesterv1.Sche
 }
 
 // listBackups returns the backups that a schedule made and that are still there, the newest first.
-func listBackups(ctx context.Context, c *cluster.Client, s *harvesterv1.ScheduleVMBackup) ([]harvesterv1.VirtualMachineBackup, error) {
+func listBackups(
+	ctx context.Context, c *cluster.Client, s *harvesterv1.ScheduleVMBackup,
+) ([]harvesterv1.VirtualMachineBackup, error) {
 	var list harvesterv1.VirtualMachineBackupList
-	err := c.List(ctx, &list, client.InNamespace(s.Namespace), client.MatchingLabels{harvesterv1.LabelSchedule: string(s.UID)})
+	err := c.List(ctx, &list, client.InNamespace(s.Namespace),
+		client.MatchingLabels{harvesterv1.LabelSchedule: string(s.UID)})
 	if err != nil {
 		return nil, fmt.Errorf("list the backups of schedule %s/%s: %w", s.Namespace, s.Name, err)
 	}
@@ -74,11 +79,14 @@ the location.`,
 		Noun:    "schedules",
 		NewList: newList,
 		Sort: func(list client.ObjectList) {
-			slices.SortFunc(list.(*harvesterv1.ScheduleVMBackupList).Items, func(a, b harvesterv1.ScheduleVMBackup) int {
-				return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
-			})
+			slices.SortFunc(list.(*harvesterv1.ScheduleVMBackupList).Items,
+				func(a, b harvesterv1.ScheduleVMBackup) int {
+					return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+				})
 		},
-		Rows: func(_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption) (*output.Table, error) {
+		Rows: func(
+			_ context.Context, _ *cluster.Client, list client.ObjectList, wide bool, _ []client.ListOption,
+		) (*output.Table, error) {
 			return newTable(list.(*harvesterv1.ScheduleVMBackupList), wide, s.Now()), nil
 		},
 	})
@@ -88,7 +96,9 @@ the location.`,
 const messageWidth = 60
 
 func newTable(list *harvesterv1.ScheduleVMBackupList, wide bool, now time.Time) *output.Table {
-	t := &output.Table{Header: []string{"NAME", "VM", "CRON", "TYPE", "RETAIN", "LAST GOOD", "NEXT", "FAILURES", "STATE", "MESSAGE"}}
+	t := &output.Table{Header: []string{
+		"NAME", "VM", "CRON", "TYPE", "RETAIN", "LAST GOOD", "NEXT", "FAILURES", "STATE", "MESSAGE",
+	}}
 	if wide {
 		t.Header = append(t.Header, "LOCATION")
 	}
@@ -100,7 +110,7 @@ func newTable(list *harvesterv1.ScheduleVMBackupList, wide bool, now time.Time) 
 		if !wide {
 			message = human.Short(human.Line(message), messageWidth)
 		}
-		expression, zone := clock(item)
+		expression, zone := readTimes(item)
 		row := []string{
 			item.Name, item.Spec.VMBackupSpec.Source.Name, expression + " " + zone, backupType(item),
 			fmt.Sprint(item.Spec.Retain), p.Timestamp(item.Status.LastSuccessfulTime), NextRun(item, now),
@@ -122,19 +132,14 @@ func backupType(s *harvesterv1.ScheduleVMBackup) string {
 	return string(s.Spec.VMBackupSpec.Type)
 }
 
-// clock returns a schedule's cron expression and the time zone in which it is read.
-func clock(s *harvesterv1.ScheduleVMBackup) (expression, zone string) {
-	expression = strings.TrimSpace(s.Spec.Cron)
-	for _, prefix := range []string{"CRON_TZ=", "TZ="} {
-		if after, found := strings.CutPrefix(expression, prefix); found {
-			zone, expression, _ = strings.Cut(after, " ")
-			return strings.TrimSpace(expression), zone
-		}
+// readTimes returns a schedule's cron expression and the time zone in which it is read.
+func readTimes(s *harvesterv1.ScheduleVMBackup) (expression, zone string) {
+	zone = s.Annotations[harvesterv1.AnnotationTimeZone]
+	times, err := cron.Parse(s.Spec.Cron, zone)
+	if err != nil {
+		return strings.TrimSpace(s.Spec.Cron), cmp.Or(zone, "UTC") // the condition Ready says what is wrong with it
 	}
-	if zone = s.Annotations[harvesterv1.AnnotationTimeZone]; zone == "" {
-		zone = "UTC"
-	}
-	return expression, zone
+	return times.Expression(), times.Location().String()
 }
 
 // NextRun says when a schedule's next backup is due: "in 5h", or "" if none is.

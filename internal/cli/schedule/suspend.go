@@ -67,12 +67,14 @@ does not answer.`,
 }
 
 // setSuspend writes whether a schedule is to be suspended, if it is not so already, and says so.
-func setSuspend(cmd *cobra.Command, s *resource.Session, name string, suspend bool) (*cluster.Client, *harvesterv1.ScheduleVMBackup, error) {
+func setSuspend(
+	cmd *cobra.Command, s *resource.Session, name string, suspend bool,
+) (*cluster.Client, *harvesterv1.ScheduleVMBackup, error) {
 	c, err := s.Connect()
 	if err != nil {
 		return nil, nil, err
 	}
-	schedule, err := get(cmd.Context(), c, name)
+	schedule, err := getSchedule(cmd.Context(), c, name)
 	if err != nil {
 		return nil, nil, err
 	}

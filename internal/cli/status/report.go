@@ -20,7 +20,8 @@ const NoSchedule schedule.State = "NoSchedule"
 
 // byWeight are the states of which the last one counts if a machine has several schedules.
 var byWeight = []schedule.State{
-	schedule.Deleting, schedule.Suspended, schedule.New, schedule.OK, schedule.Running, schedule.Overdue, schedule.Failed,
+	schedule.Deleting, schedule.Suspended, schedule.New, schedule.OK, schedule.Running, schedule.Overdue,
+	schedule.Failed,
 }
 
 // report is what `varve status` shows. Its json tags are an interface for programs.
@@ -131,7 +132,8 @@ func groupByMachine(seen *objects) map[client.ObjectKey]*machine {
 
 // judge fills in what is shown of a machine.
 func (m *machine) judge(now time.Time) {
-	slices.SortFunc(m.backups, func(a, b *harvesterv1.VirtualMachineBackup) int { return completed(b).Compare(completed(a)) })
+	slices.SortFunc(m.backups,
+		func(a, b *harvesterv1.VirtualMachineBackup) int { return completionTime(b).Compare(completionTime(a)) })
 	for _, b := range m.backups {
 		if !isGood(b) {
 			continue
@@ -149,7 +151,10 @@ func (m *machine) judge(now time.Time) {
 
 // judgeSchedules returns the worst state of a machine's schedules, and what there is to say of each.
 func (m *machine) judgeSchedules(now time.Time) (worst schedule.State, message string) {
-	slices.SortFunc(m.schedules, func(a, b *harvesterv1.ScheduleVMBackup) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(m.schedules, func(a, b *harvesterv1.ScheduleVMBackup) int {
+		return strings.Compare(a.Name,
+			b.Name)
+	})
 	var messages []string
 	for _, s := range m.schedules {
 		verdict := m.judgeSchedule(s, now)
@@ -170,19 +175,24 @@ func (m *machine) judgeSchedules(now time.Time) (worst schedule.State, message s
 	return worst, strings.Join(messages, "; ")
 }
 
-// judgeSchedule judges a schedule together with its backups: one that was made and is gone is no restore point.
+// judgeSchedule judges a schedule together with its backups: a backup that has been deleted since does not count.
 func (m *machine) judgeSchedule(s *harvesterv1.ScheduleVMBackup, now time.Time) schedule.Verdict {
 	verdict := schedule.Judge(s, now)
 	if verdict.State != schedule.OK && verdict.State != schedule.Running {
 		return verdict
 	}
-	i := slices.IndexFunc(s.Status.Runs, func(r harvesterv1.ScheduledRun) bool { return r.Result == harvesterv1.RunSucceeded })
+	i := slices.IndexFunc(s.Status.Runs,
+		func(r harvesterv1.ScheduledRun) bool { return r.Result == harvesterv1.RunSucceeded })
 	if i < 0 {
 		return verdict // the first one runs
 	}
 	made := s.Status.Runs[i].Backup
-	if !slices.ContainsFunc(m.backups, func(b *harvesterv1.VirtualMachineBackup) bool { return b.Name == made && isGood(b) }) {
-		return schedule.Verdict{State: schedule.Overdue, Message: "backup " + made + " of the latest run is not there any more"}
+	if !slices.ContainsFunc(m.backups, func(b *harvesterv1.VirtualMachineBackup) bool {
+		return b.Name == made &&
+			isGood(b)
+	}) {
+		return schedule.Verdict{State: schedule.Overdue, Message: "backup " + made + " of the latest run is not " +
+			"there any more"}
 	}
 	return verdict
 }
@@ -210,8 +220,8 @@ func isGood(b *harvesterv1.VirtualMachineBackup) bool {
 	return b.IsReady() && b.DeletionTimestamp == nil
 }
 
-// completed returns when a backup was complete, or else when it began.
-func completed(b *harvesterv1.VirtualMachineBackup) time.Time {
+// completionTime returns when a backup was complete, or else when it began.
+func completionTime(b *harvesterv1.VirtualMachineBackup) time.Time {
 	if t := b.Status.CreationTime; t != nil {
 		return t.Time
 	}
@@ -219,7 +229,7 @@ func completed(b *harvesterv1.VirtualMachineBackup) time.Time {
 }
 
 func newPoint(b *harvesterv1.VirtualMachineBackup) *point {
-	p := &point{Backup: b.Name, Time: completed(b).UTC()}
+	p := &point{Backup: b.Name, Time: completionTime(b).UTC()}
 	for _, v := range b.Status.VolumeBackups {
 		p.Bytes += v.VolumeSize
 		p.ChangedBytes += v.ChangedBytes

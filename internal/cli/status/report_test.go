@@ -22,7 +22,8 @@ func newMachine(name string) kubevirtv1.VirtualMachine {
 	return vm
 }
 
-// newBackup returns a backup of a machine that was made some hours before the latest run. Without a failure, it is good.
+// newBackup returns a backup of a machine that was made some hours before the latest run. Without a failure, it is
+// good.
 func newBackup(name, machine string, hoursBefore int, failure string) harvesterv1.VirtualMachineBackup {
 	b := harvesterv1.VirtualMachineBackup{}
 	b.Namespace, b.Name = "app", name
@@ -88,11 +89,18 @@ func TestNewReport(t *testing.T) {
 			want{schedule.OK, "b: Suspended", "new", 1},
 		},
 		"one of two missed": {
-			[]harvesterv1.ScheduleVMBackup{newSchedule("b", "web", run(harvesterv1.RunMissed, "")), newSchedule("a", "web", good("new"))},
+			[]harvesterv1.ScheduleVMBackup{
+				newSchedule("b", "web", run(harvesterv1.RunMissed, "")),
+				newSchedule("a", "web", good("new")),
+			},
 			[]harvesterv1.VirtualMachineBackup{newBackup("new", "web", 0, "")},
 			want{schedule.Overdue, "b: Overdue, the run of 2026-11-29T01:00:00Z was missed: m", "new", 1},
 		},
-		"no schedule": {nil, []harvesterv1.VirtualMachineBackup{newBackup("b", "web", 0, "")}, want{NoSchedule, "", "b", 1}},
+		"no schedule": {
+			nil,
+			[]harvesterv1.VirtualMachineBackup{newBackup("b", "web", 0, "")},
+			want{NoSchedule, "", "b", 1},
+		},
 		"no schedule, and the last one failed": {
 			nil,
 			[]harvesterv1.VirtualMachineBackup{newBackup("old", "web", 24, ""), newBackup("new", "web", 0, "full")},
@@ -128,12 +136,16 @@ func TestNewReport_putsFirstWhatNeedsAttention(t *testing.T) {
 	t.Parallel()
 	seen := &objects{}
 	failed := harvesterv1.ScheduledRun{Time: metav1.NewTime(due), Result: harvesterv1.RunFailed}
-	seen.schedules.Items = []harvesterv1.ScheduleVMBackup{newSchedule("a", "app"), newSchedule("b", "web", failed), newSchedule("c", "mail")}
+	seen.schedules.Items = []harvesterv1.ScheduleVMBackup{
+		newSchedule("a", "app"), newSchedule("b", "web", failed),
+		newSchedule("c", "mail"),
+	}
 	r := newReport(seen, due.Add(time.Hour))
 	if len(r.Items) != 3 || r.Items[0].Machine != "web" || r.Items[1].Machine != "app" || r.Items[2].Machine != "mail" {
 		t.Errorf("%+v", r.Items)
 	}
-	if text := r.Total.describe("namespace app"); text != "3 machines with schedules or backups in namespace app: 1 Failed, 2 New; 0 restore points" {
+	if text := r.Total.describe("namespace app"); text != "3 machines with schedules or backups in namespace app: "+
+		"1 Failed, 2 New; 0 restore points" {
 		t.Error(text)
 	}
 }

@@ -117,7 +117,10 @@ func (r *restoreRequest) findStored(ctx context.Context, s *resource.Session, c 
 		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: backup, Annotations: map[string]string{
 			harvesterv1.AnnotationLocation: r.location, harvesterv1.AnnotationSnapshotID: stored.snapshotID,
 		}},
-		Spec: harvesterv1.VirtualMachineBackupSpec{Source: machinebackup.MachineReference(stored.machine), Type: harvesterv1.Backup},
+		Spec: harvesterv1.VirtualMachineBackupSpec{
+			Source: machinebackup.MachineReference(stored.machine),
+			Type:   harvesterv1.Backup,
+		},
 	}
 	err = c.Create(ctx, b)
 	if apierrors.IsAlreadyExists(err) {

@@ -46,8 +46,8 @@ type Settings struct {
 	Concurrency Concurrency `json:"concurrency,omitempty"`
 	// PrepareTimeout is how long it may take until a mover pod runs.
 	PrepareTimeout metav1.Duration `json:"prepareTimeout,omitempty"`
-	// ConsumerWait is how long a restore of Velero's waits for a pod that uses the claim, where the claim's StorageClass
-	// has its volumes made for a first consumer; 0s: not at all. Use EffectiveConsumerWait.
+	// ConsumerWait is how long a restore of Velero's waits for a pod that uses the claim, where the claim's
+	// StorageClass has its volumes made for a first consumer; 0s: not at all. Use EffectiveConsumerWait.
 	ConsumerWait metav1.Duration `json:"consumerWait,omitempty"`
 	// Parallel is how many parts of a volume are moved at once; 0: as many as the mover finds good.
 	Parallel int `json:"parallel,omitempty"`

@@ -26,7 +26,7 @@ func (in *Input) notePodDeaths() {
 // addDeaths adds the deaths in a pod that is lost, the last of which is noted now, and returns how many count.
 func (m *memory) addDeaths(deaths int, done int64) int {
 	m.Deaths += deaths
-	// Of a pod that disappeared nobody knows how often its mover had died.
+	// When a pod has disappeared, there is no way to tell how often its mover died in it.
 	m.SeenDeaths, m.ForgottenDeaths = min(m.SeenDeaths, m.Deaths-1), min(m.ForgottenDeaths, m.Deaths-1)
 	m.noteDeaths(m.Deaths, done)
 	return m.deathsInARow(m.Deaths)

@@ -260,7 +260,8 @@ const noPlace = "waiting for a place on a node that reaches its volume (concurre
 
 // decidePlace is for an object whose node is lost or closed before its pod got there: another node takes it.
 func decidePlace(in Input) (Decision, bool) {
-	if !in.DriverNode.isLost(in.Now) && !in.DriverNode.Closed || reportOf(in) != nil || in.Object.Memory.Yielded != nil ||
+	if !in.DriverNode.isLost(in.Now) && !in.DriverNode.Closed || reportOf(in) != nil ||
+		in.Object.Memory.Yielded != nil ||
 		in.Pod != nil && (in.Pod.Node != "" || in.Pod.Pinned == "") || in.Pod == nil && in.PodNode.Name != "" {
 		return Decision{}, false
 	}

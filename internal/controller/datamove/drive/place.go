@@ -383,8 +383,8 @@ type readNodes struct {
 // volumeMemory is how long it is remembered. The affinity of a volume does not change, but a name may be used again.
 const volumeMemory = 5 * time.Minute
 
-// nodesOf returns the nodes that can reach a PersistentVolume. It is nil if every node can, and if there is no such
-// volume.
+// nodesOf returns the nodes that can reach a PersistentVolume. It is nil if every node can, or if the
+// volume does not exist.
 func (n *volumeNodes) nodesOf(ctx context.Context, m *Mover, name string) (*corev1.NodeSelector, error) {
 	now := m.Clock.Now()
 	n.mu.Lock()

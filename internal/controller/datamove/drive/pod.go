@@ -119,8 +119,8 @@ func moverPod(in podInput) *corev1.Pod {
 	return pod
 }
 
-// defaultRequests are what a mover of one volume needs, as measured (docs/testing.md, move-peak). A pod without requests
-// is the first one that a node short of memory evicts.
+// defaultRequests are what a mover of one volume needs, as measured (docs/testing.md, move-peak). A pod without
+// requests is the first one that a node short of memory evicts.
 func defaultRequests() corev1.ResourceList {
 	return corev1.ResourceList{
 		corev1.ResourceMemory: resource.MustParse("256Mi"), corev1.ResourceCPU: resource.MustParse("100m"),

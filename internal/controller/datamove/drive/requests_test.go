@@ -27,7 +27,10 @@ func TestMoverPod_hasRequests(t *testing.T) {
 		"another one": {requirements{Requests: list("1Gi", "")}, requirements{Requests: list("1Gi", "100m")}},
 		"none":        {requirements{Requests: list("0", "0")}, requirements{Requests: list("0", "0")}},
 		"a limit, which is a request, too": {
-			requirements{Limits: list("128Mi", "")}, requirements{Limits: list("128Mi", ""), Requests: list("", "100m")},
+			requirements{Limits: list("128Mi", "")}, requirements{
+				Limits:   list("128Mi", ""),
+				Requests: list("", "100m"),
+			},
 		},
 	} {
 		before := c.set.DeepCopy()

@@ -23,8 +23,8 @@ func (w *world) wait(name, what string) {
 	w.exposer.change(func() { w.exposer.waits[name] = what })
 }
 
-// Two uploads whose snapshots take long hold up no third one, and get places again when they are ready. At no time does a
-// node have more pods than places.
+// Two uploads whose snapshots take long hold up no third one, and get places again when they are ready. At no time
+// does a node have more pods than places.
 func TestSlowPreparation_holdsNoPlace(t *testing.T) {
 	t.Parallel()
 	const limit = 2

@@ -169,7 +169,7 @@ func (r *repositories) readEnd(ctx context.Context, state *jobState, job *batchv
 		}
 		return nil
 	}
-	// Without its report nobody knows what was kept.
+	// Without its report there is no way to tell what was kept.
 	if state.Report, err = datamove.DecodeDeletionReport(words); err != nil {
 		state.Failure = err.Error()
 	}

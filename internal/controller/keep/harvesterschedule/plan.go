@@ -55,8 +55,8 @@ type plan struct {
 	ended []harvesterv1.ScheduledRun
 	// remove are the backups to be deleted.
 	remove []*harvesterv1.VirtualMachineBackup
-	// next is when the schedule is looked at again, whose run is due then: also one that is suspended, to record the run. It
-	// is zero for a schedule that can make no backups.
+	// next is when the schedule is looked at again, whose run is due then: also one that is suspended, to record the
+	// run. It is zero for a schedule that can make no backups.
 	next time.Time
 	// waits: something is awaited of which no event tells.
 	waits bool
@@ -102,7 +102,10 @@ func (in *input) adoptUnrecorded(s *harvesterv1.ScheduleVMBackupStatus, times *c
 			continue
 		}
 		recordMissed(s, times, last, times.Count(last, due.Add(-time.Second), mostMissed))
-		recordRun(s, harvesterv1.ScheduledRun{Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Backup: b.Name})
+		recordRun(s, harvesterv1.ScheduledRun{
+			Time: metav1.NewTime(due), Result: harvesterv1.RunStarted,
+			Backup: b.Name,
+		})
 		s.LastScheduleTime = ptr.To(metav1.NewTime(due))
 	}
 }

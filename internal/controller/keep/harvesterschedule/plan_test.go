@@ -236,7 +236,8 @@ func TestPlan_suspendedByHand(t *testing.T) {
 	w.minutes(2, "")
 	w.wants("why", w.suspension(), "Proactive Schedule Suspend: spec.suspend is true")
 	if p := w.pass(0); w.schedule.Status.NextScheduleTime != nil || p.next.IsZero() {
-		t.Errorf("a suspended schedule is due at %v, and is looked at at %s", w.schedule.Status.NextScheduleTime, p.next)
+		t.Errorf("a suspended schedule is due at %v, and is looked at at %s", w.schedule.Status.NextScheduleTime,
+			p.next)
 	}
 	w.now = w.now.Add(time.Hour) // no controller runs
 	w.schedule.Spec.Suspend = false

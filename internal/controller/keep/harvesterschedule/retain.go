@@ -6,10 +6,10 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 )
 
-// chooseOld returns the backups that go, of a schedule's backups, the oldest first. As many as retain stay of those that
-// have ended: those that failed go first, and then the oldest. These always stay: the latest one that can be restored,
-// what is pinned, and the latest one of all. What is pinned is not counted, and neither is the latest one if it has failed:
-// it holds nothing, and says why there is no newer one.
+// chooseOld returns the backups that go, of a schedule's backups, the oldest first. As many as retain stay of those
+// that have ended: those that failed go first, and then the oldest. These always stay: the latest one that can be
+// restored, what is pinned, and the latest one of all. What is pinned is not counted, and neither is the latest one
+// if it has failed: it holds no data, and it explains why there is nothing newer.
 func chooseOld(backups []*harvesterv1.VirtualMachineBackup, retain int) []*harvesterv1.VirtualMachineBackup {
 	ended := slices.DeleteFunc(slices.Clone(backups), func(b *harvesterv1.VirtualMachineBackup) bool {
 		return b.DeletionTimestamp != nil || !b.IsReady() && !b.HasFailed()

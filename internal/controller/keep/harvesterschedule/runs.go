@@ -36,8 +36,8 @@ func recordRun(s *harvesterv1.ScheduleVMBackupStatus, run harvesterv1.ScheduledR
 	s.Runs = s.Runs[:min(len(s.Runs), runsKept)]
 }
 
-// settleRuns notes what became of the backups of runs that had not ended, the oldest first, and counts the failures in a
-// row. It returns the runs that have ended now.
+// settleRuns notes what became of the backups of runs that had not ended, the oldest first, and counts the failures
+// in a row. It returns the runs that have ended now.
 func settleRuns(
 	s *harvesterv1.ScheduleVMBackupStatus, backups []*harvesterv1.VirtualMachineBackup,
 ) (ended []harvesterv1.ScheduledRun) {
