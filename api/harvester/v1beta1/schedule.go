@@ -19,6 +19,24 @@ const (
 	LabelScheduledTime = "harvesterhci.io/svmbackupTimestamp"
 	// AnnotationTimeZone is the time zone of a schedule, such as Europe/Berlin. Without it, it is UTC.
 	AnnotationTimeZone = "varvebackup.io/time-zone"
+	// AnnotationJitter is on a schedule whose runs begin up to this duration, such as 30m, after they are due: always
+	// the same time after it, and another one for each schedule.
+	AnnotationJitter = "varvebackup.io/jitter"
+	// AnnotationRunAt is on a schedule that is to make a backup at this time, RFC 3339, besides its due times. A time
+	// that is not after status.lastScheduleTime was dealt with.
+	AnnotationRunAt = "varvebackup.io/run-at"
+	// AnnotationAdopt is "true" on a schedule that takes over the backups of deleted schedules of its own name and
+	// machine: it removes them as it does its own.
+	AnnotationAdopt = "varvebackup.io/adopt-backups"
+	// AnnotationKeepHourly and those below are on a schedule that keeps, besides the newest backups, the newest one of
+	// each of so many hours, days, weeks, months and years that have one.
+	AnnotationKeepHourly  = "varvebackup.io/keep-hourly"
+	AnnotationKeepDaily   = "varvebackup.io/keep-daily"
+	AnnotationKeepWeekly  = "varvebackup.io/keep-weekly"
+	AnnotationKeepMonthly = "varvebackup.io/keep-monthly"
+	AnnotationKeepYearly  = "varvebackup.io/keep-yearly"
+	// AnnotationKeepWithin is on a schedule that keeps all backups of a span before the newest one, such as 30d or 1y6m.
+	AnnotationKeepWithin = "varvebackup.io/keep-within"
 	// AnnotationPinned is "true" on a backup that no schedule removes.
 	AnnotationPinned = "varvebackup.io/pinned"
 	// AnnotationStartBy is on a backup that has to begin until then, RFC 3339: it fails if what it waits for is not
@@ -98,7 +116,7 @@ type ScheduleVMBackupSpec struct {
 
 // ScheduleVMBackupStatus says which backups there are, and what became of the latest runs.
 type ScheduleVMBackupStatus struct {
-	// vmbackupInfo has the schedule's backups, the oldest first.
+	// vmbackupInfo has the schedule's backups, the oldest first: the latest 250.
 	// +optional
 	// +listType=atomic
 	VMBackupInfo []VMBackupInfo `json:"vmbackupInfo,omitempty"`
@@ -144,7 +162,9 @@ const (
 	RunStarted RunResult = "Started"
 	// RunSucceeded: the backup can be restored.
 	RunSucceeded RunResult = "Succeeded"
-	// RunFailed: the backup failed.
+	// RunRetrying: the backup failed, and another one is made for the run at its retryTime.
+	RunRetrying RunResult = "Retrying"
+	// RunFailed: the backup failed, and all further attempts.
 	RunFailed RunResult = "Failed"
 	// RunDeleted: the backup was deleted before it ended.
 	RunDeleted RunResult = "Deleted"
@@ -153,6 +173,9 @@ const (
 	// RunMissed: no controller ran when the backup was due, and a later one was made instead.
 	RunMissed RunResult = "Missed"
 )
+
+// RunRequested is the reason of a run that AnnotationRunAt asked for.
+const RunRequested = "Requested"
 
 // Reasons of a run that was skipped.
 const (
@@ -175,17 +198,25 @@ type ScheduledRun struct {
 	// count is how many runs this is, if they are several.
 	// +optional
 	Count int `json:"count,omitempty"`
-	// result is Started, Succeeded, Failed, Deleted, Skipped or Missed.
+	// result is Started, Succeeded, Retrying, Failed, Deleted, Skipped or Missed.
 	Result RunResult `json:"result"`
-	// reason is Overlap, Suspended or MachineNotFound for runs that were skipped.
+	// reason is Overlap, Suspended or MachineNotFound for runs that were skipped, and Requested for one that
+	// varvebackup.io/run-at asked for.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 	// message says why the backup failed, or was not made.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// backup is the name of the VirtualMachineBackup.
+	// backup is the name of the VirtualMachineBackup: of the latest attempt, if there were several.
 	// +optional
 	Backup string `json:"backup,omitempty"`
+	// attempts is how many backups were made for the run, if they are several.
+	// +optional
+	Attempts int `json:"attempts,omitempty"`
+	// retryTime is when another backup is made for the run, or was made.
+	// +optional
+	// +nullable
+	RetryTime *metav1.Time `json:"retryTime,omitempty"`
 }
 
 // VMBackupInfo is a backup that a schedule made.

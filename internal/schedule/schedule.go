@@ -1,0 +1,102 @@
+// Package schedule reads a ScheduleVMBackup: when it is due, and which of its backups go. The controller makes
+// backups by it, the admission webhook refuses what it cannot read, and the CLI shows what it says. It is pure: the
+// caller gives every object and every time.
+package schedule
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/cron"
+)
+
+// Times are when a schedule is due, and when its runs begin.
+type Times struct {
+	*cron.Schedule
+
+	// Delay is how long after it is due a run begins. It is always the same for a schedule.
+	Delay time.Duration
+}
+
+// ReadTimes returns when a schedule is due. An error names the field or the annotation that is wrong.
+func ReadTimes(o *harvesterv1.ScheduleVMBackup) (*Times, error) {
+	times, err := cron.Parse(o.Spec.Cron, o.Annotations[harvesterv1.AnnotationTimeZone])
+	if err != nil {
+		return nil, fmt.Errorf("spec.cron: %w", err)
+	}
+	if g := times.Granularity(); g < harvesterv1.LeastGranularity && !SkipsCheck(o) {
+		return nil, fmt.Errorf("spec.cron: %q is due %s apart, and backups need %s or more: change it, or set "+
+			"the annotation %s to \"enable\"",
+			o.Spec.Cron, g, harvesterv1.LeastGranularity, harvesterv1.AnnotationSkipCronCheck)
+	}
+	jitter, err := readJitter(o, times)
+	if err != nil {
+		return nil, err
+	}
+	return &Times{Schedule: times, Delay: times.Spread(string(o.UID), jitter)}, nil
+}
+
+// SkipsCheck says whether the times of a schedule may be less than an hour apart, and near those of other schedules.
+func SkipsCheck(o *harvesterv1.ScheduleVMBackup) bool {
+	return o.Annotations[harvesterv1.AnnotationSkipCronCheck] != ""
+}
+
+func readJitter(o *harvesterv1.ScheduleVMBackup, times *cron.Schedule) (time.Duration, error) {
+	text, has := o.Annotations[harvesterv1.AnnotationJitter]
+	if !has {
+		return 0, nil
+	}
+	jitter, err := time.ParseDuration(text)
+	if err != nil || jitter < 0 || jitter > times.Granularity() {
+		return 0, fmt.Errorf("the annotation %s is %q: it must be a duration such as 30m, and no longer than the %s "+
+			"that two runs are apart", harvesterv1.AnnotationJitter, text, times.Granularity())
+	}
+	return jitter, nil
+}
+
+// Begin returns when the first run begins whose due time is after a time.
+func (t *Times) Begin(after time.Time) time.Time {
+	next := t.Next(after)
+	if next.IsZero() {
+		return next
+	}
+	return next.Add(t.Delay)
+}
+
+// BackupName returns the name of the backup of a run, or of a new attempt of it: that of its minute.
+func BackupName(o *harvesterv1.ScheduleVMBackup, minute time.Time) string {
+	return namePrefix + string(o.UID) + "-" + minute.UTC().Format(harvesterv1.ScheduledTimeLayout)
+}
+
+// namePrefix is what the names of all backups begin with that schedules make.
+const namePrefix = "svmbackup-"
+
+// IsScheduled says whether a backup was made by a schedule, and is not a copy that somebody made of one: its name is
+// one that only a schedule gives.
+func IsScheduled(b *harvesterv1.VirtualMachineBackup) bool {
+	return strings.HasPrefix(b.Name, namePrefix) &&
+		strings.HasSuffix(b.Name, "-"+b.Labels[harvesterv1.LabelScheduledTime])
+}
+
+// DueTime returns when the run was due that a backup is of. One whose label somebody has changed counts as of when it
+// was made.
+func DueTime(b *harvesterv1.VirtualMachineBackup) time.Time {
+	due, err := time.Parse(harvesterv1.ScheduledTimeLayout, b.Labels[harvesterv1.LabelScheduledTime])
+	if err != nil {
+		return b.CreationTimestamp.UTC()
+	}
+	return due
+}
+
+// SortByDueTime sorts backups, the oldest first.
+func SortByDueTime(backups []*harvesterv1.VirtualMachineBackup) {
+	slices.SortFunc(backups, func(a, b *harvesterv1.VirtualMachineBackup) int {
+		if c := DueTime(a).Compare(DueTime(b)); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+}
