@@ -52,6 +52,23 @@ const ImageFile = "disk.img"
 // point yet, such as "1MiB". Without it, the size of the disk decides.
 const ConfigBlockSize = "blockSize"
 
+// ConfigStoragePatience is a key of spec.dataMoverConfig: how long a mover pod waits for a storage that does not
+// answer, as a duration such as "1h30m". Without it, it is DefaultStoragePatience.
+const ConfigStoragePatience = "storagePatience"
+
+// ReadStoragePatience returns what ConfigStoragePatience says, or nil if it is not there.
+func ReadStoragePatience(config map[string]string) (*metav1.Duration, error) {
+	text, has := config[ConfigStoragePatience]
+	if !has {
+		return nil, nil //nolint:nilnil // not there
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return nil, fmt.Errorf("spec.dataMoverConfig: %s %.80q is no duration, such as 1h30m", ConfigStoragePatience, text)
+	}
+	return &metav1.Duration{Duration: d}, nil
+}
+
 // Job says what a mover pod does. It holds no secret.
 type Job struct {
 	// Version is JobVersion.

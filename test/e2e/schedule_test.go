@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -59,6 +60,7 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 	if n := s.countRestorePoints(client.ObjectKeyFromObject(location.BackupStorageLocation)); n != kept {
 		t.Errorf("%d restore points of %d backups with %d disks", n, w.Spec.Retain, len(s.disks))
 	}
+	snapshots := s.scheduleSnapshots()
 	newest := w.newest()
 	r, err := s.RestoreMachine(ctx, &lab.MachineBackup{VirtualMachineBackup: newest}, "beside", moveTimeout)
 	s.must(err)
@@ -72,10 +74,12 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 		verdict.Errorf(t, "no disk of the restored machine was compared: %+v", r.Status.VolumeRestores)
 	}
 	s.lose("beside")
+	snapshots.wait("a snapshot of the running machine", func() error { return snapshots.hasSucceeded(nil) })
 
 	vmi := s.instance()
 	s.strategy(kubevirtv1.RunStrategyHalted)
 	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
+	halted := snapshots.setCron("*/2 * * * *")
 	good := maps.Clone(location.Spec.Config)
 	s.pointLocation(location, map[string]string{"s3Url": "https://127.0.0.1:9", "region": good["region"]},
 		velerov1.LocationUnavailable)
@@ -114,9 +118,66 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 			t.Errorf("%s has failed and is left: %s", b.Name, *b.Status.Error.Message)
 		}
 	}
+	snapshots.ofTheStoppedMachine(halted)
 	s.must(s.Delete(ctx, w.ScheduleVMBackup))
 	if n := len(w.backups()); n < 3 {
 		t.Errorf("%d backups are left of a schedule that was deleted", n)
+	}
+}
+
+// scheduleSnapshots has snapshots of the machine made every minute.
+func (s *scene) scheduleSnapshots() *scheduled {
+	s.t.Helper()
+	w := &scheduled{scene: s, ScheduleVMBackup: gen.Schedule(gen.Meta(s.Namespace, "snapshots"), s.vm,
+		func(o *harvesterv1.ScheduleVMBackup) {
+			o.Spec.Cron, o.Spec.Retain, o.Spec.MaxFailure = "* * * * *", 3, 2
+			o.Spec.VMBackupSpec.Type = harvesterv1.Snapshot
+			o.Annotations = map[string]string{harvesterv1.AnnotationSkipCronCheck: "enable"}
+		})}
+	s.must(s.Create(s.t.Context(), w.ScheduleVMBackup))
+	return w
+}
+
+// setCron changes when the schedule is due, and returns the latest run that was due before.
+func (w *scheduled) setCron(expression string) time.Time {
+	w.t.Helper()
+	w.must(w.Patch(w.t.Context(), w.ScheduleVMBackup,
+		client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"cron":%q}}`, expression))))
+	w.wait("to follow "+expression, func() error {
+		if !strings.HasSuffix(w.Status.ObservedCron, expression) {
+			return fmt.Errorf("it follows %s", w.Status.ObservedCron)
+		}
+		return nil
+	})
+	return w.Status.LastScheduleTime.Time
+}
+
+// hasSucceeded says whether a run has succeeded that was due after a time, if one is given.
+func (w *scheduled) hasSucceeded(after *time.Time) error {
+	for _, r := range w.Status.Runs {
+		if r.Result == harvesterv1.RunSucceeded && (after == nil || r.Time.After(*after)) {
+			return nil
+		}
+	}
+	return fmt.Errorf("suspended %v, runs %+v", w.Status.Suspended, w.Status.Runs)
+}
+
+// ofTheStoppedMachine waits for a snapshot of the stopped machine, made at the times that the schedule has now, and for
+// the storage's snapshots to be those of the snapshots that are kept.
+func (w *scheduled) ofTheStoppedMachine(halted time.Time) {
+	w.t.Helper()
+	w.wait("a snapshot of the stopped machine", func() error { return w.hasSucceeded(&halted) })
+	w.setSuspend(true)
+	w.waitRetained()
+	for _, r := range w.Status.Runs {
+		if r.Time.After(halted) && r.Count == 0 && r.Time.Minute()%2 != 0 {
+			w.t.Errorf("a run of every other minute was due at %s", r.Time)
+		}
+	}
+	var taken snapshotv1.VolumeSnapshotList
+	w.must(w.List(w.t.Context(), &taken, client.InNamespace(w.scene.Namespace)))
+	if want := w.Spec.Retain * len(w.disks); len(taken.Items) != want {
+		w.t.Errorf("%d VolumeSnapshots of %d snapshots with %d disks", len(taken.Items), w.Spec.Retain, len(w.disks))
 	}
 }
 

@@ -5,6 +5,7 @@ package keep
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -232,6 +233,46 @@ func (w *scheduled) lives() {
 	seventh := w.due()
 	w.end(seventh, "")
 	w.has(third, fourth, seventh)
+	w.adopts(fourth, seventh)
+}
+
+// adopts deletes the schedule and makes another one of its name, which takes the backups over, and makes one when it is
+// asked to.
+func (w *scheduled) adopts(fourth, seventh *harvesterv1.VirtualMachineBackup) {
+	w.Helper()
+	stranger := &harvesterv1.VirtualMachineBackup{
+		ObjectMeta: w.meta("copy"), Spec: *w.schedule.Spec.VMBackupSpec.DeepCopy(),
+	}
+	stranger.Labels, stranger.Annotations = maps.Clone(seventh.Labels), maps.Clone(seventh.Annotations)
+	delete(stranger.Labels, "varvebackup.io/ended") // which the controller alone sets
+	w.create(stranger)
+	if err := w.admin.Delete(w.Context(), w.schedule); err != nil {
+		w.Fatal(err)
+	}
+	old := w.schedule
+	w.schedule = gen.Schedule(w.meta("minutes"), "web", func(o *harvesterv1.ScheduleVMBackup) {
+		o.Spec.Cron, o.Spec.Retain, o.Spec.MaxFailure = "0 0 1 1 *", 3, 2
+		o.Annotations = map[string]string{harvesterv1.AnnotationAdopt: "true"}
+	})
+	w.create(w.schedule)
+	if w.schedule.UID == old.UID {
+		w.Fatal("it is the same schedule")
+	}
+	w.says(func(s *harvesterv1.ScheduleVMBackupStatus) error {
+		if len(s.VMBackupInfo) != 3 || s.LastSuccessfulTime == nil {
+			return fmt.Errorf("it has %+v, last good %v", s.VMBackupInfo, s.LastSuccessfulTime)
+		}
+		return nil
+	})
+	asked := w.clock.Now().Truncate(time.Minute).Add(2 * time.Minute)
+	w.clock.SetTime(asked.Add(time.Second))
+	controlplane.Update(w.T, w.admin, w.schedule, false, func(o *harvesterv1.ScheduleVMBackup) {
+		o.Annotations[harvesterv1.AnnotationRunAt] = asked.UTC().Format(time.RFC3339)
+	})
+	name := "svmbackup-" + string(w.schedule.UID) + "-" + asked.UTC().Format("20060102.1504")
+	eighth := wait(&w.world, &harvesterv1.VirtualMachineBackup{ObjectMeta: w.meta(name)}, exists)
+	w.end(eighth, "")
+	w.has(stranger, fourth, seventh, eighth)
 }
 
 // drawerIs plays the controller of locations.

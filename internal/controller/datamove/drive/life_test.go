@@ -475,8 +475,11 @@ func TestMisnamedObjects_failAndHoldUpNothing(t *testing.T) {
 	w := newWorld(t, "concurrency: {perNode: 2}")
 	w.target()
 	uploads := map[string]func(o *velerov2.DataUpload){
-		`spec.sourcePVC "" is no`:          func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "" },
-		`spec.sourcePVC "a/b" is no`:       func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "a/b" },
+		`spec.sourcePVC "" is no`:    func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "" },
+		`spec.sourcePVC "a/b" is no`: func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "a/b" },
+		`spec.dataMoverConfig: storagePatience "long" is no`: func(o *velerov2.DataUpload) {
+			o.Spec.DataMoverConfig = map[string]string{datamove.ConfigStoragePatience: "long"}
+		},
 		`spec.operationTimeout "1d" is no`: func(o *velerov2.DataUpload) { o.Spec.OperationTimeout = velerov1.Duration{Invalid: "1d"} },
 		`spec.sourceNamespace "" is no`:    func(o *velerov2.DataUpload) { o.Spec.SourceNamespace, o.Spec.Cancel = "", true },
 		`spec.sourceNamespace "A b" is no`: func(o *velerov2.DataUpload) { o.Spec.SourceNamespace = "A b" },

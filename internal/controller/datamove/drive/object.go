@@ -1,6 +1,7 @@
 package drive
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -99,14 +100,18 @@ func viewOf(o client.Object) (Object, error) {
 		s := &o.Status
 		v.Kind, v.Mover, v.SnapshotType, v.Location = datamove.Upload, o.Spec.DataMover, o.Spec.SnapshotType, o.Spec.BackupStorageLocation
 		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.SourceNamespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
-		v.BadSpec = checkSpec(o.Spec.OperationTimeout, "spec.sourceNamespace", o.Spec.SourceNamespace, "spec.sourcePVC", o.Spec.SourcePVC)
+		v.BadSpec = cmp.Or(
+			checkSpec(o.Spec.OperationTimeout, "spec.sourceNamespace", o.Spec.SourceNamespace, "spec.sourcePVC", o.Spec.SourcePVC),
+			checkPatience(o.Spec.DataMoverConfig))
 		v.Done = s.Progress.BytesDone
 		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
 	case *velerov2.DataDownload:
 		s := &o.Status
 		v.Kind, v.Mover, v.Location, v.SnapshotID = datamove.Download, o.Spec.DataMover, o.Spec.BackupStorageLocation, o.Spec.SnapshotID
 		v.Tenant, v.Cancel, v.OperationTimeout = o.Spec.TargetVolume.Namespace, o.Spec.Cancel, o.Spec.OperationTimeout.Duration
-		v.BadSpec = checkSpec(o.Spec.OperationTimeout, "spec.targetVolume.namespace", o.Spec.TargetVolume.Namespace, "spec.targetVolume.pvc", o.Spec.TargetVolume.PVC)
+		v.BadSpec = cmp.Or(
+			checkSpec(o.Spec.OperationTimeout, "spec.targetVolume.namespace", o.Spec.TargetVolume.Namespace, "spec.targetVolume.pvc", o.Spec.TargetVolume.PVC),
+			checkPatience(o.Spec.DataMoverConfig))
 		v.Done = s.Progress.BytesDone
 		v.Phase, v.Message, v.Node, v.Driver, v.Accepted, v.Started = s.Phase, s.Message, s.Node, s.AcceptedByNode, timeOf(s.AcceptedTimestamp), timeOf(s.StartTimestamp)
 	default:
@@ -151,6 +156,14 @@ func checkSpec(timeout velerov1.Duration, namespaceField, namespace, claimField,
 	}
 	if timeout.Invalid != "" {
 		return fmt.Sprintf("spec.operationTimeout %.80q is no duration, such as 10m", timeout.Invalid)
+	}
+	return ""
+}
+
+// checkPatience says what is wrong with how long a mover pod is to wait for its storage, or "".
+func checkPatience(config map[string]string) string {
+	if _, err := datamove.ReadStoragePatience(config); err != nil {
+		return err.Error()
 	}
 	return ""
 }

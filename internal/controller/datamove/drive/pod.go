@@ -172,9 +172,11 @@ func (in *podInput) job() datamove.Job {
 		Kind: v.Kind, Namespace: v.Namespace, Name: v.Name, UID: v.UID, VolumeMode: in.volume.VolumeMode, SnapshotID: v.SnapshotID, Parallel: in.settings.Parallel,
 	}
 	if download, ok := in.object.(*velerov2.DataDownload); ok {
+		job.StoragePatience, _ = datamove.ReadStoragePatience(download.Spec.DataMoverConfig) // checked by viewOf
 		job.ReadDefinition = datamove.ReadsDefinition(download.Spec.DataMoverConfig)
 	}
 	if upload, ok := in.object.(*velerov2.DataUpload); ok {
+		job.StoragePatience, _ = datamove.ReadStoragePatience(upload.Spec.DataMoverConfig) // checked by viewOf
 		job.SourceNamespace, job.SourceClaim, job.SourceUID = upload.Spec.SourceNamespace, upload.Spec.SourcePVC, in.volume.SourceUID
 		job.Endpoint, job.Tunnel, job.Snapshot = in.volume.Endpoint, in.volume.Tunnel, in.volume.Snapshot
 		for _, key := range []string{datamove.LabelBackupName, datamove.LabelBackupUID} {

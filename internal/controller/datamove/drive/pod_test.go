@@ -230,6 +230,7 @@ func TestMoverPod_hasTheDefinitionOfItsMachine(t *testing.T) {
 			o := upload()
 			o.Spec.DataMoverConfig = asked.Config()
 			o.Spec.DataMoverConfig[datamove.ConfigMachineBackup] = "web-monday"
+			o.Spec.DataMoverConfig[datamove.ConfigStoragePatience] = "50m0s"
 			in.object, in.volume = o, Volume{SourceUID: "pvc-1", Tunnel: from, Bytes: 1 << 20}
 			if from == nil {
 				in.volume.Claim, in.volume.VolumeMode = "du-u1", corev1.PersistentVolumeBlock
@@ -239,6 +240,9 @@ func TestMoverPod_hasTheDefinitionOfItsMachine(t *testing.T) {
 		job, err := datamove.DecodeJob(text)
 		if err != nil || job.Definition != (from != nil) || strings.Contains(text, uid) {
 			t.Errorf("%s: %s, %v", name, text, err)
+		}
+		if job.WaitForStorage() != 50*time.Minute {
+			t.Errorf("%s: the pod waits %s for its storage", name, job.WaitForStorage())
 		}
 		if job.Labels[datamove.LabelMachine] != "web" || job.Labels[datamove.LabelMachineBackup] != "web-monday" {
 			t.Errorf("%s: the restore point does not say of which machine and backup it is: %v", name, job.Labels)

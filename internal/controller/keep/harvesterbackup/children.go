@@ -3,6 +3,7 @@ package harvesterbackup
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -193,6 +194,9 @@ func scratchClaim(b *harvesterv1.VirtualMachineBackup) *corev1.PersistentVolumeC
 func newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) *velerov2.DataUpload {
 	config := diskConfig(b, v)
 	config[datamove.ConfigMachine], config[datamove.ConfigMachineBackup] = b.Spec.Source.Name, b.Name
+	if patience := storagePatience(b); patience > 0 {
+		config[datamove.ConfigStoragePatience] = patience.String()
+	}
 	return &velerov2.DataUpload{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: b.Status.Location.Namespace, Name: v.DataUpload,
@@ -205,6 +209,20 @@ func newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup)
 			OperationTimeout:      velerov1.Duration{Duration: uploadTimeout}, DataMoverConfig: config,
 		},
 	}
+}
+
+// leastPatience is how long a scheduled backup waits at the least for a storage that does not answer.
+const leastPatience = 2 * time.Minute
+
+// storagePatience returns how long the disks of a scheduled backup wait for a storage that does not answer: no longer
+// than the backup may wait to begin, so that it has failed before many more are due. 0: as long as others.
+func storagePatience(b *harvesterv1.VirtualMachineBackup) time.Duration {
+	startBy, err := time.Parse(time.RFC3339, b.Annotations[harvesterv1.AnnotationStartBy])
+	if err != nil {
+		return 0
+	}
+	window := startBy.Sub(b.CreationTimestamp.Time).Truncate(time.Second)
+	return min(max(window, leastPatience), datamove.DefaultStoragePatience)
 }
 
 // diskConfig says which disk a DataUpload stores, and how it is read.

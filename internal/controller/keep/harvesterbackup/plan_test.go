@@ -43,6 +43,24 @@ func TestPlan_waitsUntilADeadline(t *testing.T) {
 	}
 }
 
+// A scheduled backup waits for its storage no longer than until the next one is due.
+func TestStoragePatience(t *testing.T) {
+	t.Parallel()
+	created := time.Date(2026, 11, 29, 8, 0, 0, 0, time.UTC)
+	for startBy, want := range map[string]time.Duration{
+		"": 0, "2026-11-29T08:00:55Z": 2 * time.Minute, "2026-11-29T08:59:55Z": 59*time.Minute + 55*time.Second,
+		"2026-11-30T07:59:55Z": 4 * time.Hour,
+	} {
+		b := &harvesterv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{
+			CreationTimestamp: metav1.NewTime(created),
+			Annotations:       map[string]string{harvesterv1.AnnotationStartBy: startBy},
+		}}
+		if got := storagePatience(b); got != want {
+			t.Errorf("a backup that has to begin until %q waits %s, want %s", startBy, got, want)
+		}
+	}
+}
+
 func TestNames(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("long.name-", 20)[:200]

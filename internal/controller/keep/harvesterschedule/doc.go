@@ -6,6 +6,9 @@
 // was due while no controller ran is made up for by the newest of these runs alone. A run that makes no backup leaves
 // a record of why in the status, as does one whose backup failed.
 //
+// A run whose backup failed after it had begun makes another one a while later, whose name follows from the time that
+// the status has for it. It is counted as a failure when no time is left before the next run, or with the third backup.
+//
 // An alarm clock (alarms) wakes a schedule when it is due. Between two due times a schedule costs its metadata in
 // memory and nothing else: its backups are read when something became of one of them, or of the schedule.
 //

@@ -6,6 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/schedule"
 )
 
 // passedOn are the annotations of a schedule that its backups get.
@@ -14,13 +15,9 @@ var passedOn = []string{
 	harvesterv1.AnnotationScratchSize, harvesterv1.AnnotationFreeze,
 }
 
-// backupName returns the name of the backup of one run.
-func backupName(o *harvesterv1.ScheduleVMBackup, due time.Time) string {
-	return namePrefix(o) + due.UTC().Format(harvesterv1.ScheduledTimeLayout)
-}
-
-// namePrefix is what the names of a schedule's backups begin with.
-func namePrefix(o *harvesterv1.ScheduleVMBackup) string { return "svmbackup-" + string(o.UID) + "-" }
+// annotationRetryOf is on a backup that was made because an earlier one of the same run had failed: when the run was
+// due, RFC 3339.
+const annotationRetryOf = "varvebackup.io/retry-of"
 
 // newBackup returns the backup of one run. It has to begin until startBy.
 func newBackup(o *harvesterv1.ScheduleVMBackup, due, startBy time.Time) *harvesterv1.VirtualMachineBackup {
@@ -36,19 +33,9 @@ func newBackup(o *harvesterv1.ScheduleVMBackup, due, startBy time.Time) *harvest
 	return &harvesterv1.VirtualMachineBackup{
 		TypeMeta: metav1.TypeMeta{APIVersion: harvesterv1.GroupVersion.String(), Kind: "VirtualMachineBackup"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: o.Namespace, Name: backupName(o, due), Annotations: annotations,
+			Namespace: o.Namespace, Name: schedule.BackupName(o, due), Annotations: annotations,
 			Labels: map[string]string{harvesterv1.LabelScheduledTime: due.UTC().Format(harvesterv1.ScheduledTimeLayout)},
 		},
 		Spec: *o.Spec.VMBackupSpec.DeepCopy(),
 	}
-}
-
-// dueTime returns when the run was due that a backup is of. One whose label somebody has changed counts as of when it
-// was made.
-func dueTime(b *harvesterv1.VirtualMachineBackup) time.Time {
-	due, err := time.Parse(harvesterv1.ScheduledTimeLayout, b.Labels[harvesterv1.LabelScheduledTime])
-	if err != nil {
-		return b.CreationTimestamp.UTC()
-	}
-	return due
 }

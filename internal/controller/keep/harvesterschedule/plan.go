@@ -11,7 +11,7 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/controller/keep/condition"
-	"github.com/varvebackup/varve/internal/cron"
+	"github.com/varvebackup/varve/internal/schedule"
 )
 
 const (
@@ -24,6 +24,8 @@ const (
 	// leastWindow is how long a backup has to begin at the least: one that is made up for may be made just before the
 	// next one is due.
 	leastWindow = 30 * time.Second
+	// backupsListed is how many backups the status lists at the most, as many as spec.retain may be.
+	backupsListed = 250
 	// mostMissed is how many runs that were missed are counted.
 	mostMissed = 1_000_000
 )
@@ -51,8 +53,8 @@ type plan struct {
 	create *harvesterv1.VirtualMachineBackup
 	// status is what the status is to say.
 	status harvesterv1.ScheduleVMBackupStatus
-	// ended are the runs whose backups have ended now.
-	ended []harvesterv1.ScheduledRun
+	// ended are the runs that have ended now, and failed those whose backups have failed now, and that go on.
+	ended, failed []harvesterv1.ScheduledRun
 	// remove are the backups to be deleted.
 	remove []*harvesterv1.VirtualMachineBackup
 	// next is when the schedule is looked at again, whose run is due then: also one that is suspended, to record the
@@ -66,47 +68,98 @@ type plan struct {
 func makePlan(in *input) *plan {
 	p := &plan{status: *in.schedule.Status.DeepCopy()}
 	s := &p.status
-	times, refused := parseTimes(in.schedule)
-	if refused == "" {
+	times, wrong := schedule.ReadTimes(in.schedule)
+	if wrong == nil {
 		in.adoptUnrecorded(s, times)
 	}
-	p.ended = settleRuns(s, in.backups)
+	in.settleRuns(p, times)
 	s.LastSuccessfulTime = lastGood(in.backups)
 	s.VMBackupInfo = describeBackups(in.backups)
-	p.remove = chooseOld(in.backups, in.schedule.Spec.Retain)
 	p.waits = in.unfinishedBackup() != ""
-	if refused != "" {
-		condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, corev1.ConditionFalse, reasonNotScheduled,
-			refused)
+	if wrong != nil {
+		in.sayReady(s, wrong)
 		s.NextScheduleTime = nil
 		return p
 	}
-	in.decideSuspension(p)
+	in.sayReady(s, in.chooseOld(p, times.Location()))
+	in.decideSuspension(p, times)
 	in.decideRun(p, times)
-	p.next = times.Next(laterOf(in.now, s.LastScheduleTime.Time))
-	s.NextScheduleTime = nil
-	if !s.Suspended && !p.next.IsZero() {
-		s.NextScheduleTime = ptr.To(metav1.NewTime(p.next))
-	}
-	condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, corev1.ConditionTrue, "", "")
+	in.decideNext(p, times)
 	p.waits = p.waits || p.create != nil
 	return p
 }
 
-// adoptUnrecorded records the runs whose backups were made, but not written down: the controller died in between.
-func (in *input) adoptUnrecorded(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule) {
-	for _, b := range in.backups {
-		last, due := lastScheduled(s, in.schedule.CreationTimestamp.Time), dueTime(b)
-		known := slices.ContainsFunc(s.Runs, func(r harvesterv1.ScheduledRun) bool { return r.Backup == b.Name })
-		if known || !due.After(last) || due.Sub(in.now) > clockError {
-			continue
+// sayReady says in the condition Ready what is wrong with the schedule, or that nothing is.
+func (in *input) sayReady(s *harvesterv1.ScheduleVMBackupStatus, wrong error) {
+	status, reason, message := corev1.ConditionTrue, "", ""
+	if wrong != nil {
+		status, reason, message = corev1.ConditionFalse, reasonNotScheduled, wrong.Error()
+	}
+	condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, status, reason, message)
+}
+
+// chooseOld chooses the backups that go. If it cannot tell, none does, and the schedule goes on.
+func (in *input) chooseOld(p *plan, location *time.Location) error {
+	policy, err := schedule.ReadPolicy(in.schedule, location)
+	if err != nil {
+		return fmt.Errorf("backups are made, and none is removed: %w", err)
+	}
+	decisions, err := schedule.Decide(policy, in.now, in.backups)
+	if err != nil {
+		return fmt.Errorf("backups are made, and none is removed: %w", err)
+	}
+	p.remove = schedule.Old(decisions)
+	return nil
+}
+
+// decideNext says when the schedule is looked at again.
+func (in *input) decideNext(p *plan, times *schedule.Times) {
+	s := &p.status
+	p.next = times.Begin(laterOf(in.now.Add(-times.Delay), s.LastScheduleTime.Time))
+	s.NextScheduleTime = nil
+	if !s.Suspended && !p.next.IsZero() {
+		s.NextScheduleTime = ptr.To(metav1.NewTime(p.next))
+	}
+	soonest := func(t time.Time) {
+		if p.next.IsZero() || t.Before(p.next) {
+			p.next = t
 		}
-		recordMissed(s, times, last, times.Count(last, due.Add(-time.Second), mostMissed))
-		recordRun(s, harvesterv1.ScheduledRun{
-			Time: metav1.NewTime(due), Result: harvesterv1.RunStarted,
-			Backup: b.Name,
-		})
-		s.LastScheduleTime = ptr.To(metav1.NewTime(due))
+	}
+	if asked := in.requestedRun(); asked.After(in.now) {
+		soonest(asked)
+	}
+	if len(s.Runs) > 0 && s.Runs[0].Result == harvesterv1.RunRetrying {
+		soonest(s.Runs[0].RetryTime.Time)
+	}
+}
+
+// requestedRun returns the time of the run that somebody asked for, or zero.
+func (in *input) requestedRun() time.Time {
+	asked, err := time.Parse(time.RFC3339, in.schedule.Annotations[harvesterv1.AnnotationRunAt])
+	if err != nil {
+		return time.Time{}
+	}
+	return asked.Truncate(time.Minute)
+}
+
+// adoptUnrecorded records the runs whose backups were made, but not written down: the controller died in between.
+func (in *input) adoptUnrecorded(s *harvesterv1.ScheduleVMBackupStatus, times *schedule.Times) {
+	for _, b := range in.backups {
+		last, due := lastScheduled(s, in.schedule.CreationTimestamp.Time), schedule.DueTime(b)
+		known := slices.ContainsFunc(s.Runs, func(r harvesterv1.ScheduledRun) bool { return r.Backup == b.Name })
+		switch {
+		case known || b.Name != schedule.BackupName(in.schedule, due) || due.Sub(in.now) > clockError:
+		case b.Annotations[annotationRetryOf] != "":
+			if len(s.Runs) > 0 && in.isRetry(&s.Runs[0], b) {
+				noteRetry(&s.Runs[0], b.Name)
+			}
+		case due.After(last):
+			recordMissed(s, times, last, times.Count(last, due.Add(-time.Second), mostMissed))
+			recordRun(s, harvesterv1.ScheduledRun{
+				Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Backup: b.Name,
+			})
+			s.LastScheduleTime = ptr.To(metav1.NewTime(due))
+		}
 	}
 }
 
@@ -118,25 +171,8 @@ func lastScheduled(s *harvesterv1.ScheduleVMBackupStatus, otherwise time.Time) t
 	return s.LastScheduleTime.Time
 }
 
-// parseTimes returns when a schedule is due, or why it never is.
-func parseTimes(o *harvesterv1.ScheduleVMBackup) (times *cron.Schedule, refused string) {
-	times, err := cron.Parse(o.Spec.Cron, o.Annotations[harvesterv1.AnnotationTimeZone])
-	if err != nil {
-		return nil, fmt.Sprintf("spec.cron: %v", err)
-	}
-	if o.Annotations[harvesterv1.AnnotationSkipCronCheck] != "" {
-		return times, ""
-	}
-	if g := times.Granularity(); g < harvesterv1.LeastGranularity {
-		return nil, fmt.Sprintf("spec.cron: %q is due %s apart, and backups need %s or more: change it, or set "+
-			"the annotation %s to \"enable\"",
-			o.Spec.Cron, g, harvesterv1.LeastGranularity, harvesterv1.AnnotationSkipCronCheck)
-	}
-	return times, ""
-}
-
 // decideSuspension suspends the schedule, or lets it go on.
-func (in *input) decideSuspension(p *plan) {
+func (in *input) decideSuspension(p *plan, times *schedule.Times) {
 	s, spec := &p.status, &in.schedule.Spec
 	say := func(status corev1.ConditionStatus, reason, message string) {
 		condition.Set(&s.Conditions, in.now, harvesterv1.ConditionBackupSuspend, status, reason, message)
@@ -154,6 +190,9 @@ func (in *input) decideSuspension(p *plan) {
 			say(corev1.ConditionTrue, reason, reason+": it does not go on yet: "+waiting)
 			p.waits = true
 			return
+		}
+		if due, missed, _ := in.dueRun(in.lastRun(s, times), times); !due.IsZero() {
+			recordSuspended(s, times, in.lastRun(s, times), due, missed)
 		}
 		s.Suspended, s.Failure = false, 0
 		s.LastScheduleTime = ptr.To(metav1.NewTime(laterOf(in.now, lastScheduled(s, in.now))))
@@ -182,7 +221,7 @@ func (in *input) waitToResume(p *plan, tooMany bool) string {
 	p.remove = nil
 	left := ""
 	for _, b := range in.backups {
-		if b.HasFailed() && !isPinned(b) {
+		if b.HasFailed() && !schedule.IsPinned(b) {
 			p.remove, left = append(p.remove, b), b.Name
 		}
 	}
@@ -193,21 +232,18 @@ func (in *input) waitToResume(p *plan, tooMany bool) string {
 }
 
 // decideRun makes the backup that is due, if one is, and records those for which there is none.
-func (in *input) decideRun(p *plan, times *cron.Schedule) {
+func (in *input) decideRun(p *plan, times *schedule.Times) {
 	s := &p.status
 	last := in.lastRun(s, times)
 	s.LastScheduleTime, s.ObservedCron = ptr.To(metav1.NewTime(last)), times.String()
-	d := times.Decide(last, in.now, 0)
-	if d.Due.IsZero() {
+	due, missed, reason := in.dueRun(last, times)
+	if due.IsZero() {
+		in.decideRetry(p, times)
 		return
 	}
-	due, missed := d.Due, d.Missed
 	s.LastScheduleTime = ptr.To(metav1.NewTime(due))
 	if s.Suspended {
-		recordRun(s, harvesterv1.ScheduledRun{
-			Time: metav1.NewTime(times.Next(last)), LastTime: ptr.To(metav1.NewTime(due)), Count: missed + 1,
-			Result: harvesterv1.RunSkipped, Reason: harvesterv1.SkippedSuspended, Message: "the schedule is suspended",
-		})
+		recordSuspended(s, times, last, due, missed)
 		return
 	}
 	recordMissed(s, times, last, missed)
@@ -222,13 +258,42 @@ func (in *input) decideRun(p *plan, times *cron.Schedule) {
 	default:
 		p.create = newBackup(in.schedule, due, in.startBy(times))
 		recordRun(s, harvesterv1.ScheduledRun{
-			Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Backup: p.create.Name,
+			Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Reason: reason, Backup: p.create.Name,
 		})
 	}
 }
 
+// dueRun returns the latest run that is due after the last one, or zero, and how many were due before it. A run that
+// somebody asked for stands for those before it.
+func (in *input) dueRun(last time.Time, times *schedule.Times) (due time.Time, missed int, reason string) {
+	d := times.Decide(last, in.now.Add(-times.Delay), 0)
+	asked := in.requestedRun()
+	if asked.After(in.now) || !asked.After(last) || !asked.After(d.Due) {
+		return d.Due, d.Missed, ""
+	}
+	if !d.Due.IsZero() {
+		d.Missed++
+	}
+	return asked, d.Missed, harvesterv1.RunRequested
+}
+
+// recordSuspended records a run for which no backup is made because the schedule is suspended, and those that were due
+// before it.
+func recordSuspended(
+	s *harvesterv1.ScheduleVMBackupStatus, times *schedule.Times, last, due time.Time, missed int,
+) {
+	first := due
+	if missed > 0 {
+		first = times.Next(last)
+	}
+	recordRun(s, harvesterv1.ScheduledRun{
+		Time: metav1.NewTime(first), LastTime: ptr.To(metav1.NewTime(due)), Count: missed + 1,
+		Result: harvesterv1.RunSkipped, Reason: harvesterv1.SkippedSuspended, Message: "the schedule is suspended",
+	})
+}
+
 // recordMissed records runs that were due after last, and that nobody made.
-func recordMissed(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule, last time.Time, missed int) {
+func recordMissed(s *harvesterv1.ScheduleVMBackupStatus, times *schedule.Times, last time.Time, missed int) {
 	if missed < 1 {
 		return
 	}
@@ -240,7 +305,7 @@ func recordMissed(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule, l
 
 // lastRun returns the latest due time that was dealt with. A schedule that is new, or whose times have changed, begins
 // now: what would have been due before is none of its business.
-func (in *input) lastRun(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Schedule) time.Time {
+func (in *input) lastRun(s *harvesterv1.ScheduleVMBackupStatus, times *schedule.Times) time.Time {
 	last := lastScheduled(s, in.schedule.CreationTimestamp.Time)
 	switch {
 	case last.Sub(in.now) > clockError:
@@ -253,10 +318,10 @@ func (in *input) lastRun(s *harvesterv1.ScheduleVMBackupStatus, times *cron.Sche
 
 // startBy returns when a backup that is made now has to have begun: before the next one is due, so that its failure is
 // counted by then.
-func (in *input) startBy(times *cron.Schedule) time.Time {
-	next := times.Next(in.now)
+func (in *input) startBy(times *schedule.Times) time.Time {
+	next := times.Begin(in.now.Add(-times.Delay))
 	if next.Sub(in.now) < leastWindow {
-		next = times.Next(next)
+		next = times.Begin(next.Add(-times.Delay))
 	}
 	return next.Add(-startMargin)
 }
@@ -290,7 +355,7 @@ func laterOf(a, b time.Time) time.Time {
 
 // describeBackups returns what the status says of the backups.
 func describeBackups(backups []*harvesterv1.VirtualMachineBackup) (all []harvesterv1.VMBackupInfo) {
-	for _, b := range backups {
+	for _, b := range backups[max(len(backups)-backupsListed, 0):] {
 		info := harvesterv1.VMBackupInfo{Name: b.Name, ReadyToUse: b.Status.ReadyToUse, Error: b.Status.Error}
 		for _, v := range b.Status.VolumeBackups {
 			info.VolumeBackupInfo = append(info.VolumeBackupInfo, harvesterv1.VolumeBackupInfo{

@@ -17,6 +17,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/controller/keep/condition"
 	"github.com/varvebackup/varve/internal/cron"
+	"github.com/varvebackup/varve/internal/schedule"
 	"github.com/varvebackup/varve/test/gen"
 )
 
@@ -73,7 +74,7 @@ func (w *town) pass(dies int) *plan {
 	if p.create != nil && !slices.ContainsFunc(w.backups,
 		func(b *harvesterv1.VirtualMachineBackup) bool { return b.Name == p.create.Name }) {
 		p.create.UID, p.create.CreationTimestamp = types.UID(p.create.Name), metav1.NewTime(w.now)
-		w.backups, w.made = append(w.backups, p.create), append(w.made, dueTime(p.create))
+		w.backups, w.made = append(w.backups, p.create), append(w.made, schedule.DueTime(p.create))
 	}
 	if dies == 3 {
 		return p
@@ -118,7 +119,7 @@ func (w *town) minutes(n int, failure string) {
 func (w *town) names() string {
 	var all []string
 	for _, b := range w.backups {
-		text := dueTime(b).Format("15:04")
+		text := schedule.DueTime(b).Format("15:04")
 		if b.HasFailed() {
 			text += "!"
 		}
@@ -317,6 +318,185 @@ func TestPlan_otherTimes(t *testing.T) {
 	}
 }
 
+// newNight has a schedule of each night, made at midnight.
+func newNight(t *testing.T, edit ...func(*harvesterv1.ScheduleVMBackup)) *town {
+	t.Helper()
+	w := newTown(t, append(edit, func(o *harvesterv1.ScheduleVMBackup) { o.Spec.Cron = "0 1 * * *" })...)
+	w.now = at(t, "2026-12-01 00:00:00")
+	w.schedule.CreationTimestamp = metav1.NewTime(w.now)
+	w.pass(0)
+	return w
+}
+
+// at lets the clock show a time of the first of December, and passes.
+func (w *town) at(clock string) *plan {
+	w.Helper()
+	w.now = at(w.T, "2026-12-01 "+clock)
+	return w.pass(0)
+}
+
+func TestPlan_triesAgain(t *testing.T) {
+	t.Parallel()
+	w := newNight(t)
+	w.at("01:00:00")
+	w.now = at(t, "2026-12-01 01:02:30")
+	w.end("the guest was restarted")
+	p := w.pass(0)
+	w.wants("after a failure", w.runs(), "01:00 Retrying")
+	w.wants("the next attempt", p.next.Format("15:04:05"), "01:07:00")
+	if s := w.schedule.Status; s.Failure != 0 || len(p.failed) != 1 || len(p.ended) != 0 ||
+		s.Runs[0].Message != "the guest was restarted" {
+		t.Errorf("a failure that is tried again: %+v, %d failed, %d ended", s, len(p.failed), len(p.ended))
+	}
+	w.wants("before it", w.at("01:06:59").next.Format("15:04:05")+" "+w.names(), "01:07:00 01:00!")
+
+	w.now = at(t, "2026-12-01 01:07:00")
+	w.pass(3) // it dies before the status is written
+	w.pass(0)
+	w.wants("the second attempt", w.names()+", "+w.runs(), "01:00! 01:07, 01:00 Started")
+	w.end("the guest was restarted")
+	w.at("01:10:00")
+	w.at("01:25:00")
+	w.wants("the third attempt", w.names()+", "+w.runs(), "01:00! 01:07! 01:25, 01:00 Started")
+	if r := w.schedule.Status.Runs[0]; r.Attempts != 3 || r.Backup != w.backups[2].Name {
+		t.Errorf("the third attempt is recorded as %+v", r)
+	}
+	w.end("the guest was restarted")
+	w.at("01:26:00")
+	w.wants("three failures are one of the run", fmt.Sprint(w.schedule.Status.Failure, " ", w.runs()), "1 01:00 Failed")
+	w.wants("next", w.schedule.Status.NextScheduleTime.UTC().Format("2 15:04"), "2 01:00")
+
+	w.now = w.now.Add(24 * time.Hour)
+	w.pass(0)
+	w.end("the target is away")
+	w.pass(0)
+	w.now = w.now.Add(5 * time.Minute)
+	w.pass(0)
+	w.end("")
+	w.pass(0)
+	w.wants("a second attempt that is good", fmt.Sprint(w.schedule.Status.Failure, " ", w.runs()),
+		"0 01:00 Succeeded, 01:00 Failed")
+}
+
+func TestPlan_triesNoMore(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit func(*town)
+		want string
+	}{
+		"suspended":       {func(w *town) { w.schedule.Spec.Suspend = true }, "01:00 Failed"},
+		"machine is gone": {func(w *town) { w.machine = false }, "01:00 Failed"},
+		"times are wrong": {func(w *town) { w.schedule.Spec.Cron = "x" }, "01:00 Failed"},
+		"nobody was there until the next run": {func(w *town) { w.now = w.now.Add(24 * time.Hour) },
+			"01:00 Started, 01:00 Failed"},
+		"somebody asks for a run": {func(w *town) {
+			w.schedule.Annotations[harvesterv1.AnnotationRunAt] = "2026-12-01T01:04:00Z"
+		}, "01:04 Started Requested, 01:00 Failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newNight(t)
+			w.at("01:00:00")
+			w.end("the guest was restarted")
+			w.at("01:02:00")
+			w.now = at(t, "2026-12-01 01:07:00")
+			c.edit(w)
+			w.pass(0)
+			w.wants("runs", w.runs(), c.want)
+			if w.schedule.Status.Failure != 1 {
+				t.Errorf("%d failures, want 1", w.schedule.Status.Failure)
+			}
+		})
+	}
+	w := newNight(t)
+	w.at("01:00:00")
+	w.end("changes are not tracked")
+	w.backups[0].Status.Error.Time = ptr.To(metav1.NewTime(w.now))
+	w.at("01:00:01")
+	w.wants("a backup that was refused", w.runs(), "01:00 Failed")
+}
+
+func TestPlan_requested(t *testing.T) {
+	t.Parallel()
+	w := newNight(t)
+	w.schedule.Annotations[harvesterv1.AnnotationRunAt] = "2026-12-01T00:30:20Z"
+	w.wants("it is woken for it", w.at("00:29:00").next.Format("15:04"), "00:30")
+	w.at("00:30:01")
+	w.wants("at the time", w.names()+", "+w.runs(), "00:30, 00:30 Started Requested")
+	w.end("")
+	w.at("00:31:00")
+	w.at("01:00:00")
+	w.wants("the nightly run", w.names()+", "+w.runs(), "00:30 01:00, 01:00 Started, 00:30 Succeeded Requested")
+	w.end("")
+	w.schedule.Annotations[harvesterv1.AnnotationRunAt] = "2026-12-02T01:05:00Z"
+	w.now = at(t, "2026-12-02 01:10:00") // no controller ran for a day
+	w.pass(0)
+	w.wants("a run stands for the one before", w.runs(),
+		"01:05 Started Requested, 01:00x1 Missed, 01:00 Succeeded, 00:30 Succeeded Requested")
+	w.end("")
+	w.schedule.Spec.Suspend = true
+	w.pass(0)
+	w.schedule.Annotations[harvesterv1.AnnotationRunAt] = "2026-12-02T02:00:00Z"
+	w.now = at(t, "2026-12-02 02:00:00")
+	w.pass(0)
+	w.wants("while it is suspended", strings.Split(w.runs(), ",")[0], "02:00x1 Skipped Suspended")
+}
+
+func TestPlan_jitter(t *testing.T) {
+	t.Parallel()
+	w := newNight(t, func(o *harvesterv1.ScheduleVMBackup) {
+		o.UID, o.Annotations[harvesterv1.AnnotationJitter] = "7d1d3f0c", "30m"
+	})
+	begin := w.schedule.Status.NextScheduleTime.UTC()
+	if due := at(t, "2026-12-01 01:00:00"); !begin.After(due) || begin.Sub(due) >= 30*time.Minute {
+		t.Fatalf("a run of 01:00 begins at %s", begin)
+	}
+	w.now = begin.Add(-time.Second)
+	w.pass(0)
+	w.wants("before it begins", w.names(), "")
+	w.now = begin
+	w.pass(0)
+	w.wants("when it begins", w.names()+", "+w.runs(), "01:00, 01:00 Started")
+	by, err := time.Parse(time.RFC3339, w.backups[0].Annotations[harvesterv1.AnnotationStartBy])
+	if want := begin.Add(24*time.Hour - startMargin); err != nil || !by.Equal(want) {
+		t.Errorf("it has to begin until %s, want %s (%v)", by, want, err)
+	}
+	w.wants("next", w.schedule.Status.NextScheduleTime.UTC().String(), begin.Add(24*time.Hour).String())
+}
+
+func TestPlan_keepRules(t *testing.T) {
+	t.Parallel()
+	w := newNight(t, func(o *harvesterv1.ScheduleVMBackup) {
+		o.Annotations[harvesterv1.AnnotationKeepWeekly] = "3"
+	})
+	nights := func(n int) {
+		t.Helper()
+		for range n {
+			w.now = w.now.Add(24 * time.Hour)
+			w.pass(0)
+			w.end("")
+			w.pass(0)
+		}
+	}
+	days := func() string {
+		var all []string
+		for _, b := range w.backups {
+			all = append(all, schedule.DueTime(b).Format("0102"))
+		}
+		return strings.Join(all, " ")
+	}
+	nights(27)
+	w.wants("three days, and three weeks", days(), "1213 1220 1225 1226 1227")
+	w.schedule.Annotations[harvesterv1.AnnotationKeepWeekly] = "many"
+	nights(2)
+	w.wants("nothing is removed by a rule that cannot be read", days(), "1213 1220 1225 1226 1227 1228 1229")
+	c := condition.Find(w.schedule.Status.Conditions, harvesterv1.ConditionReady)
+	if c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "none is removed") ||
+		!strings.Contains(c.Message, `keep-weekly is "many"`) {
+		t.Errorf("the schedule says %+v", c)
+	}
+}
+
 func TestPlan_clockThatIsSet(t *testing.T) {
 	t.Parallel()
 	w := newTown(t)
@@ -332,56 +512,6 @@ func TestPlan_clockThatIsSet(t *testing.T) {
 	w.minutes(1, "")
 	if n := len(w.made); n != 5 {
 		t.Errorf("after a clock that was ahead by a year: %d backups were made, want 5: %v", n, w.made)
-	}
-}
-
-func TestChooseOld(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		have   string
-		retain int
-		want   string
-	}{
-		"few":                               {"ggg", 3, ""},
-		"the oldest":                        {"ggggg", 3, "01"},
-		"one that runs is not counted":      {"gggr", 3, ""},
-		"failed ones go first":              {"gfgfg", 3, "13"},
-		"failed ones alone":                 {"gfgfg", 4, "1"},
-		"the latest is not counted":         {"gggf", 3, ""},
-		"of failed ones the latest":         {"gggff", 3, "3"},
-		"nothing but failures":              {"ffff", 2, "0"},
-		"the latest good one":               {"gfff", 2, "1"},
-		"what is pinned":                    {"Pgggg", 3, "1"},
-		"pinned alone":                      {"PPPP", 2, ""},
-		"the latest good one beside pinned": {"PPPg", 2, ""},
-		"what is being deleted":             {"dgggg", 3, "1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var backups []*harvesterv1.VirtualMachineBackup
-			for i, what := range c.have {
-				b := &harvesterv1.VirtualMachineBackup{ObjectMeta: gen.Meta("shop", fmt.Sprint(i))}
-				switch what {
-				case 'f':
-					b.Status.Error = &harvesterv1.Error{}
-				case 'P':
-					b.Annotations = map[string]string{harvesterv1.AnnotationPinned: "true"}
-				case 'd':
-					b.DeletionTimestamp = ptr.To(metav1.Now())
-				}
-				if strings.ContainsRune("gPd", what) {
-					b.Status.ReadyToUse = ptr.To(true)
-				}
-				backups = append(backups, b)
-			}
-			got := ""
-			for _, b := range chooseOld(backups, c.retain) {
-				got += b.Name
-			}
-			if got != c.want {
-				t.Errorf("%s with %d: %q go, want %q", c.have, c.retain, got, c.want)
-			}
-		})
 	}
 }
 
@@ -420,7 +550,12 @@ func (w *town) live(times *cron.Schedule, r *rand.Rand) {
 		default:
 			w.now = w.now.Add(time.Duration(r.Int64N(int64(interval))))
 		}
-		if r.IntN(3) > 0 {
+		switch r.IntN(6) {
+		case 0, 1:
+		case 2:
+			w.end("the target is away")
+			w.schedule.Spec.Suspend = false
+		default:
 			w.end("")
 		}
 		before := w.schedule.Status.DeepCopy()
@@ -448,8 +583,7 @@ func (w *town) live(times *cron.Schedule, r *rand.Rand) {
 // runsSince returns how many runs were recorded between two versions of a status.
 func runsSince(before, after []harvesterv1.ScheduledRun) (n int) {
 	for _, r := range after {
-		if len(before) > 0 && r.Time.Equal(&before[0].Time) && r.Backup == before[0].Backup &&
-			r.Reason == before[0].Reason {
+		if len(before) > 0 && r.Time.Equal(&before[0].Time) && r.Reason == before[0].Reason {
 			return n + max(r.Count, 1) - max(before[0].Count, 1)
 		}
 		n += max(r.Count, 1)

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +17,7 @@ import (
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/reconcile"
+	"github.com/varvebackup/varve/internal/schedule"
 )
 
 // lookEvery is how often a backup that runs is looked at, of whose progress no event tells.
@@ -60,19 +59,20 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 // readInput reads what a plan follows from.
 func (r *reconciler) readInput(ctx context.Context, o *harvesterv1.ScheduleVMBackup) (*input, error) {
 	in := &input{schedule: o}
+	if err := r.adoptBackups(ctx, o); err != nil {
+		return nil, err
+	}
 	var list harvesterv1.VirtualMachineBackupList
 	if err := r.live.List(ctx, &list, client.InNamespace(o.Namespace),
 		client.MatchingLabels{harvesterv1.LabelSchedule: string(o.UID)}); err != nil {
 		return nil, fmt.Errorf("list its backups: %w", err)
 	}
 	for i := range list.Items {
-		if b := &list.Items[i]; strings.HasPrefix(b.Name, namePrefix(o)) { // not a copy that somebody made of one
+		if b := &list.Items[i]; schedule.IsScheduled(b) {
 			in.backups = append(in.backups, b)
 		}
 	}
-	slices.SortFunc(in.backups, func(a, b *harvesterv1.VirtualMachineBackup) int {
-		return cmp.Or(dueTime(a).Compare(dueTime(b)), strings.Compare(a.Name, b.Name))
-	})
+	schedule.SortByDueTime(in.backups)
 	machine, err := reconcile.Find(ctx, r.live,
 		types.NamespacedName{Namespace: o.Namespace, Name: o.Spec.VMBackupSpec.Source.Name}, definition.NewMachine())
 	if err != nil {
@@ -144,6 +144,11 @@ func (r *reconciler) carryOut(ctx context.Context, o *harvesterv1.ScheduleVMBack
 
 // emitEvents makes events of what happened.
 func (r *reconciler) emitEvents(o *harvesterv1.ScheduleVMBackup, p *plan, wasSuspended bool) {
+	for _, run := range p.failed {
+		r.events.Eventf(o, nil, corev1.EventTypeWarning, "BackupFailed", "BackUp", "the backup that was due at %s "+
+			"failed, and another one is made at %s: %s",
+			run.Time.UTC().Format(time.RFC3339), run.RetryTime.UTC().Format(time.RFC3339), run.Message)
+	}
 	for _, run := range p.ended {
 		if run.Result == harvesterv1.RunFailed {
 			r.events.Eventf(o, nil, corev1.EventTypeWarning, "BackupFailed", "BackUp", "the backup that was due "+

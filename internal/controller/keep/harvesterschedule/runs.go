@@ -9,6 +9,7 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/reconcile"
+	"github.com/varvebackup/varve/internal/schedule"
 )
 
 const (
@@ -36,34 +37,54 @@ func recordRun(s *harvesterv1.ScheduleVMBackupStatus, run harvesterv1.ScheduledR
 	s.Runs = s.Runs[:min(len(s.Runs), runsKept)]
 }
 
-// settleRuns notes what became of the backups of runs that had not ended, the oldest first, and counts the failures
-// in a row. It returns the runs that have ended now.
-func settleRuns(
-	s *harvesterv1.ScheduleVMBackupStatus, backups []*harvesterv1.VirtualMachineBackup,
-) (ended []harvesterv1.ScheduledRun) {
+// settleRuns notes what became of the runs that had not ended, the oldest first, and counts the failures in a row.
+// times are nil if the schedule makes no backups.
+func (in *input) settleRuns(p *plan, times *schedule.Times) {
+	s := &p.status
 	byName := map[string]*harvesterv1.VirtualMachineBackup{}
-	for _, b := range backups {
+	for _, b := range in.backups {
 		byName[b.Name] = b
 	}
 	for i := len(s.Runs) - 1; i >= 0; i-- {
 		run := &s.Runs[i]
-		if run.Result != harvesterv1.RunStarted {
-			continue
-		}
-		switch b := byName[run.Backup]; {
-		case b != nil && b.IsReady():
-			run.Result, s.Failure = harvesterv1.RunSucceeded, 0
-		case b != nil && b.HasFailed():
-			run.Result, run.Message = harvesterv1.RunFailed, failureOf(b)
-			s.Failure++
-		case b == nil || b.DeletionTimestamp != nil:
-			run.Result, run.Message = harvesterv1.RunDeleted, "the backup was deleted before it had ended"
+		switch run.Result {
+		case harvesterv1.RunStarted:
+			in.settleBackup(p, run, byName[run.Backup], times)
+		case harvesterv1.RunRetrying:
+			if i > 0 || !in.canRetry(s, times) {
+				run.Result = harvesterv1.RunFailed
+			}
 		default:
 			continue
 		}
-		ended = append(ended, *run)
+		switch run.Result {
+		case harvesterv1.RunStarted, harvesterv1.RunRetrying:
+			continue
+		case harvesterv1.RunSucceeded:
+			s.Failure = 0
+		case harvesterv1.RunFailed:
+			s.Failure++
+		}
+		p.ended = append(p.ended, *run)
 	}
-	return ended
+}
+
+// settleBackup notes what became of the backup of a run. It is nil if there is none any more.
+func (in *input) settleBackup(
+	p *plan, run *harvesterv1.ScheduledRun, b *harvesterv1.VirtualMachineBackup, times *schedule.Times,
+) {
+	switch {
+	case b != nil && b.IsReady():
+		run.Result, run.Message = harvesterv1.RunSucceeded, ""
+	case b != nil && b.HasFailed():
+		run.Result, run.Message = harvesterv1.RunFailed, failureOf(b)
+		if again := in.retryTime(run, b, times); !again.IsZero() {
+			run.Result, run.RetryTime = harvesterv1.RunRetrying, ptr.To(metav1.NewTime(again))
+			p.failed = append(p.failed, *run)
+		}
+	case b == nil || b.DeletionTimestamp != nil:
+		run.Result, run.Message = harvesterv1.RunDeleted, "the backup was deleted before it had ended"
+	}
 }
 
 func failureOf(b *harvesterv1.VirtualMachineBackup) string {
