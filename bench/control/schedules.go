@@ -92,6 +92,7 @@ func fillCluster(ctx context.Context, o *options, cluster *controlplane.Cluster,
 			all = append(all, endedBackup(s, now.Add(-time.Duration(24*(n+1))*time.Hour)))
 		}
 	}
+	all = append(all, newRepositories(o.repositories, now.Time)...)
 	if err := cluster.SeedObjects(ctx, all); err != nil {
 		return err
 	}
@@ -229,7 +230,8 @@ func watchIdle(ctx context.Context, o *options, c client.WithWatch, pid int) ([]
 	if len(late) == 0 {
 		return nil, errors.New("no backup was made while it was measured, see bench-controller.log")
 	}
-	what := fmt.Sprintf("controller with %d schedules and %d backups, nothing due", o.schedules, o.schedules*o.backups)
+	what := fmt.Sprintf("controller with %d schedules, %d backups and %d repositories, one of them of 40 million "+
+		"contents; nothing due", o.schedules, o.schedules*o.backups, o.repositories)
 	const percent, mib, seconds, id = "% of a processor", "MiB", "s", "schedule-1000-"
 	return []report.Row{
 		report.Smaller(id+"cpu", what, percent, processor, "aim", report.Sample{1}),
