@@ -74,21 +74,29 @@ func BackupName(o *harvesterv1.ScheduleVMBackup, minute time.Time) string {
 // namePrefix is what the names of all backups begin with that schedules make.
 const namePrefix = "svmbackup-"
 
-// IsScheduled says whether a backup was made by a schedule, and is not a copy that somebody made of one: its name is
-// one that only a schedule gives.
+// IsScheduled says whether a schedule made a backup, by its name: a copy that somebody made of one has another name.
 func IsScheduled(b *harvesterv1.VirtualMachineBackup) bool {
-	return strings.HasPrefix(b.Name, namePrefix) &&
-		strings.HasSuffix(b.Name, "-"+b.Labels[harvesterv1.LabelScheduledTime])
+	_, ok := minuteOf(b.Name)
+	return ok
 }
 
-// DueTime returns when the run was due that a backup is of. One whose label somebody has changed counts as of when it
-// was made.
-func DueTime(b *harvesterv1.VirtualMachineBackup) time.Time {
-	due, err := time.Parse(harvesterv1.ScheduledTimeLayout, b.Labels[harvesterv1.LabelScheduledTime])
-	if err != nil {
-		return b.CreationTimestamp.UTC()
+// minuteOf returns the minute that the name of a schedule's backup ends with.
+func minuteOf(name string) (minute time.Time, ok bool) {
+	i := len(name) - len(harvesterv1.ScheduledTimeLayout)
+	if !strings.HasPrefix(name, namePrefix) || i <= len(namePrefix) || name[i-1] != '-' {
+		return time.Time{}, false
 	}
-	return due
+	minute, err := time.Parse(harvesterv1.ScheduledTimeLayout, name[i:])
+	return minute, err == nil
+}
+
+// DueTime returns when the run was due that a backup is of, by the backup's name. Any other backup is of when it was
+// made.
+func DueTime(b *harvesterv1.VirtualMachineBackup) time.Time {
+	if minute, ok := minuteOf(b.Name); ok {
+		return minute
+	}
+	return b.CreationTimestamp.UTC()
 }
 
 // SortByDueTime sorts backups, the oldest first.

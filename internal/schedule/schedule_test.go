@@ -103,13 +103,15 @@ func TestIsScheduled(t *testing.T) {
 	t.Parallel()
 	o := newSchedule("0 1 * * *", nil)
 	b := &harvesterv1.VirtualMachineBackup{ObjectMeta: gen.Meta("shop", BackupName(o, noon))}
-	b.Labels = map[string]string{harvesterv1.LabelScheduledTime: "20261130.1200"}
+	b.CreationTimestamp = metav1.NewTime(noon.Add(time.Hour))
 	if !IsScheduled(b) || !DueTime(b).Equal(noon) {
 		t.Errorf("the backup %s of %s is not one of a schedule", b.Name, DueTime(b))
 	}
-	b.Name = "copy-of-" + b.Name
-	if IsScheduled(b) {
-		t.Error("a copy that somebody made is one of a schedule")
+	for _, name := range []string{"copy-of-" + b.Name, b.Name + "-copy", "svmbackup-20261130.1200", "svmbackup-uid-20261330.1200"} {
+		b.Name = name
+		if IsScheduled(b) || !DueTime(b).Equal(noon.Add(time.Hour)) {
+			t.Errorf("%s of %s is one of a schedule", name, DueTime(b))
+		}
 	}
 }
 

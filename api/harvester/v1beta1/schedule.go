@@ -22,8 +22,8 @@ const (
 	// AnnotationJitter is on a schedule whose runs begin up to this duration, such as 30m, after they are due: always
 	// the same time after it, and another one for each schedule.
 	AnnotationJitter = "varvebackup.io/jitter"
-	// AnnotationRunAt is on a schedule that is to make a backup at this time, RFC 3339, besides its due times. A time
-	// that is not after status.lastScheduleTime was dealt with.
+	// AnnotationRunAt is on a schedule that is to make a backup at this time, RFC 3339, besides its due times. If a backup
+	// runs then, it is made after that. status.lastRequestedTime says whether it was dealt with.
 	AnnotationRunAt = "varvebackup.io/run-at"
 	// AnnotationAdopt is "true" on a schedule that takes over the backups of deleted schedules of its own name and
 	// machine: it removes them as it does its own.
@@ -140,6 +140,11 @@ type ScheduleVMBackupStatus struct {
 	// +optional
 	// +nullable
 	LastScheduleTime *metav1.Time `json:"lastScheduleTime,omitempty"`
+	// lastRequestedTime is what varvebackup.io/run-at said when it was last dealt with, by a backup or by a record of why
+	// there is none.
+	// +optional
+	// +nullable
+	LastRequestedTime *metav1.Time `json:"lastRequestedTime,omitempty"`
 	// nextScheduleTime is when the next backup is due.
 	// +optional
 	// +nullable

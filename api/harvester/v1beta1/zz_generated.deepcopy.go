@@ -292,6 +292,10 @@ func (in *ScheduleVMBackupStatus) DeepCopyInto(out *ScheduleVMBackupStatus) {
 		in, out := &in.LastScheduleTime, &out.LastScheduleTime
 		*out = (*in).DeepCopy()
 	}
+	if in.LastRequestedTime != nil {
+		in, out := &in.LastRequestedTime, &out.LastRequestedTime
+		*out = (*in).DeepCopy()
+	}
 	if in.NextScheduleTime != nil {
 		in, out := &in.NextScheduleTime, &out.NextScheduleTime
 		*out = (*in).DeepCopy()

@@ -3,10 +3,13 @@ package harvesterschedule
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -35,10 +38,11 @@ func (r *reconciler) adoptBackups(ctx context.Context, o *harvesterv1.ScheduleVM
 		return fmt.Errorf("list the backups of other schedules: %w", err)
 	}
 	for i := range list.Items {
-		if list.Items[i].Annotations[harvesterv1.AnnotationSchedule] != o.Namespace+"/"+o.Name {
+		b := &list.Items[i]
+		if b.Annotations[harvesterv1.AnnotationSchedule] != o.Namespace+"/"+o.Name || r.strangers.has(o, b.UID) {
 			continue
 		}
-		if err := r.adoptBackup(ctx, o, client.ObjectKeyFromObject(&list.Items[i])); err != nil {
+		if err := r.adoptBackup(ctx, o, client.ObjectKeyFromObject(b)); err != nil {
 			return err
 		}
 	}
@@ -49,9 +53,13 @@ func (r *reconciler) adoptBackup(
 	ctx context.Context, o *harvesterv1.ScheduleVMBackup, key client.ObjectKey,
 ) error {
 	b, err := reconcile.Find(ctx, r.live, key, &harvesterv1.VirtualMachineBackup{})
-	if err != nil || b == nil || b.DeletionTimestamp != nil || !schedule.IsScheduled(b) ||
-		b.Spec.Source.Name != o.Spec.VMBackupSpec.Source.Name || b.Spec.Type != o.Spec.VMBackupSpec.Type {
+	switch {
+	case err != nil || b == nil:
 		return err
+	case b.DeletionTimestamp != nil || !schedule.IsScheduled(b) ||
+		b.Spec.Source.Name != o.Spec.VMBackupSpec.Source.Name || b.Spec.Type != o.Spec.VMBackupSpec.Type:
+		r.strangers.add(o, b.UID)
+		return nil
 	}
 	base := b.DeepCopy()
 	b.Labels[harvesterv1.LabelSchedule] = string(o.UID)
@@ -59,4 +67,44 @@ func (r *reconciler) adoptBackup(
 		return fmt.Errorf("adopt VirtualMachineBackup %s: %w", key, err)
 	}
 	return nil
+}
+
+// strangers are the backups that schedules were to adopt and never will, so that they are read once.
+type strangers struct {
+	mu sync.Mutex
+	of map[types.NamespacedName]*strangersOf
+}
+
+// strangersOf are those of the schedule with that UID.
+type strangersOf struct {
+	schedule types.UID
+	backups  sets.Set[types.UID]
+}
+
+func (s *strangers) has(o *harvesterv1.ScheduleVMBackup, backup types.UID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := s.of[client.ObjectKeyFromObject(o)]
+	return of != nil && of.schedule == o.UID && of.backups.Has(backup)
+}
+
+func (s *strangers) add(o *harvesterv1.ScheduleVMBackup, backup types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := client.ObjectKeyFromObject(o)
+	of := s.of[key]
+	if of == nil || of.schedule != o.UID {
+		of = &strangersOf{schedule: o.UID, backups: sets.Set[types.UID]{}}
+		if s.of == nil {
+			s.of = map[types.NamespacedName]*strangersOf{}
+		}
+		s.of[key] = of
+	}
+	of.backups.Insert(backup)
+}
+
+func (s *strangers) forget(key types.NamespacedName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of, key)
 }

@@ -15,9 +15,13 @@ var passedOn = []string{
 	harvesterv1.AnnotationScratchSize, harvesterv1.AnnotationFreeze,
 }
 
-// annotationRetryOf is on a backup that was made because an earlier one of the same run had failed: when the run was
-// due, RFC 3339.
-const annotationRetryOf = "varvebackup.io/retry-of"
+const (
+	// annotationRetryOf is on a backup that was made because an earlier one of the same run had failed: when the run was
+	// due, RFC 3339.
+	annotationRetryOf = "varvebackup.io/retry-of"
+	// annotationRequested is on a backup of a run that harvesterv1.AnnotationRunAt asked for: what that said, RFC 3339.
+	annotationRequested = "varvebackup.io/requested-run"
+)
 
 // newBackup returns the backup of one run. It has to begin until startBy.
 func newBackup(o *harvesterv1.ScheduleVMBackup, due, startBy time.Time) *harvesterv1.VirtualMachineBackup {

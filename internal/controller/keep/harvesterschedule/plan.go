@@ -1,6 +1,7 @@
 package harvesterschedule
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/controller/keep/condition"
+	"github.com/varvebackup/varve/internal/cron"
 	"github.com/varvebackup/varve/internal/schedule"
 )
 
@@ -26,6 +28,8 @@ const (
 	leastWindow = 30 * time.Second
 	// backupsListed is how many backups the status lists at the most, as many as spec.retain may be.
 	backupsListed = 250
+	// disksListed is how many disks of the newest backups the status lists at the most: an object has a limit.
+	disksListed = 2000
 	// mostMissed is how many runs that were missed are counted.
 	mostMissed = 1_000_000
 )
@@ -78,10 +82,10 @@ func makePlan(in *input) *plan {
 	p.waits = in.unfinishedBackup() != ""
 	if wrong != nil {
 		in.sayReady(s, wrong)
-		s.NextScheduleTime = nil
+		s.NextScheduleTime, s.ObservedCron = nil, ""
 		return p
 	}
-	in.sayReady(s, in.chooseOld(p, times.Location()))
+	in.sayReady(s, cmp.Or(in.chooseOld(p, times.Location()), in.checkRequest()))
 	in.decideSuspension(p, times)
 	in.decideRun(p, times)
 	in.decideNext(p, times)
@@ -125,21 +129,12 @@ func (in *input) decideNext(p *plan, times *schedule.Times) {
 			p.next = t
 		}
 	}
-	if asked := in.requestedRun(); asked.After(in.now) {
+	if asked := in.pendingRequest(s); asked.After(in.now) {
 		soonest(asked)
 	}
-	if len(s.Runs) > 0 && s.Runs[0].Result == harvesterv1.RunRetrying {
+	if len(s.Runs) > 0 && s.Runs[0].Result == harvesterv1.RunRetrying && s.Runs[0].RetryTime.After(in.now) {
 		soonest(s.Runs[0].RetryTime.Time)
 	}
-}
-
-// requestedRun returns the time of the run that somebody asked for, or zero.
-func (in *input) requestedRun() time.Time {
-	asked, err := time.Parse(time.RFC3339, in.schedule.Annotations[harvesterv1.AnnotationRunAt])
-	if err != nil {
-		return time.Time{}
-	}
-	return asked.Truncate(time.Minute)
 }
 
 // adoptUnrecorded records the runs whose backups were made, but not written down: the controller died in between.
@@ -147,12 +142,16 @@ func (in *input) adoptUnrecorded(s *harvesterv1.ScheduleVMBackupStatus, times *s
 	for _, b := range in.backups {
 		last, due := lastScheduled(s, in.schedule.CreationTimestamp.Time), schedule.DueTime(b)
 		known := slices.ContainsFunc(s.Runs, func(r harvesterv1.ScheduledRun) bool { return r.Backup == b.Name })
+		ahead := due.Sub(in.now)
 		switch {
-		case known || b.Name != schedule.BackupName(in.schedule, due) || due.Sub(in.now) > clockError:
+		case known || b.Name != schedule.BackupName(in.schedule, due):
+		case ahead > clockError || ahead > 0 && (b.IsReady() || b.HasFailed()): // made by a clock that was wrong
 		case b.Annotations[annotationRetryOf] != "":
 			if len(s.Runs) > 0 && in.isRetry(&s.Runs[0], b) {
 				noteRetry(&s.Runs[0], b.Name)
 			}
+		case b.Annotations[annotationRequested] != "":
+			in.adoptRequested(s, b)
 		case due.After(last):
 			recordMissed(s, times, last, times.Count(last, due.Add(-time.Second), mostMissed))
 			recordRun(s, harvesterv1.ScheduledRun{
@@ -191,11 +190,12 @@ func (in *input) decideSuspension(p *plan, times *schedule.Times) {
 			p.waits = true
 			return
 		}
-		if due, missed, _ := in.dueRun(in.lastRun(s, times), times); !due.IsZero() {
-			recordSuspended(s, times, in.lastRun(s, times), due, missed)
+		if last := in.lastRun(s, times); !in.dueRun(last, times).Due.IsZero() {
+			recordSuspended(s, times, last, in.dueRun(last, times))
 		}
 		s.Suspended, s.Failure = false, 0
-		s.LastScheduleTime = ptr.To(metav1.NewTime(laterOf(in.now, lastScheduled(s, in.now))))
+		begun := in.now.Add(-times.Delay)
+		s.LastScheduleTime = ptr.To(metav1.NewTime(laterOf(begun, lastScheduled(s, begun))))
 		say(corev1.ConditionFalse, "", "")
 	default:
 		p.suspend, s.Suspended = !spec.Suspend, true
@@ -236,58 +236,80 @@ func (in *input) decideRun(p *plan, times *schedule.Times) {
 	s := &p.status
 	last := in.lastRun(s, times)
 	s.LastScheduleTime, s.ObservedCron = ptr.To(metav1.NewTime(last)), times.String()
-	due, missed, reason := in.dueRun(last, times)
-	if due.IsZero() {
+	d := in.dueRun(last, times)
+	asked := in.pendingRequest(s)
+	if asked.After(in.now) {
+		asked = time.Time{}
+	}
+	if d.Due.IsZero() && asked.IsZero() {
 		in.decideRetry(p, times)
 		return
 	}
-	s.LastScheduleTime = ptr.To(metav1.NewTime(due))
-	if s.Suspended {
-		recordSuspended(s, times, last, due, missed)
-		return
-	}
-	recordMissed(s, times, last, missed)
 	running := in.unfinishedBackup()
+	if d.Due.IsZero() && running != "" && !s.Suspended {
+		return // what was asked for is made when that has ended
+	}
+	run := harvesterv1.ScheduledRun{Time: metav1.NewTime(asked), Result: harvesterv1.RunStarted}
+	if !d.Due.IsZero() {
+		s.LastScheduleTime, run.Time = ptr.To(metav1.NewTime(d.Due)), metav1.NewTime(d.Due)
+	}
+	if !asked.IsZero() {
+		s.LastRequestedTime, run.Reason = ptr.To(metav1.NewTime(asked)), harvesterv1.RunRequested
+	}
+	switch {
+	case s.Suspended && d.Due.IsZero():
+		recordRun(s, skippedRun(asked, harvesterv1.SkippedSuspended, "the schedule is suspended"))
+		return
+	case s.Suspended:
+		recordSuspended(s, times, last, d)
+		return
+	case d.Missed > 0:
+		recordMissed(s, times, last, d.Missed)
+	}
 	switch {
 	case running != "":
-		recordRun(s, skippedRun(due, harvesterv1.SkippedOverlap, "VirtualMachineBackup %s of the run before had "+
-			"not ended", running))
+		recordRun(s, skippedRun(run.Time.Time, harvesterv1.SkippedOverlap, "VirtualMachineBackup %s of the run before "+
+			"had not ended", running))
 	case !in.machine:
-		recordRun(s, skippedRun(due, harvesterv1.SkippedNoMachine, "virtual machine %s does not exist",
+		recordRun(s, skippedRun(run.Time.Time, harvesterv1.SkippedNoMachine, "virtual machine %s does not exist",
 			in.schedule.Spec.VMBackupSpec.Source.Name))
 	default:
-		p.create = newBackup(in.schedule, due, in.startBy(times))
-		recordRun(s, harvesterv1.ScheduledRun{
-			Time: metav1.NewTime(due), Result: harvesterv1.RunStarted, Reason: reason, Backup: p.create.Name,
-		})
+		p.create = newBackup(in.schedule, in.freeMinute(run.Time.Time), in.startBy(times))
+		if d.Due.IsZero() {
+			p.create.Annotations[annotationRequested] = asked.UTC().Format(time.RFC3339)
+		}
+		run.Backup = p.create.Name
+		recordRun(s, run)
 	}
 }
 
-// dueRun returns the latest run that is due after the last one, or zero, and how many were due before it. A run that
-// somebody asked for stands for those before it.
-func (in *input) dueRun(last time.Time, times *schedule.Times) (due time.Time, missed int, reason string) {
-	d := times.Decide(last, in.now.Add(-times.Delay), 0)
-	asked := in.requestedRun()
-	if asked.After(in.now) || !asked.After(last) || !asked.After(d.Due) {
-		return d.Due, d.Missed, ""
+// dueRun returns the latest run that is due after the last one, and how many were due before it.
+func (in *input) dueRun(last time.Time, times *schedule.Times) cron.Decision {
+	return times.Decide(last, in.now.Add(-times.Delay), 0)
+}
+
+// freeMinute returns the first minute from one on that no backup of the schedule has in its name: another attempt, or a
+// clock that was wrong, may have taken it.
+func (in *input) freeMinute(minute time.Time) time.Time {
+	for slices.ContainsFunc(in.backups, func(b *harvesterv1.VirtualMachineBackup) bool {
+		return b.Name == schedule.BackupName(in.schedule, minute)
+	}) {
+		minute = minute.Add(time.Minute)
 	}
-	if !d.Due.IsZero() {
-		d.Missed++
-	}
-	return asked, d.Missed, harvesterv1.RunRequested
+	return minute
 }
 
 // recordSuspended records a run for which no backup is made because the schedule is suspended, and those that were due
 // before it.
 func recordSuspended(
-	s *harvesterv1.ScheduleVMBackupStatus, times *schedule.Times, last, due time.Time, missed int,
+	s *harvesterv1.ScheduleVMBackupStatus, times *schedule.Times, last time.Time, d cron.Decision,
 ) {
-	first := due
-	if missed > 0 {
+	first := d.Due
+	if d.Missed > 0 {
 		first = times.Next(last)
 	}
 	recordRun(s, harvesterv1.ScheduledRun{
-		Time: metav1.NewTime(first), LastTime: ptr.To(metav1.NewTime(due)), Count: missed + 1,
+		Time: metav1.NewTime(first), LastTime: ptr.To(metav1.NewTime(d.Due)), Count: d.Missed + 1,
 		Result: harvesterv1.RunSkipped, Reason: harvesterv1.SkippedSuspended, Message: "the schedule is suspended",
 	})
 }
@@ -307,11 +329,12 @@ func recordMissed(s *harvesterv1.ScheduleVMBackupStatus, times *schedule.Times, 
 // now: what would have been due before is none of its business.
 func (in *input) lastRun(s *harvesterv1.ScheduleVMBackupStatus, times *schedule.Times) time.Time {
 	last := lastScheduled(s, in.schedule.CreationTimestamp.Time)
+	begun := in.now.Add(-times.Delay)
 	switch {
 	case last.Sub(in.now) > clockError:
-		return in.now
-	case s.ObservedCron != "" && s.ObservedCron != times.String():
-		return laterOf(in.now, last)
+		return begun
+	case s.LastScheduleTime != nil && s.ObservedCron != times.String():
+		return laterOf(begun, last)
 	}
 	return last
 }
@@ -355,14 +378,19 @@ func laterOf(a, b time.Time) time.Time {
 
 // describeBackups returns what the status says of the backups.
 func describeBackups(backups []*harvesterv1.VirtualMachineBackup) (all []harvesterv1.VMBackupInfo) {
-	for _, b := range backups[max(len(backups)-backupsListed, 0):] {
+	backups = backups[max(len(backups)-backupsListed, 0):]
+	disks := 0
+	for _, b := range slices.Backward(backups) {
 		info := harvesterv1.VMBackupInfo{Name: b.Name, ReadyToUse: b.Status.ReadyToUse, Error: b.Status.Error}
-		for _, v := range b.Status.VolumeBackups {
-			info.VolumeBackupInfo = append(info.VolumeBackupInfo, harvesterv1.VolumeBackupInfo{
-				Name: v.Name, ReadyToUse: v.ReadyToUse, Error: v.Error,
-			})
+		if disks += len(b.Status.VolumeBackups); disks <= disksListed {
+			for _, v := range b.Status.VolumeBackups {
+				info.VolumeBackupInfo = append(info.VolumeBackupInfo, harvesterv1.VolumeBackupInfo{
+					Name: v.Name, ReadyToUse: v.ReadyToUse, Error: v.Error,
+				})
+			}
 		}
 		all = append(all, info)
 	}
+	slices.Reverse(all)
 	return all
 }

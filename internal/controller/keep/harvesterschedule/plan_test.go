@@ -307,9 +307,13 @@ func TestPlan_otherTimes(t *testing.T) {
 			t.Errorf("%s: %+v, next %s", cronText, c, p.next)
 		}
 	}
+	w.schedule.Spec.Cron, w.schedule.Annotations = "0 9 * * *", nil
+	w.pass(0)
+	w.schedule.Annotations = map[string]string{harvesterv1.AnnotationJitter: "25h"}
+	w.pass(0)
 	w.now = w.now.Add(48 * time.Hour)
 	w.pass(0)
-	w.schedule.Spec.Cron = "0 9 * * *"
+	w.schedule.Annotations = nil
 	w.pass(0)
 	w.wants("nothing is made up for after it was put right", w.names()+w.runs(), "")
 	if c := condition.Find(w.schedule.Status.Conditions,
@@ -408,7 +412,24 @@ func TestPlan_triesNoMore(t *testing.T) {
 			}
 		})
 	}
-	w := newNight(t)
+	w := newTown(t, func(o *harvesterv1.ScheduleVMBackup) { o.Spec.Cron = "0 * * * *" })
+	w.now = at(t, "2026-11-30 11:00:00")
+	w.pass(0)
+	w.now = at(t, "2026-11-30 12:00:00")
+	w.pass(0)
+	w.now = at(t, "2026-11-30 12:10:00")
+	w.end("the target is away")
+	p := w.pass(0)
+	w.wants("a run before one that was skipped", fmt.Sprint(w.schedule.Status.Failure, len(p.failed), " ", w.runs()),
+		"1 0 12:00 Skipped Overlap, 11:00 Failed")
+	w.now = at(t, "2026-11-30 13:00:00")
+	w.pass(0)
+	w.now = at(t, "2026-11-30 13:59:56")
+	w.end("waited in vain")
+	p = w.pass(0)
+	w.wants("the window is over", fmt.Sprint(len(p.failed), " ", strings.Split(w.runs(), ",")[0]), "0 13:00 Failed")
+
+	w = newNight(t)
 	w.at("01:00:00")
 	w.end("changes are not tracked")
 	w.backups[0].Status.Error.Time = ptr.To(metav1.NewTime(w.now))
@@ -431,15 +452,30 @@ func TestPlan_requested(t *testing.T) {
 	w.schedule.Annotations[harvesterv1.AnnotationRunAt] = "2026-12-02T01:05:00Z"
 	w.now = at(t, "2026-12-02 01:10:00") // no controller ran for a day
 	w.pass(0)
-	w.wants("a run stands for the one before", w.runs(),
-		"01:05 Started Requested, 01:00x1 Missed, 01:00 Succeeded, 00:30 Succeeded Requested")
+	w.wants("the run that is due is the one that was asked for", w.runs(),
+		"01:00 Started Requested, 01:00 Succeeded, 00:30 Succeeded Requested")
+	w.schedule.Annotations[harvesterv1.AnnotationRunAt] = "2026-12-02T01:00:00Z"
+	w.pass(0)
+	w.wants("one that is asked for while another one runs", w.runs(),
+		"01:00 Started Requested, 01:00 Succeeded, 00:30 Succeeded Requested")
 	w.end("")
+	w.pass(3) // it dies before the status is written
+	w.pass(0)
+	w.wants("is made after it, under a name of its own", w.names()+", "+w.runs(), "00:30 01:00 01:00 01:01, "+
+		"01:00 Started Requested, 01:00 Succeeded Requested, 01:00 Succeeded, 00:30 Succeeded Requested")
+	w.end("")
+	w.schedule.Annotations[harvesterv1.AnnotationRunAt] = "now"
+	w.pass(0)
+	c := condition.Find(w.schedule.Status.Conditions, harvesterv1.ConditionReady)
+	if c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, `run-at, which is "now"`) {
+		t.Errorf("a time that cannot be read: %+v", c)
+	}
 	w.schedule.Spec.Suspend = true
 	w.pass(0)
 	w.schedule.Annotations[harvesterv1.AnnotationRunAt] = "2026-12-02T02:00:00Z"
 	w.now = at(t, "2026-12-02 02:00:00")
 	w.pass(0)
-	w.wants("while it is suspended", strings.Split(w.runs(), ",")[0], "02:00x1 Skipped Suspended")
+	w.wants("while it is suspended", strings.Split(w.runs(), ",")[0], "02:00 Skipped Suspended")
 }
 
 func TestPlan_jitter(t *testing.T) {
@@ -462,6 +498,49 @@ func TestPlan_jitter(t *testing.T) {
 		t.Errorf("it has to begin until %s, want %s (%v)", by, want, err)
 	}
 	w.wants("next", w.schedule.Status.NextScheduleTime.UTC().String(), begin.Add(24*time.Hour).String())
+	w.end("")
+
+	due := at(t, "2026-12-02 01:00:00")
+	w.now = due.Add(time.Minute)
+	w.schedule.Annotations[harvesterv1.AnnotationRunAt] = w.now.Format(time.RFC3339)
+	w.pass(0)
+	w.end("")
+	w.schedule.Spec.Suspend = true
+	w.pass(0)
+	w.schedule.Spec.Suspend = false
+	w.pass(0)
+	w.schedule.Spec.Retain = 4
+	w.now = begin.Add(24 * time.Hour)
+	w.pass(0)
+	w.wants("a request and a pause before it begins leave the run", w.runs(),
+		"01:00 Started, 01:01 Succeeded Requested, 01:00 Succeeded")
+}
+
+// An hourly schedule that begins late makes attempts past the time at which the next run is due.
+func TestPlan_jitterAndAttempts(t *testing.T) {
+	t.Parallel()
+	w := newTown(t, func(o *harvesterv1.ScheduleVMBackup) {
+		o.UID, o.Annotations[harvesterv1.AnnotationJitter], o.Spec.Cron = "7d1d3f0c", "1h", "0 * * * *"
+		o.Spec.Retain = 10
+	})
+	w.pass(0)
+	begin := w.schedule.Status.NextScheduleTime.UTC()
+	if late := begin.Minute(); late < 15 || late > 50 {
+		t.Fatalf("begins %d minutes late: choose another UID", late)
+	}
+	w.now = begin
+	w.pass(0)
+	w.now = begin.Truncate(time.Hour).Add(55*time.Minute + 30*time.Second)
+	w.end("the guest was restarted")
+	w.pass(0)
+	w.wants("the minute of the next run is left to it", w.schedule.Status.Runs[0].RetryTime.UTC().Format("15:04"), "12:01")
+	w.now = w.schedule.Status.Runs[0].RetryTime.Time
+	w.pass(0)
+	w.end("")
+	w.pass(0)
+	w.now = begin.Add(time.Hour)
+	w.pass(0)
+	w.wants("each run has its backup", w.names()+", "+w.runs(), "11:00! 12:01 12:00, 12:00 Started, 11:00 Succeeded")
 }
 
 func TestPlan_keepRules(t *testing.T) {

@@ -20,8 +20,12 @@ import (
 	"github.com/varvebackup/varve/internal/schedule"
 )
 
-// lookEvery is how often a backup that runs is looked at, of whose progress no event tells.
-const lookEvery = 10 * time.Second
+const (
+	// lookEvery is how often a backup that runs is looked at, of whose progress no event tells.
+	lookEvery = 10 * time.Second
+	// lookEveryBackup makes that rarer for a schedule with many backups, which are all read then.
+	lookEveryBackup = 100 * time.Millisecond
+)
 
 // Reconcile does what is due for one schedule.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -39,6 +43,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	}
 	if o == nil || o.DeletionTimestamp != nil {
 		r.alarms.wakeAt(key, time.Time{})
+		r.strangers.forget(key)
 		return ctrl.Result{}, nil
 	}
 	in, err := r.readInput(ctx, o)
@@ -51,7 +56,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	}
 	r.alarms.wakeAt(key, p.next)
 	if p.waits || len(p.remove) > 0 {
-		return ctrl.Result{RequeueAfter: lookEvery}, nil
+		return ctrl.Result{RequeueAfter: max(lookEvery, time.Duration(len(in.backups))*lookEveryBackup)}, nil
 	}
 	return ctrl.Result{}, nil
 }
@@ -135,9 +140,21 @@ func (r *reconciler) carryOut(ctx context.Context, o *harvesterv1.ScheduleVMBack
 	}
 	r.emitEvents(o, p, base.Status.Suspended)
 	for _, b := range p.remove {
-		if err := r.children.Remove(ctx, b); err != nil {
+		if err := r.removeBackup(ctx, b); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// removeBackup deletes a backup if it is as it was read: not one that somebody has pinned meanwhile.
+func (r *reconciler) removeBackup(ctx context.Context, b *harvesterv1.VirtualMachineBackup) error {
+	if b.DeletionTimestamp != nil {
+		return nil
+	}
+	err := r.cached.Delete(ctx, b, client.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion})
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete VirtualMachineBackup %s: %w", client.ObjectKeyFromObject(b), err)
 	}
 	return nil
 }

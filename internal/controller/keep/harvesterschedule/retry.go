@@ -27,11 +27,14 @@ func (in *input) retryTime(
 	if times == nil || failures > len(retryAfter) || wasRefused(b) {
 		return time.Time{}
 	}
-	again := in.now.Add(retryAfter[failures-1]).Truncate(time.Minute)
-	if in.startBy(times).Sub(again) < leastRetryWindow {
-		return time.Time{}
+	latest := times.Begin(in.now.Add(-times.Delay)).Add(-startMargin - leastRetryWindow)
+	again := in.freeMinute(in.now.Add(retryAfter[failures-1]).Truncate(time.Minute))
+	for ; !again.After(latest); again = in.freeMinute(again.Add(time.Minute)) {
+		if !times.Next(again.Add(-time.Second)).Equal(again) { // else the minute's name is that of the run due then
+			return again
+		}
 	}
-	return again
+	return time.Time{}
 }
 
 // wasRefused says whether a backup failed because of what it is to store, or of the settings: another one would fail
@@ -46,8 +49,8 @@ func (in *input) canRetry(s *harvesterv1.ScheduleVMBackupStatus, times *schedule
 	if times == nil || s.Suspended || in.schedule.Spec.Suspend {
 		return false
 	}
-	due, _, _ := in.dueRun(in.lastRun(s, times), times)
-	return due.IsZero()
+	asked := in.pendingRequest(s)
+	return in.dueRun(in.lastRun(s, times), times).Due.IsZero() && (asked.IsZero() || asked.After(in.now))
 }
 
 // decideRetry makes another backup for the newest run, if it is time.

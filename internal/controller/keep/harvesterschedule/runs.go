@@ -49,13 +49,16 @@ func (in *input) settleRuns(p *plan, times *schedule.Times) {
 		run := &s.Runs[i]
 		switch run.Result {
 		case harvesterv1.RunStarted:
-			in.settleBackup(p, run, byName[run.Backup], times)
-		case harvesterv1.RunRetrying:
-			if i > 0 || !in.canRetry(s, times) {
-				run.Result = harvesterv1.RunFailed
+			in.settleBackup(run, byName[run.Backup], times)
+			if run.Result == harvesterv1.RunRetrying && i == 0 && in.canRetry(s, times) {
+				p.failed = append(p.failed, *run)
 			}
+		case harvesterv1.RunRetrying:
 		default:
 			continue
+		}
+		if run.Result == harvesterv1.RunRetrying && (i > 0 || !in.canRetry(s, times)) {
+			run.Result = harvesterv1.RunFailed
 		}
 		switch run.Result {
 		case harvesterv1.RunStarted, harvesterv1.RunRetrying:
@@ -71,7 +74,7 @@ func (in *input) settleRuns(p *plan, times *schedule.Times) {
 
 // settleBackup notes what became of the backup of a run. It is nil if there is none any more.
 func (in *input) settleBackup(
-	p *plan, run *harvesterv1.ScheduledRun, b *harvesterv1.VirtualMachineBackup, times *schedule.Times,
+	run *harvesterv1.ScheduledRun, b *harvesterv1.VirtualMachineBackup, times *schedule.Times,
 ) {
 	switch {
 	case b != nil && b.IsReady():
@@ -80,7 +83,6 @@ func (in *input) settleBackup(
 		run.Result, run.Message = harvesterv1.RunFailed, failureOf(b)
 		if again := in.retryTime(run, b, times); !again.IsZero() {
 			run.Result, run.RetryTime = harvesterv1.RunRetrying, ptr.To(metav1.NewTime(again))
-			p.failed = append(p.failed, *run)
 		}
 	case b == nil || b.DeletionTimestamp != nil:
 		run.Result, run.Message = harvesterv1.RunDeleted, "the backup was deleted before it had ended"

@@ -39,6 +39,8 @@ type reconciler struct {
 	events   events.EventRecorder
 	children child.Maker
 	alarms   *alarms
+	// strangers are the backups that are not adopted.
+	strangers strangers
 }
 
 // Setup adds the controller to mgr.
