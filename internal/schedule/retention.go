@@ -104,11 +104,13 @@ func Decide(
 // keepReady keeps what the policy keeps of the backups that can be restored.
 func keepReady(policy retention.Policy, now time.Time, ready []retention.Point, byName map[string]*Decision) error {
 	if len(ready) > 0 {
-		last := slices.IndexFunc(ready, func(p retention.Point) bool {
-			return !slices.ContainsFunc(ready, func(q retention.Point) bool {
-				return byName[q.ID].Backup.CreationTimestamp.After(byName[p.ID].Backup.CreationTimestamp.Time)
-			})
-		})
+		last := 0
+		for i, p := range ready { // of those of one second, the one that was due last
+			made := byName[p.ID].Backup.CreationTimestamp
+			if !made.Time.Before(byName[ready[last].ID].Backup.CreationTimestamp.Time) {
+				last = i
+			}
+		}
 		ready[last].MadeLast = true
 	}
 	decided, err := retention.Decide(policy, now, ready)

@@ -150,6 +150,7 @@ func TestDecide(t *testing.T) {
 		"pinned alone":                      {"PPPP", 2, ""},
 		"the latest good one beside pinned": {"PPPg", 2, ""},
 		"what is being deleted":             {"dgggg", 3, "1"},
+		"made in one second":                {"nnnn", 3, "0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -158,6 +159,8 @@ func TestDecide(t *testing.T) {
 				b := &harvesterv1.VirtualMachineBackup{ObjectMeta: gen.Meta("shop", fmt.Sprint(i))}
 				b.CreationTimestamp = metav1.NewTime(noon.Add(time.Duration(i-20) * time.Hour))
 				switch what {
+				case 'n':
+					b.CreationTimestamp = metav1.NewTime(noon)
 				case 'f':
 					b.Status.Error = &harvesterv1.Error{}
 				case 'P':
@@ -165,7 +168,7 @@ func TestDecide(t *testing.T) {
 				case 'd':
 					b.DeletionTimestamp = ptr.To(metav1.Now())
 				}
-				if strings.ContainsRune("gPd", what) {
+				if strings.ContainsRune("gPdn", what) {
 					b.Status.ReadyToUse = ptr.To(true)
 				}
 				backups = append(backups, b)
