@@ -47,6 +47,10 @@ const (
 // LeastGranularity is how far two due times of a schedule are apart at least, unless AnnotationSkipCronCheck is on it.
 const LeastGranularity = time.Hour
 
+// LeastOffset is how far the due times of two schedules with the same granularity are apart at least, unless
+// AnnotationSkipCronCheck is on one of them.
+const LeastOffset = 10 * time.Minute
+
 // ScheduledTimeLayout is how the time of a run is written in labels and names, in UTC.
 const ScheduledTimeLayout = "20060102.1504"
 
