@@ -362,7 +362,7 @@ func TestWebhookIsReachable(t *testing.T) {
 	t.Parallel()
 	service := find[*corev1.Service](t, admission.DefaultService)
 	hooks := find[*admissionregv1.ValidatingWebhookConfiguration](t, admission.DefaultConfiguration).Webhooks
-	paths := []string{admission.Path, admission.TrackersPath}
+	paths := []string{admission.Path, admission.TrackersPath, admission.SchedulesPath}
 	if len(hooks) != len(paths) {
 		t.Fatalf("%d webhooks, want %d", len(hooks), len(paths))
 	}

@@ -15,6 +15,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 )
 
 // slowReader notes how many reads there are at a time.
@@ -24,6 +26,14 @@ type slowReader struct {
 }
 
 func (s *slowReader) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return s.read()
+}
+
+func (s *slowReader) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return s.read()
+}
+
+func (s *slowReader) read() error {
 	n := s.running.Add(1)
 	for most := s.most.Load(); n > most && !s.most.CompareAndSwap(most, n); most = s.most.Load() {
 	}
@@ -37,8 +47,9 @@ func TestLimitedReader_boundsWhatAllRequestsRead(t *testing.T) {
 	slow := &slowReader{}
 	r := newLimitedReader(slow)
 	errs := make(chan error, 10*maxReads)
-	for range cap(errs) {
+	for range cap(errs) / 2 {
 		go func() { errs <- r.Get(t.Context(), client.ObjectKey{}, &corev1.PersistentVolumeClaim{}) }()
+		go func() { errs <- r.List(t.Context(), &harvesterv1.ScheduleVMBackupList{}) }()
 	}
 	for range cap(errs) {
 		if err := <-errs; err != nil {
@@ -54,6 +65,9 @@ func TestLimitedReader_boundsWhatAllRequestsRead(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := r.Get(ctx, client.ObjectKey{}, &corev1.PersistentVolumeClaim{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("a request that ended: %v", err)
+	}
+	if err := r.List(ctx, &harvesterv1.ScheduleVMBackupList{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a request that ended: %v", err)
 	}
 }

@@ -99,6 +99,8 @@ func TestWebhookLife(t *testing.T) {
 	refuses("block", "PersistentVolumeClaim block has volumeMode Block; use one with volumeMode Filesystem")
 	admits("files")
 	handlersWriteToTheirMachinesTrackers(t)
+	schedules := newScheduleWorld(t)
+	schedules.judged()
 
 	// The certificate is due for renewal. A new one takes over, and the bundle still has the old one's authority.
 	secret := &corev1.Secret{}
@@ -161,6 +163,7 @@ func TestWebhookLife(t *testing.T) {
 	if err := user.Update(t.Context(), vmi); err != nil {
 		t.Errorf("a dead webhook blocks a user: %v", err)
 	}
+	schedules.goOnWithoutWebhook()
 
 	// After a restart with the clock set back, the certificate is not valid yet and is replaced.
 	clock.SetTime(time.Now())

@@ -1,6 +1,7 @@
 // Package admission serves the validations that need to read another object: the claim of a utility volume must
-// exist and have volumeMode Filesystem, and a handler may write only to trackers whose machine runs on its node.
-// Everything else is a rule in the CRDs or a ValidatingAdmissionPolicy below deploy/admission.
+// exist and have volumeMode Filesystem, a handler may write only to trackers whose machine runs on its node, and
+// schedules that are due equally often must not be due at the same time. With the last one it refuses times that no
+// rule can read. Everything else is a rule in the CRDs or a ValidatingAdmissionPolicy below deploy/admission.
 //
 // The webhook's certificate is self-signed, kept in a Secret and renewed before it expires. The API server trusts
 // it through the caBundle of the ValidatingWebhookConfiguration, which this package writes. The bundle holds the
@@ -11,6 +12,7 @@
 // Everybody who reaches the webhook can ask it, unless the API server has a client certificate and the webhook is told
 // its authority. So what a request may read is bounded, and so is what all of them read at a time.
 //
-// If no replica runs, only additions of utility volumes and the handlers' writes to trackers are refused (the
-// configuration's matchConditions). A handler retries.
+// If no replica runs, only additions of utility volumes, the handlers' writes to trackers, and new schedules and new
+// times of schedules are refused (the configuration's matchConditions). A handler retries. The controller's own writes
+// to schedules, which suspend them and say what became of them, are never asked about.
 package admission

@@ -17,6 +17,7 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch
+// +kubebuilder:rbac:groups=harvesterhci.io,resources=schedulevmbackups,verbs=list
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,verbs=create
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,resourceNames=varve-webhook-cert,verbs=get;update
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=varve-utility-volumes,verbs=get;patch;update
@@ -27,6 +28,8 @@ const (
 	Path = "/validate-utility-volumes"
 	// TrackersPath is where the API server sends the handlers' writes to trackers.
 	TrackersPath = "/validate-tracker-writers"
+	// SchedulesPath is where the API server sends schedules.
+	SchedulesPath = "/validate-schedules"
 	// DefaultPort is the port that the webhook listens on.
 	DefaultPort = 9443
 	// DefaultService is the Service in front of the webhook.
@@ -106,8 +109,14 @@ func SetupWebhook(mgr ctrl.Manager, opts Options) error {
 		TLSOpts: []func(*tls.Config){func(t *tls.Config) { opts.configureTLS(t, keeper) }},
 	})
 	reader := newLimitedReader(mgr.GetAPIReader())
-	server.Register(Path, &admission.Webhook{Handler: &utilityVolumes{claims: reader, decoder: admission.NewDecoder(mgr.GetScheme())}})
-	server.Register(TrackersPath, &admission.Webhook{Handler: &trackerWriters{instances: reader, decoder: admission.NewDecoder(mgr.GetScheme())}})
+	decoder := admission.NewDecoder(mgr.GetScheme())
+	for path, handler := range map[string]admission.Handler{
+		Path:          &utilityVolumes{claims: reader, decoder: decoder},
+		TrackersPath:  &trackerWriters{instances: reader, decoder: decoder},
+		SchedulesPath: &scheduleTimes{schedules: reader, decoder: decoder},
+	} {
+		server.Register(path, &admission.Webhook{Handler: handler})
+	}
 	if err := mgr.Add(keeper); err != nil {
 		return fmt.Errorf("add the webhook's certificate keeper: %w", err)
 	}

@@ -1,0 +1,86 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/reconcile"
+	"github.com/varvebackup/varve/internal/schedule"
+)
+
+const (
+	// schedulePage is how many schedules are read at a time, which bounds the memory that many of them take.
+	schedulePage = 500
+	// refusalBytes bounds a message: it may quote what the request has.
+	refusalBytes = 1024
+)
+
+// scheduleTimes refuses schedules whose times or whose rules of what stays cannot be read, and those that come too near
+// to another one. It reads the others live, so that it sees one that was made a moment ago. Two that are made in the
+// same moment may both pass: what is near is slow, and not wrong.
+type scheduleTimes struct {
+	schedules client.Reader
+	decoder   admission.Decoder
+}
+
+// Handle implements admission.Handler.
+func (h *scheduleTimes) Handle(ctx context.Context, req admission.Request) admission.Response {
+	o := &harvesterv1.ScheduleVMBackup{}
+	if err := h.decoder.Decode(req, o); err != nil {
+		return admission.Errored(http.StatusBadRequest, fmt.Errorf("decode the schedule: %w", err))
+	}
+	times, err := schedule.ReadTimes(o)
+	if err != nil {
+		return refuseSchedule(err)
+	}
+	if _, err := schedule.ReadPolicy(o, times.Location()); err != nil {
+		return refuseSchedule(err)
+	}
+	if schedule.SkipsCheck(o) {
+		return admission.Allowed("")
+	}
+	check := schedule.NewOffsetCheck(o, times)
+	if err := h.addOthers(ctx, check); err != nil {
+		return admission.Errored(http.StatusInternalServerError, err)
+	}
+	if err := check.Err(); err != nil {
+		return refuseSchedule(err)
+	}
+	return admission.Allowed("")
+}
+
+// addOthers reads the schedules of all namespaces.
+func (h *scheduleTimes) addOthers(ctx context.Context, check *schedule.OffsetCheck) error {
+	next := ""
+	for {
+		var list harvesterv1.ScheduleVMBackupList
+		if err := h.schedules.List(ctx, &list, client.Limit(schedulePage), client.Continue(next)); err != nil {
+			return fmt.Errorf("list the ScheduleVMBackups: %w", err)
+		}
+		for i := range list.Items {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			check.Add(&list.Items[i])
+		}
+		if next = list.Continue; next == "" {
+			return nil
+		}
+	}
+}
+
+// refuseSchedule returns a refusal that says that the object is wrong, and not that the user may not write it.
+func refuseSchedule(why error) admission.Response {
+	response := admission.Denied("")
+	response.Result = &metav1.Status{
+		Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid,
+		Message: reconcile.CutText(why.Error(), refusalBytes),
+	}
+	return response
+}
