@@ -172,13 +172,14 @@ func TestDashboard_panelsHaveTheirOwnPlace(t *testing.T) {
 	}
 }
 
-// Who adds a metric of data movements adds it to the dashboard, too.
-func TestDashboard_showsEveryMetricOfDataMovements(t *testing.T) {
+// Who adds a metric of data movements or of schedules adds it to the dashboard, too.
+func TestDashboard_showsEveryMetricOfDataMovementsAndSchedules(t *testing.T) {
 	t.Parallel()
 	text := readText(t, dashboardFile)
 	for _, name := range slices.Sorted(maps.Keys(documentedMetrics(t))) {
 		about := strings.HasPrefix(name, "varve_data_") || strings.HasPrefix(name, "varve_repository_") ||
-			strings.HasPrefix(name, "varve_location_available") || strings.HasPrefix(name, "varve_kept_")
+			strings.HasPrefix(name, "varve_location_available") || strings.HasPrefix(name, "varve_kept_") ||
+			strings.HasPrefix(name, "varve_schedule_")
 		if about && !strings.Contains(text, name) {
 			t.Errorf("no panel shows %s", name)
 		}

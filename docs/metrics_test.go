@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	_ "github.com/varvebackup/varve/internal/controller" // registers the metrics that have no objects behind them
@@ -147,6 +148,11 @@ func reportMachines(t *testing.T, r prometheus.Registerer) {
 	s.Movements.Failed("DataUpload", "TimedOut")
 	s.Movements.Moved("DataUpload", controllermetric.MovedBytes{})
 	s.Movements.Stage("DataUpload", controllermetric.StageMove, time.Second)
+	schedules := controllermetric.NewSchedules()
+	if err := r.Register(schedules); err != nil {
+		t.Fatal(err)
+	}
+	schedules.Record(&harvesterv1.ScheduleVMBackup{}, gen.Schedule(gen.Meta("ns", "nightly"), "vm", reportedSchedule(now)))
 	s.CountKept(map[controllermetric.KeptSnapshots]int{{Namespace: "ns", Driver: "driver"}: 1})
 	s.CountEnd(gen.Backup(gen.Meta("ns", "ended"), gen.SetTracker("tracker"), func(b *backupv1.VirtualMachineBackup) {
 		b.Status = backupv1.VirtualMachineBackupStatus{
@@ -154,6 +160,16 @@ func reportMachines(t *testing.T, r prometheus.Registerer) {
 			IncludedVolumes: []backupv1.IncludedVolume{{Name: "disk", FullReason: backupv1.FullBitmapLost}},
 		}
 	}))
+}
+
+// reportedSchedule gives a schedule a status that has everything that can be reported.
+func reportedSchedule(now metav1.Time) func(*harvesterv1.ScheduleVMBackup) {
+	return func(o *harvesterv1.ScheduleVMBackup) {
+		o.Status = harvesterv1.ScheduleVMBackupStatus{
+			LastSuccessfulTime: &now, NextScheduleTime: &now,
+			Runs: []harvesterv1.ScheduledRun{{Time: now, Result: harvesterv1.RunFailed}},
+		}
+	}
 }
 
 // reportNode has the handler's metrics report everything that can be reported.

@@ -1,11 +1,13 @@
-// Package metric holds the controller's Prometheus metrics about machines and their backups, and about the data mover's
-// locations, repositories and kept snapshots. docs/metrics.md lists them.
+// Package metric holds the controller's Prometheus metrics about machines, their backups and their schedules, and about
+// the data mover's locations, repositories and kept snapshots. docs/metrics.md lists them.
 //
 // Gauges are computed from the objects on each scrape, so that none can drift. What they say about backups that have
 // ended, which are in no cache, is read from the API server once when the process gets the lease, and kept as one
 // record per machine from then on. Kept snapshots, which are in no cache either, are those of the last look of package
 // keptsnapshot, which looks every minute. Counters and histograms count the status writes of this process: a backup that
 // ends is counted once, unless the controller dies between the write and the count.
+//
+// What is said of a schedule is what its controller last wrote to its status.
 //
 // Series of a machine end when the machine is deleted. A backup counts only for the machine that exists: one that
 // showed an earlier machine of the same name is left out.

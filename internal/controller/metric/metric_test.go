@@ -81,7 +81,7 @@ func backup(name string, end int, result backupv1.BackupResult, changes ...func(
 }
 
 // series returns what s reports of the metrics with a prefix, as "name{label=value,…} value", without the histograms.
-func series(t *testing.T, s *Set, prefix string) []string {
+func series(t *testing.T, s prometheus.Collector, prefix string) []string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	if err := registry.Register(s); err != nil {
