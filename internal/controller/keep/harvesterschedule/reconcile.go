@@ -44,6 +44,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	if o == nil || o.DeletionTimestamp != nil {
 		r.alarms.wakeAt(key, time.Time{})
 		r.strangers.forget(key)
+		forgetMetrics(key)
 		return ctrl.Result{}, nil
 	}
 	in, err := r.readInput(ctx, o)
@@ -138,6 +139,7 @@ func (r *reconciler) carryOut(ctx context.Context, o *harvesterv1.ScheduleVMBack
 	if err := reconcile.WriteStatus(ctx, r.cached, base, o); err != nil {
 		return err
 	}
+	recordMetrics(base, o)
 	r.emitEvents(o, p, base.Status.Suspended)
 	for _, b := range p.remove {
 		if err := r.removeBackup(ctx, b); err != nil {
