@@ -47,25 +47,26 @@ func (in *input) settleRuns(p *plan, times *schedule.Times) {
 	}
 	for i := len(s.Runs) - 1; i >= 0; i-- {
 		run := &s.Runs[i]
-		switch run.Result {
-		case harvesterv1.RunStarted:
+		before := run.Result
+		if before == harvesterv1.RunStarted {
 			in.settleBackup(run, byName[run.Backup], times)
-			if run.Result == harvesterv1.RunRetrying && i == 0 && in.canRetry(s, times) {
-				p.failed = append(p.failed, *run)
-			}
-		case harvesterv1.RunRetrying:
-		default:
-			continue
 		}
-		if run.Result == harvesterv1.RunRetrying && (i > 0 || !in.canRetry(s, times)) {
+		if run.Result == harvesterv1.RunRetrying {
+			if i == 0 && in.canRetry(s, times) {
+				if before == harvesterv1.RunStarted {
+					p.failed = append(p.failed, *run)
+				}
+				continue
+			}
 			run.Result = harvesterv1.RunFailed
 		}
-		switch run.Result {
-		case harvesterv1.RunStarted, harvesterv1.RunRetrying:
+		if run.Result == before {
 			continue
-		case harvesterv1.RunSucceeded:
+		}
+		if run.Result == harvesterv1.RunSucceeded {
 			s.Failure = 0
-		case harvesterv1.RunFailed:
+		}
+		if run.Result == harvesterv1.RunFailed {
 			s.Failure++
 		}
 		p.ended = append(p.ended, *run)
