@@ -15,6 +15,11 @@ harvester_kinds() {
 	sed -n 's/^  name: \(.*\.harvesterhci\.io\)$/\1/p' deploy/crd/*.yaml
 }
 
+# varve_kinds are those of Varve's own group.
+varve_kinds() {
+	sed -n 's/^  name: \(.*\.varvebackup\.io\)$/\1/p' deploy/crd/*.yaml
+}
+
 # read_owners reads all custom resource definitions, for owner_of. What cannot be read is an error. One request for all of them, because
 # a program that starts for each takes most of the time of an installation.
 read_owners() {

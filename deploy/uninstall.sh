@@ -80,7 +80,7 @@ for kind in virtualmachinesnapshots.snapshot.kubevirt.io virtualmachinesnapshotc
 	fi
 done
 # Without the controllers, the deletion of a backup deletes no restore points.
-for kind in $(harvester_kinds); do
+for kind in $(varve_kinds) $(harvester_kinds); do
 	if ours "$kind"; then
 		release_all "$kind"
 		delete_objects "$kind"
@@ -108,7 +108,7 @@ passwords=$(echo "$passwords" | grep '^repository-password-' || true)
 [ -n "$passwords" ] || "$kubectl" wait namespace/varve --for=delete --timeout=300s
 read_owners
 stay= gone=
-for kind in $(kubevirt_kinds) $(velero_kinds) $(harvester_kinds); do
+for kind in $(kubevirt_kinds) $(velero_kinds) $(harvester_kinds) $(varve_kinds); do
 	ours "$kind" || continue
 	case "$kind" in
 	*.velero.io)

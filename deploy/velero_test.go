@@ -114,7 +114,7 @@ func TestVelero_keepsItsKindsAndObjects(t *testing.T) {
 			t.Errorf("install does not say %q:\n%s", want, out)
 		}
 	}
-	if diff := cmp.Diff(before, without(s.versions(), "kubevirt.io", "harvesterhci.io")); diff != "" {
+	if diff := cmp.Diff(before, without(s.versions(), "kubevirt.io", "harvesterhci.io", "varvebackup.io")); diff != "" {
 		t.Errorf("install has changed kinds of others: %s", diff)
 	}
 	s.mustRun("", s.kubectl, "get", "vm,vmbackup", "--all-namespaces") // Varve's own kinds are there.
@@ -161,7 +161,7 @@ spec:
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
 `, s.kubectl, "create", "-f", "-")
 	s.mustRun(movements, s.kubectl, "create", "-f", "-")
-	before := without(s.versions(), "kubevirt.io", "harvesterhci.io")
+	before := without(s.versions(), "kubevirt.io", "harvesterhci.io", "varvebackup.io")
 	out := s.mustRun("", "./uninstall.sh")
 	if want := "Velero uses them: they stay with all their objects: backuprepositories.velero.io"; !strings.Contains(out, want) {
 		t.Errorf("uninstall does not say %q:\n%s", want, out)

@@ -30,6 +30,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
+	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/admission"
@@ -102,7 +103,11 @@ type Options struct {
 // Scheme returns a scheme with every kind that the controllers read and write.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, harvesterv1.AddToScheme, snapshotv1.AddToScheme, vmsnapshotv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme,
+		velerov1.AddToScheme, velerov2.AddToScheme, harvesterv1.AddToScheme, snapshotv1.AddToScheme,
+		varvev1.AddToScheme, vmsnapshotv1.AddToScheme,
+	} {
 		if err := add(s); err != nil {
 			return nil, err
 		}

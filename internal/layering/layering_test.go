@@ -24,8 +24,8 @@ const (
 // the test: give it a place here and in docs/architecture.md.
 var layers = [][]string{
 	{
-		"api/backup", "api/export", "api/harvester", "api/kubevirt", "api/snapshot", "api/velero", "internal/durable",
-		"internal/errclass", "internal/guard", "internal/version",
+		"api/backup", "api/export", "api/harvester", "api/kubevirt", "api/snapshot", "api/varve", "api/velero",
+		"internal/durable", "internal/errclass", "internal/guard", "internal/version",
 	},
 	{
 		"internal/condition", "internal/cron", "internal/definition", "internal/diagnosis", "internal/extent",

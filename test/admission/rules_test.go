@@ -18,6 +18,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
+	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
@@ -68,6 +69,22 @@ func scheduleWith(edit func(*harvesterv1.ScheduleVMBackupSpec)) func(string) cli
 		}
 		return o
 	}
+}
+
+func policyWith(edit func(*varvev1.BackupPolicy)) func(string) client.Object {
+	return func(ns string) client.Object {
+		o := gen.Policy(gen.Meta(ns, "p"), metav1.LabelSelector{})
+		edit(o)
+		return o
+	}
+}
+
+func policyAnnotated(name string) func(string) client.Object {
+	return policyWith(func(o *varvev1.BackupPolicy) { o.Spec.Template.Annotations[name] = "x" })
+}
+
+func policySpecWith(edit func(*varvev1.ScheduleTemplateSpec)) func(string) client.Object {
+	return policyWith(func(o *varvev1.BackupPolicy) { edit(&o.Spec.Template.Spec) })
 }
 
 func snapshotWith(edit func(*vmsnapshotv1.VirtualMachineSnapshotSpec)) func(string) client.Object {
@@ -415,6 +432,52 @@ var rules = []rule{
 	{
 		"another type of a schedule", "is immutable: create another schedule", scheduleWith(nil),
 		func(o client.Object) { o.(*harvesterv1.ScheduleVMBackup).Spec.VMBackupSpec.Type = harvesterv1.Snapshot },
+	},
+	{
+		"long name of a policy", "metadata.name must be at most 63 characters: the schedules of machines are named after it",
+		policyWith(func(o *varvev1.BackupPolicy) { o.Name = strings.Repeat("p", 64) }), nil,
+	},
+	{
+		"policy without times", "spec.template.spec.cron in body should be at least 1 chars long",
+		policySpecWith(func(s *varvev1.ScheduleTemplateSpec) { s.Cron = "" }), nil,
+	},
+	{
+		"policy that keeps one", "spec.template.spec.retain in body should be greater than or equal to 2",
+		policySpecWith(func(s *varvev1.ScheduleTemplateSpec) { s.Retain = 1 }), nil,
+	},
+	{
+		"policy that keeps too many", "spec.template.spec.retain in body should be less than or equal to 250",
+		policySpecWith(func(s *varvev1.ScheduleTemplateSpec) { s.Retain = 251 }), nil,
+	},
+	{
+		"policy that may not fail", "spec.template.spec.maxFailure in body should be greater than or equal to 2",
+		policySpecWith(func(s *varvev1.ScheduleTemplateSpec) { s.MaxFailure = 1 }), nil,
+	},
+	{
+		"policy that may fail as often as it keeps", "maxFailure must be less than retain",
+		policySpecWith(func(s *varvev1.ScheduleTemplateSpec) { s.Retain, s.MaxFailure = 3, 3 }), nil,
+	},
+	{
+		"type of a policy", `Unsupported value: "archive": supported values: "backup", "snapshot"`,
+		policySpecWith(func(s *varvev1.ScheduleTemplateSpec) { s.Type = "archive" }), nil,
+	},
+	{
+		"freeze of a policy's backups", "fsFreezeDeadline is for type snapshot",
+		policySpecWith(func(s *varvev1.ScheduleTemplateSpec) {
+			s.FSFreezeDeadline = &metav1.Duration{Duration: time.Second}
+		}), nil,
+	},
+	{
+		"annotation of a policy that means nothing for a schedule", "annotations must be those of a ScheduleVMBackup",
+		policyAnnotated("example.com/owner"), nil,
+	},
+	{
+		"annotation of a policy that is the controller's", "varvebackup.io/policy-... are the controller's",
+		policyAnnotated(varvev1.AnnotationPolicySuspend), nil,
+	},
+	{
+		"annotation of a policy that is for one schedule", "varvebackup.io/run-at is for one schedule",
+		policyAnnotated(harvesterv1.AnnotationRunAt), nil,
 	},
 	{
 		"another source of a snapshot", "source is immutable: create another snapshot", snapshotWith(nil),

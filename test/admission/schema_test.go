@@ -107,6 +107,7 @@ func TestShortNames(t *testing.T) {
 		"virtualmachinebackups.harvesterhci.io":               "machinebackup",
 		"virtualmachinerestores.harvesterhci.io":              "machinerestore",
 		"schedulevmbackups.harvesterhci.io":                   "svmbackup",
+		"backuppolicies.varvebackup.io":                       "vbp",
 		"datauploads.velero.io":                               "du", "datadownloads.velero.io": "dd",
 		"backupstoragelocations.velero.io": "bsl",
 		"backuprepositories.velero.io":     "", "deletebackuprequests.velero.io": "", // none, as Velero has them

@@ -56,6 +56,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
+	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/checkout"
@@ -291,7 +292,7 @@ func newScheme() (*kruntime.Scheme, error) {
 	scheme := kruntime.NewScheme()
 	for _, add := range []func(*kruntime.Scheme) error{
 		clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme,
-		harvesterv1.AddToScheme,
+		harvesterv1.AddToScheme, varvev1.AddToScheme,
 		velerov1.AddToScheme, velerov2.AddToScheme, snapshotv1.AddToScheme, vmsnapshotv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {

@@ -20,6 +20,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
+	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
@@ -131,6 +132,19 @@ func Schedule(meta metav1.ObjectMeta, vm string, changes ...func(*harvesterv1.Sc
 	return modified(&harvesterv1.ScheduleVMBackup{ObjectMeta: meta, Spec: harvesterv1.ScheduleVMBackupSpec{
 		Cron: "0 1 * * *", Retain: 8, MaxFailure: 4,
 		VMBackupSpec: harvesterv1.VirtualMachineBackupSpec{Source: *Source(vm), Type: harvesterv1.Backup},
+	}}, changes)
+}
+
+// Policy returns a policy for machines with some labels: each night, into the location shelf.
+func Policy(
+	meta metav1.ObjectMeta, selector metav1.LabelSelector, changes ...func(*varvev1.BackupPolicy),
+) *varvev1.BackupPolicy {
+	return modified(&varvev1.BackupPolicy{ObjectMeta: meta, Spec: varvev1.BackupPolicySpec{
+		Selector: selector,
+		Template: varvev1.ScheduleTemplate{
+			Annotations: map[string]string{harvesterv1.AnnotationLocation: "shelf"},
+			Spec:        varvev1.ScheduleTemplateSpec{Cron: "0 1 * * *"},
+		},
 	}}, changes)
 }
 
