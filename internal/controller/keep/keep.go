@@ -1,5 +1,5 @@
 // Package keep has the controllers of whole machines: VirtualMachineBackup, VirtualMachineRestore and
-// ScheduleVMBackup of harvesterhci.io. They speak to machines through the kinds of KubeVirt alone, and to storage
+// ScheduleVMBackup of harvesterhci.io, and BackupPolicy of varvebackup.io. They speak to machines through the kinds of KubeVirt alone, and to storage
 // through DataUploads and DataDownloads.
 package keep
 
@@ -14,6 +14,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	"github.com/varvebackup/varve/internal/controller/keep/backuppolicy"
 	"github.com/varvebackup/varve/internal/controller/keep/harvesterbackup"
 	"github.com/varvebackup/varve/internal/controller/keep/harvesterrestore"
 	"github.com/varvebackup/varve/internal/controller/keep/harvesterschedule"
@@ -57,6 +58,12 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		ControllerSuffix: o.ControllerSuffix,
 	}); err != nil {
 		return fmt.Errorf("schedules: %w", err)
+	}
+	if err := backuppolicy.Setup(mgr, backuppolicy.Options{
+		Clock:            o.Clock,
+		ControllerSuffix: o.ControllerSuffix,
+	}); err != nil {
+		return fmt.Errorf("policies: %w", err)
 	}
 	return nil
 }
