@@ -28,6 +28,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
+	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/verdict"
@@ -87,23 +88,26 @@ func generate(t *testing.T, what, of string) string {
 	}
 }
 
-// foreign are fields of types that Kubernetes documents, or that stand elsewhere on the page.
+// foreign are fields of types that Kubernetes documents, or that stand elsewhere on the page: the ends of their paths,
+// which begin with the kind's plural.
 var foreign = map[string]string{
-	"tolerations":                    "Kubernetes' tolerations",
-	"namespaceLabelSelector":         "a Kubernetes label selector",
-	"virtualMachineLabelSelector":    "a Kubernetes label selector",
-	"template.spec":                  "as spec of VirtualMachineInstance",
-	"template.metadata":              "",
-	"source.spec":                    "as spec of VirtualMachine",
-	"persistentVolumeClaim.spec":     "as spec of a PersistentVolumeClaim",
-	"persistentVolumeClaimSpec.spec": "as spec of a PersistentVolumeClaim",
+	"tolerations":                        "Kubernetes' tolerations",
+	"namespaceLabelSelector":             "a Kubernetes label selector",
+	"virtualMachineLabelSelector":        "a Kubernetes label selector",
+	"virtualmachines.spec.template.spec": "as spec of VirtualMachineInstance",
+	"backuppolicies.status.conditions":   "conditions as Kubernetes has them",
+	"template.metadata":                  "",
+	"source.spec":                        "as spec of VirtualMachine",
+	"spec.selector":                      "a Kubernetes label selector",
+	"persistentVolumeClaim.spec":         "as spec of a PersistentVolumeClaim",
+	"persistentVolumeClaimSpec.spec":     "as spec of a PersistentVolumeClaim",
 }
 
 // fields is the table of a kind's spec and status, from its CRD.
 func fields(t *testing.T, plural string) string {
 	t.Helper()
 	// Two groups have a kind VirtualMachineBackup.
-	pattern := "../deploy/crd/*[to].io_" + plural + ".yaml" // kubevirt.io and velero.io
+	pattern := "../deploy/crd/*[top].io_" + plural + ".yaml" // kubevirt.io, velero.io and varvebackup.io
 	if rest, ok := strings.CutPrefix(plural, "harvester_"); ok {
 		pattern = "../deploy/crd/harvesterhci.io_" + rest + ".yaml"
 	}
@@ -124,13 +128,13 @@ func fields(t *testing.T, plural string) string {
 	b.WriteString("| field | type | what |\n|---|---|---|\n")
 	for _, part := range []string{"spec", "status"} {
 		if s, ok := schema.Properties[part]; ok {
-			rows(t, &b, part, s)
+			rows(t, &b, plural, part, s)
 		}
 	}
 	return b.String()
 }
 
-func rows(t *testing.T, b *strings.Builder, path string, s apiextensionsv1.JSONSchemaProps) {
+func rows(t *testing.T, b *strings.Builder, plural, path string, s apiextensionsv1.JSONSchemaProps) {
 	t.Helper()
 	names := make([]string, 0, len(s.Properties))
 	for name := range s.Properties {
@@ -152,7 +156,7 @@ func rows(t *testing.T, b *strings.Builder, path string, s apiextensionsv1.JSONS
 		if what == "" {
 			t.Errorf("%s: a field without a comment", at)
 		}
-		note, stop := elsewhere(path, name)
+		note, stop := elsewhere(plural+"."+path, name)
 		if note != "" {
 			what += " (" + note + ")"
 		}
@@ -164,7 +168,7 @@ func rows(t *testing.T, b *strings.Builder, path string, s apiextensionsv1.JSONS
 		}
 		fmt.Fprintf(b, "| `%s` | %s | %s |\n", at, kind, strings.ReplaceAll(what, "|", `\|`))
 		if !stop {
-			rows(t, b, at, inner)
+			rows(t, b, plural, at, inner)
 		}
 	}
 }
@@ -331,7 +335,10 @@ func manifestFields(t *testing.T) string {
 func TestExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, vmsnapshotv1.AddToScheme, harvesterv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, corev1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, vmsnapshotv1.AddToScheme,
+		harvesterv1.AddToScheme, varvev1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, corev1.AddToScheme,
+	} {
 		if err := add(s); err != nil {
 			t.Fatal(err)
 		}
@@ -357,7 +364,7 @@ func TestExamplesAreValid(t *testing.T) {
 	for _, kind := range []string{
 		"KubeVirt", "VirtualMachine", "VirtualMachineInstance", "VirtualMachineBackup",
 		"VirtualMachineBackupTracker", "VirtualMachineExport", "DataUpload", "DataDownload", "BackupStorageLocation",
-		"ScheduleVMBackup",
+		"ScheduleVMBackup", "BackupPolicy",
 	} {
 		if !seen[kind] {
 			t.Errorf("no example of %s", kind)
