@@ -2,6 +2,8 @@ package schedule
 
 import (
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
+	"github.com/varvebackup/varve/internal/schedule"
 )
 
 func newDescribeCommand(s *resource.Session) *cobra.Command {
@@ -63,12 +66,15 @@ func writeSchedule(p *output.Page, s *harvesterv1.ScheduleVMBackup) {
 	if when := NextRun(s, p.Now); when != "" {
 		next = output.FormatTime(s.Status.NextScheduleTime.Time) + " (" + when + ")"
 	}
-	freeze, unchecked, deadline := "", "", ""
+	freeze, unchecked, deadline, adopts := "", "", "", ""
 	if s.Annotations[harvesterv1.AnnotationFreeze] == "false" {
 		freeze = "no"
 	}
 	if s.Annotations[harvesterv1.AnnotationSkipCronCheck] == "enable" {
 		unchecked = "no"
+	}
+	if s.Annotations[harvesterv1.AnnotationAdopt] == "true" {
+		adopts = "yes"
 	}
 	if d := s.Spec.VMBackupSpec.FSFreezeDeadline; d != nil {
 		deadline = d.Duration.String()
@@ -82,26 +88,56 @@ func writeSchedule(p *output.Page, s *harvesterv1.ScheduleVMBackup) {
 		"Cron", expression,
 		"Time zone", zone,
 		"Times checked", unchecked,
+		"Jitter", describeJitter(s),
 		"Type", backupType(s),
 		"Location", s.Annotations[harvesterv1.AnnotationLocation],
 		"Left out", s.Annotations[harvesterv1.AnnotationExcludeVolumes],
 		"Freezes the guest", freeze,
 		"Freeze deadline", deadline,
 		"Retains", human.Count(s.Spec.Retain, "backup"),
+		"Keeps besides", describeKeepRules(s),
+		"Adopts", adopts,
 		"Suspended after", human.Count(s.Spec.MaxFailure, "failure")+" in a row",
 		"State", string(verdict.State),
 		"Message", verdict.Message,
 		"Last due", p.Timestamp(s.Status.LastScheduleTime),
 		"Last good", p.Timestamp(s.Status.LastSuccessfulTime),
 		"Next", next,
+		"Requested", requestedTime(s),
 		"Failures in a row", fmt.Sprint(s.Status.Failure),
 	)
+}
+
+// describeJitter says how long after they are due a schedule's runs may begin, and how long after it they do.
+func describeJitter(s *harvesterv1.ScheduleVMBackup) string {
+	text := s.Annotations[harvesterv1.AnnotationJitter]
+	if times, err := schedule.ReadTimes(s); err == nil && text != "" {
+		text += ", its runs begin " + human.Span(times.Delay) + " after they are due"
+	}
+	return text
+}
+
+// requestedTime returns the time of a run that a user has asked for and that was not dealt with, or "".
+func requestedTime(s *harvesterv1.ScheduleVMBackup) string {
+	at, err := time.Parse(time.RFC3339, s.Annotations[harvesterv1.AnnotationRunAt])
+	if last := s.Status.LastScheduleTime; err != nil || last != nil && !at.After(last.Time) {
+		return ""
+	}
+	return output.FormatTime(at)
 }
 
 func writeRuns(p *output.Page, runs []harvesterv1.ScheduledRun) {
 	t := &output.Table{Header: []string{"DUE", "RESULT", "BACKUP", "MESSAGE"}}
 	for i := range runs {
-		t.Add(describeDue(&runs[i]), string(runs[i].Result), runs[i].Backup, describeReason(&runs[i]))
+		r := &runs[i]
+		result, message := string(r.Result), describeReason(r)
+		if r.Attempts > 1 {
+			result += fmt.Sprintf(" (%d attempts)", r.Attempts)
+		}
+		if r.Result == harvesterv1.RunRetrying && r.RetryTime != nil {
+			message = strings.TrimPrefix(message+"; tried again at "+output.FormatTime(r.RetryTime.Time), "; ")
+		}
+		t.Add(describeDue(r), result, r.Backup, message)
 	}
 	p.Section("Last runs", t, "none yet")
 }

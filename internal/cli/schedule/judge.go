@@ -10,6 +10,7 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/schedule"
 )
 
 // State is what a schedule is like, in a word.
@@ -44,8 +45,8 @@ type Verdict struct {
 // dueGrace is how long after its due time a run may begin, enough for a controller that starts anew.
 const dueGrace = 10 * time.Minute
 
-// Judge says what a schedule is like. It goes by the newest run that has ended: one that has only begun makes good for
-// none that failed.
+// Judge says what a schedule is like. It goes by the newest run that has ended: one that has only begun, or that is
+// tried again, makes good for none that failed.
 func Judge(s *harvesterv1.ScheduleVMBackup, now time.Time) Verdict {
 	if v := judgeWhole(s); v.State != "" {
 		return v
@@ -53,8 +54,14 @@ func Judge(s *harvesterv1.ScheduleVMBackup, now time.Time) Verdict {
 	if v := judgeDue(s, now); v.State != "" {
 		return v
 	}
-	i := slices.IndexFunc(s.Status.Runs,
-		func(r harvesterv1.ScheduledRun) bool { return r.Result != harvesterv1.RunStarted })
+	if len(s.Status.Runs) == 0 {
+		return Verdict{New, "it waits for its first run"}
+	}
+	goesOn := ""
+	if newest := &s.Status.Runs[0]; !hasEnded(newest) {
+		goesOn = describeProgress(newest)
+	}
+	i := slices.IndexFunc(s.Status.Runs, func(r harvesterv1.ScheduledRun) bool { return hasEnded(&r) })
 	switch {
 	case i >= 0 && s.Status.Runs[i].Result != harvesterv1.RunSucceeded:
 		state := Overdue
@@ -62,16 +69,31 @@ func Judge(s *harvesterv1.ScheduleVMBackup, now time.Time) Verdict {
 			state = Failed
 		}
 		message := describeRun(&s.Status.Runs[i])
-		if s.Status.Runs[0].Result == harvesterv1.RunStarted {
-			message += "; backup " + s.Status.Runs[0].Backup + " runs"
+		if goesOn != "" {
+			message += "; " + goesOn
 		}
 		return Verdict{state, message}
-	case len(s.Status.Runs) == 0:
-		return Verdict{New, "it waits for its first run"}
-	case s.Status.Runs[0].Result == harvesterv1.RunStarted:
-		return Verdict{Running, "backup " + s.Status.Runs[0].Backup + " runs"}
+	case goesOn != "":
+		return Verdict{Running, goesOn}
 	}
 	return Verdict{State: OK}
+}
+
+// hasEnded says whether no backup of a run goes on, or is still to be made.
+func hasEnded(r *harvesterv1.ScheduledRun) bool {
+	return r.Result != harvesterv1.RunStarted && r.Result != harvesterv1.RunRetrying
+}
+
+// describeProgress says what becomes of a run that has not ended.
+func describeProgress(r *harvesterv1.ScheduledRun) string {
+	if r.Result == harvesterv1.RunRetrying {
+		return describeRun(r)
+	}
+	text := "backup " + r.Backup + " runs"
+	if r.Attempts > 1 {
+		text += fmt.Sprintf(", attempt %d", r.Attempts)
+	}
+	return text
 }
 
 // judgeWhole says why a schedule makes no backups at all. Without a reason, the verdict is empty.
@@ -109,8 +131,19 @@ func gaveUp(s *harvesterv1.ScheduleVMBackup) bool {
 
 // judgeDue says whether a due time has passed without anybody dealing with it. If not, the verdict is empty.
 func judgeDue(s *harvesterv1.ScheduleVMBackup, now time.Time) Verdict {
+	grace := dueGrace
+	if times, err := schedule.ReadTimes(s); err == nil { // the condition Ready says what is wrong with them
+		grace += times.Delay
+	}
+	if len(s.Status.Runs) > 0 {
+		r := &s.Status.Runs[0]
+		if r.Result == harvesterv1.RunRetrying && r.RetryTime != nil && now.Sub(r.RetryTime.Time) > dueGrace {
+			return Verdict{Overdue, fmt.Sprintf("the run of %s failed, and was to be tried again at %s: does the "+
+				"controller run?", describeDue(r), output.FormatTime(r.RetryTime.Time))}
+		}
+	}
 	switch next := s.Status.NextScheduleTime; {
-	case next != nil && now.Sub(next.Time) > dueGrace:
+	case next != nil && now.Sub(next.Time) > grace:
 		return Verdict{Overdue, fmt.Sprintf("a backup was due at %s, and none was made: does the controller run?",
 			output.FormatTime(next.Time))}
 	case next == nil && now.Sub(s.CreationTimestamp.Time) > dueGrace:
@@ -132,21 +165,31 @@ func findCondition(s *harvesterv1.ScheduleVMBackup, kind harvesterv1.ConditionTy
 var outcomes = map[harvesterv1.RunResult]string{
 	harvesterv1.RunStarted: "is going on", harvesterv1.RunSucceeded: "made a backup", harvesterv1.RunFailed: "failed",
 	harvesterv1.RunDeleted: "made no backup", harvesterv1.RunSkipped: "was skipped",
-	harvesterv1.RunMissed: "was missed",
+	harvesterv1.RunMissed:   "was missed",
+	harvesterv1.RunRetrying: "failed, and is tried again",
 }
 
 // describeRun says what became of a run, and why.
 func describeRun(r *harvesterv1.ScheduledRun) string {
 	text := fmt.Sprintf("the run of %s %s", describeDue(r), cmp.Or(outcomes[r.Result], "ended as "+string(r.Result)))
+	switch {
+	case r.Result == harvesterv1.RunRetrying && r.RetryTime != nil:
+		text += " at " + output.FormatTime(r.RetryTime.Time)
+	case r.Result == harvesterv1.RunFailed && r.Attempts > 1:
+		text += fmt.Sprintf(" after %d attempts", r.Attempts)
+	}
 	if why := describeReason(r); why != "" {
 		text += ": " + why
 	}
 	return text
 }
 
-// describeDue says when a run was due, or several.
+// describeDue says when a run was due, or several, and whether a user asked for it.
 func describeDue(r *harvesterv1.ScheduledRun) string {
 	text := output.FormatTime(r.Time.Time)
+	if r.Reason == harvesterv1.RunRequested {
+		text += " (requested)"
+	}
 	if r.LastTime != nil && r.Count > 1 {
 		text += fmt.Sprintf(" (and %d more until %s)", r.Count-1, output.FormatTime(r.LastTime.Time))
 	}
@@ -169,6 +212,8 @@ func describeReason(r *harvesterv1.ScheduledRun) string {
 		return "it was deleted before it ended"
 	case r.Result == harvesterv1.RunMissed:
 		return "no controller ran"
+	case r.Reason == harvesterv1.RunRequested:
+		return ""
 	}
 	return r.Reason
 }

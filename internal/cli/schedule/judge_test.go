@@ -42,18 +42,60 @@ func TestJudge(t *testing.T) {
 	started := run(0, harvesterv1.RunStarted, "")
 	overlap := run(0, harvesterv1.RunSkipped, "")
 	overlap.Reason = harvesterv1.SkippedOverlap
+	retrying := run(0, harvesterv1.RunRetrying, "the bucket is full")
+	retrying.RetryTime = &metav1.Time{Time: due.Add(65 * time.Minute)}
+	again, gaveUp, requested := started, bad, run(0, harvesterv1.RunFailed, "")
+	again.Attempts, gaveUp.Attempts, requested.Reason = 2, 3, harvesterv1.RunRequested
 	const failed = "the run of 2026-11-29T01:00:00Z failed: the bucket is full"
+	const retried = "the run of 2026-11-29T01:00:00Z failed, and is tried again at 2026-11-29T02:05:00Z: " +
+		"the bucket is full"
 	for name, c := range map[string]struct {
 		runs []harvesterv1.ScheduledRun
 		edit func(*harvesterv1.ScheduleVMBackup)
 		want Verdict
 	}{
-		"good":         {[]harvesterv1.ScheduledRun{good, bad}, nil, Verdict{OK, ""}},
-		"no run yet":   {nil, nil, Verdict{New, "it waits for its first run"}},
-		"failed":       {[]harvesterv1.ScheduledRun{bad, good}, nil, Verdict{Failed, failed}},
-		"runs":         {[]harvesterv1.ScheduledRun{started, good}, nil, Verdict{Running, "backup b runs"}},
-		"runs, first":  {[]harvesterv1.ScheduledRun{started}, nil, Verdict{Running, "backup b runs"}},
-		"runs, failed": {[]harvesterv1.ScheduledRun{started, bad}, nil, Verdict{Failed, failed + "; backup b runs"}},
+		"good":       {[]harvesterv1.ScheduledRun{good, bad}, nil, Verdict{OK, ""}},
+		"no run yet": {nil, nil, Verdict{New, "it waits for its first run"}},
+		"failed":     {[]harvesterv1.ScheduledRun{bad, good}, nil, Verdict{Failed, failed}},
+		"runs": {
+			[]harvesterv1.ScheduledRun{started, good}, nil,
+			Verdict{Running, "backup b runs"},
+		},
+		"runs, first": {[]harvesterv1.ScheduledRun{started}, nil, Verdict{Running, "backup b runs"}},
+		"runs, failed": {
+			[]harvesterv1.ScheduledRun{started, bad}, nil,
+			Verdict{Failed, failed + "; backup b runs"},
+		},
+		"is tried again":        {[]harvesterv1.ScheduledRun{retrying, good}, nil, Verdict{Running, retried}},
+		"is tried again, first": {[]harvesterv1.ScheduledRun{retrying}, nil, Verdict{Running, retried}},
+		"is tried again, failed": {
+			[]harvesterv1.ScheduledRun{retrying, bad}, nil,
+			Verdict{Failed, failed + "; " + retried},
+		},
+		"the second attempt": {
+			[]harvesterv1.ScheduledRun{again, good}, nil,
+			Verdict{Running, "backup b runs, attempt 2"},
+		},
+		"failed in three attempts": {
+			[]harvesterv1.ScheduledRun{gaveUp, good}, nil,
+			Verdict{Failed, "the run of 2026-11-29T01:00:00Z failed after 3 attempts: the bucket is full"},
+		},
+		"the one that was asked for failed": {
+			[]harvesterv1.ScheduledRun{requested, good}, nil,
+			Verdict{Failed, "the run of 2026-11-29T01:00:00Z (requested) failed"},
+		},
+		"nobody has tried it again": {
+			[]harvesterv1.ScheduledRun{retrying, good},
+			func(s *harvesterv1.ScheduleVMBackup) { s.Status.Runs[0].RetryTime = &metav1.Time{Time: due} },
+			Verdict{Overdue, "the run of 2026-11-29T01:00:00Z failed, and was to be tried again at " +
+				"2026-11-29T01:00:00Z: does the controller run?"},
+		},
+		"the run waits for its jitter": {
+			[]harvesterv1.ScheduledRun{good}, func(s *harvesterv1.ScheduleVMBackup) {
+				s.UID, s.Annotations = "a", map[string]string{harvesterv1.AnnotationJitter: "6h"}
+				s.Status.NextScheduleTime = &metav1.Time{Time: due}
+			}, Verdict{OK, ""},
+		},
 		"missed": {
 			[]harvesterv1.ScheduledRun{run(0, harvesterv1.RunMissed, ""), good},
 			nil,
