@@ -1,10 +1,18 @@
 package schedule
 
 import (
+	"io"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/resource"
+	"github.com/varvebackup/varve/internal/cli/session"
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -24,7 +32,7 @@ func TestRequest_refusesTimesThatTheControllerWouldNotGoBy(t *testing.T) {
 		{"0 1 * *", "", false, "it has 4 fields"},
 		{"0 1 31 2 *", "", false, "it never comes due"},
 		{"0 1 * * *", "Mars/Base", false, "Mars/Base"},
-		{"*/10 * * * *", "", false, "its times are 10m apart"},
+		{"*/10 * * * *", "", false, "is due 10m0s apart, and backups need 1h0m0s or more: change it, or allow it with --skip-cron-check"},
 		{"*/10 * * * *", "", true, ""},
 	} {
 		r := request{machine: "web", cron: c.cron, zone: c.zone, skipCronCheck: c.unchecked, retain: 8, maxFailure: 4}
@@ -35,5 +43,62 @@ func TestRequest_refusesTimesThatTheControllerWouldNotGoBy(t *testing.T) {
 		if c.says != "" && (failure.Code(err) != errclass.ExitUsage || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%q in %q: %v", c.cron, c.zone, err)
 		}
+	}
+}
+
+// What a schedule cannot keep, and a jitter that is longer than its times are apart, is wrong usage of the flag.
+func TestRequest_refusesRulesThatTheControllerWouldNotGoBy(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		flags []string
+		says  string // empty: they can be used
+	}{
+		{nil, ""},
+		{[]string{"--jitter=24h", "--keep-daily=1000", "--keep-within=1y6m", "--keep-hourly=0"}, ""},
+		{[]string{"--jitter=soon"}, `--jitter is "soon": it must be a duration such as 30m`},
+		{[]string{"--jitter=-1m"}, `--jitter is "-1m"`},
+		{[]string{"--jitter=25h"}, "no longer than the 24h0m0s that two runs are apart"},
+		{[]string{"--keep-hourly=x"}, `--keep-hourly is "x": it must be a number from 0 to 1000`},
+		{[]string{"--keep-daily=-1"}, `--keep-daily is "-1"`},
+		{[]string{"--keep-weekly=1001"}, `--keep-weekly is "1001"`},
+		{[]string{"--keep-monthly=1.5"}, `--keep-monthly is "1.5"`},
+		{[]string{"--keep-yearly=1y"}, `--keep-yearly is "1y"`},
+		{[]string{"--keep-within=30"}, `--keep-within: "30" is not a span of time`},
+	} {
+		err := executeOffline(newCreateCommand, append([]string{"nightly", "--vm=web", "--cron=0 1 * * *"}, c.flags...)...)
+		if c.says == "" && (err == nil || !strings.Contains(err.Error(), "kubeconfig")) { // the next step fails
+			t.Errorf("%v: %v", c.flags, err)
+		}
+		if c.says != "" && (failure.Code(err) != errclass.ExitUsage || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%v: %v", c.flags, err)
+		}
+	}
+}
+
+// executeOffline runs a command that has no cluster.
+func executeOffline(newCommand func(*resource.Session) *cobra.Command, args ...string) error {
+	s := resource.NewSession(&session.Session{Streams: session.Streams{Err: io.Discard}, Now: time.Now})
+	c := newCommand(s)
+	s.AddClusterFlags(c)
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetOut(io.Discard)
+	c.SetArgs(append(args, "--kubeconfig=none"))
+	return c.Execute()
+}
+
+// Each flag of a schedule is in the object.
+func TestRequest_newObject(t *testing.T) {
+	t.Parallel()
+	r := request{
+		machine: "web", cron: " 0 1 * * * ", zone: "Europe/Berlin", jitter: "30m", retain: 8, maxFailure: 4, adopt: true,
+		keeps: keepFlags{harvesterv1.AnnotationKeepDaily: "14", harvesterv1.AnnotationKeepWithin: ""},
+	}
+	want := map[string]string{
+		"varvebackup.io/time-zone": "Europe/Berlin", "varvebackup.io/jitter": "30m",
+		"varvebackup.io/keep-daily": "14", "varvebackup.io/adopt-backups": "true",
+	}
+	got := r.newObject("app", "nightly")
+	if diff := cmp.Diff(want, got.Annotations); diff != "" || got.Spec.Cron != "0 1 * * *" {
+		t.Errorf("%q %s", got.Spec.Cron, diff)
 	}
 }

@@ -95,7 +95,7 @@ func writeSchedule(p *output.Page, s *harvesterv1.ScheduleVMBackup) {
 		"Freezes the guest", freeze,
 		"Freeze deadline", deadline,
 		"Retains", human.Count(s.Spec.Retain, "backup"),
-		"Keeps besides", describeKeepRules(s),
+		"Also keeps", describeKeepRules(s),
 		"Adopts", adopts,
 		"Suspended after", human.Count(s.Spec.MaxFailure, "failure")+" in a row",
 		"State", string(verdict.State),

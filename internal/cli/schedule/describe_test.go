@@ -30,7 +30,7 @@ func TestWriteSchedule_saysWhatAnnotationsAskFor(t *testing.T) {
 				harvesterv1.AnnotationKeepDaily: "7", harvesterv1.AnnotationKeepWithin: "30d",
 				harvesterv1.AnnotationKeepHourly: "24", harvesterv1.AnnotationKeepYearly: "0",
 			},
-			[]string{"Keeps besides: 24 hourly, 7 daily, all within 30d"},
+			[]string{"Also keeps: 24 hourly, 7 daily, all within 30d"},
 		},
 		"adopts":         {map[string]string{harvesterv1.AnnotationAdopt: "true"}, []string{"Adopts: yes"}},
 		"does not adopt": {map[string]string{harvesterv1.AnnotationAdopt: "false"}, nil},
@@ -48,7 +48,7 @@ func TestWriteSchedule_saysWhatAnnotationsAskFor(t *testing.T) {
 		for line := range strings.Lines(out.String()) {
 			title, value, _ := strings.Cut(line, ":")
 			switch title {
-			case "Jitter", "Keeps besides", "Adopts", "Requested":
+			case "Jitter", "Also keeps", "Adopts", "Requested":
 				got = append(got, title+": "+strings.TrimSpace(value))
 			}
 		}

@@ -17,14 +17,14 @@ type keepRule struct {
 }
 
 var keepRules = []keepRule{
-	{harvesterv1.AnnotationKeepHourly, "hourly", "keep besides the newest of each of N hours"},
-	{harvesterv1.AnnotationKeepDaily, "daily", "keep besides the newest of each of N days"},
-	{harvesterv1.AnnotationKeepWeekly, "weekly", "keep besides the newest of each of N weeks, from Monday"},
-	{harvesterv1.AnnotationKeepMonthly, "monthly", "keep besides the newest of each of N months"},
-	{harvesterv1.AnnotationKeepYearly, "yearly", "keep besides the newest of each of N years"},
+	{harvesterv1.AnnotationKeepHourly, "hourly", "also keep the newest of each of N hours"},
+	{harvesterv1.AnnotationKeepDaily, "daily", "also keep the newest of each of N days"},
+	{harvesterv1.AnnotationKeepWeekly, "weekly", "also keep the newest of each of N weeks, from Monday"},
+	{harvesterv1.AnnotationKeepMonthly, "monthly", "also keep the newest of each of N months"},
+	{harvesterv1.AnnotationKeepYearly, "yearly", "also keep the newest of each of N years"},
 	{
 		harvesterv1.AnnotationKeepWithin, "",
-		"keep besides all in a span before the newest, such as 36h, 14d, 6m (months) or 1y6m",
+		"also keep all in a span before the newest, such as 36h, 14d, 6m (months) or 1y6m",
 	},
 }
 
