@@ -21,6 +21,7 @@ import (
 // Limits of the API: maxFailure is at least 2, and less than retain.
 const (
 	leastMaxFailure   = 2
+	leastRetain       = 2
 	mostRetain        = 250
 	defaultRetain     = 8
 	defaultMaxFailure = 4

@@ -32,7 +32,7 @@ machine at the times of a cron expression, and removes the oldest backups.
   varve schedule describe nightly`,
 		[]string{"schedules", "schedulevmbackup", "schedulevmbackups", "svmbackup", "svmbackups"},
 		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newSuspendCommand(s), newResumeCommand(s),
-		newDeleteCommand(s))
+		newRetentionCommand(s), newDeleteCommand(s))
 }
 
 func newList() client.ObjectList { return &harvesterv1.ScheduleVMBackupList{} }
