@@ -1,5 +1,5 @@
-// Package machinebackup has what a user chooses for backups of whole machines: for one of them, or for those of a
-// schedule.
+// Package machinebackup has what commands that make backups of whole machines share, one by one or by a schedule: what a
+// user chooses for them, and how far one is.
 package machinebackup
 
 import (

@@ -10,6 +10,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/machinebackup"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/schedule"
@@ -146,11 +147,7 @@ func writeBackups(p *output.Page, backups []harvesterv1.VirtualMachineBackup) {
 	t := &output.Table{Header: []string{"NAME", "READY", "DISKS", "SIZE", "CHANGED", "AGE"}}
 	for i := range backups {
 		b := &backups[i]
-		var size, changed int64
-		for _, v := range b.Status.VolumeBackups {
-			size += v.VolumeSize
-			changed += v.ChangedBytes
-		}
+		size, changed := machinebackup.StoredBytes(b)
 		changedText := human.Bytes(changed)
 		if b.Spec.Type == harvesterv1.Snapshot {
 			changedText = ""

@@ -13,6 +13,7 @@ import (
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/machinebackup"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
 	"github.com/varvebackup/varve/internal/schedule"
@@ -154,7 +155,7 @@ func decideRetention(
 	}
 	for _, d := range slices.Backward(decisions) {
 		r.Items = append(r.Items, retentionItem{
-			Backup: d.Backup.Name, Due: schedule.DueTime(d.Backup).UTC(), State: describeState(d.Backup), Keep: d.Keep,
+			Backup: d.Backup.Name, Due: schedule.DueTime(d.Backup).UTC(), State: machinebackup.Phase(d.Backup), Keep: d.Keep,
 			Reasons: append([]string{}, d.Reasons...),
 		})
 		if d.Keep {
@@ -164,19 +165,6 @@ func decideRetention(
 		}
 	}
 	return r, nil
-}
-
-// describeState says in a word what a backup is like.
-func describeState(b *harvesterv1.VirtualMachineBackup) string {
-	switch {
-	case b.DeletionTimestamp != nil:
-		return "Deleting"
-	case b.IsReady():
-		return "Ready"
-	case b.HasFailed():
-		return "Failed"
-	}
-	return "Running"
 }
 
 func writeRetention(p *output.Page, r *retentionResult, wide bool) error {

@@ -44,7 +44,7 @@ func TestRetention(t *testing.T) {
 	}{
 		"as the schedule says": {
 			nil, []string{
-				"2026-11-29T01:00:00Z Running kept it has not ended",
+				"2026-11-29T01:00:00Z Pending kept it has not ended",
 				"2026-11-28T01:00:00Z Failed kept failed last",
 				"2026-11-27T01:00:00Z Ready kept last good one, last 2, daily 2026-11-27",
 				"2026-11-26T01:00:00Z Ready kept last 2",
@@ -55,7 +55,7 @@ func TestRetention(t *testing.T) {
 		},
 		"with other rules": {
 			[]string{"--retain=3", "--keep-daily=0", "--keep-within=2d"}, []string{
-				"2026-11-29T01:00:00Z Running kept it has not ended",
+				"2026-11-29T01:00:00Z Pending kept it has not ended",
 				"2026-11-28T01:00:00Z Failed kept failed last",
 				"2026-11-27T01:00:00Z Ready kept last good one, last 3, within 2d",
 				"2026-11-26T01:00:00Z Ready kept last 3, within 2d",

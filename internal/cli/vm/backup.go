@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -19,7 +18,6 @@ import (
 	"github.com/varvebackup/varve/internal/cli/human"
 	"github.com/varvebackup/varve/internal/cli/machinebackup"
 	"github.com/varvebackup/varve/internal/cli/output"
-	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
@@ -77,10 +75,10 @@ the storage.`,
 				return err
 			}
 			if err := w.RunEach(cmd.Context(), s, "machine backup "+b.Name+" is ready", "vm backups",
-				untilBackedUp(c, b)); err != nil {
+				machinebackup.UntilReady(c, b)); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), human.Line(describeStored(b)))
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), human.Line(machinebackup.DescribeStored(b)))
 			return err
 		},
 	}
@@ -101,94 +99,6 @@ func (r *backupRequest) newObject(namespace, machine string, now time.Time) *har
 	return b
 }
 
-func newMachineBackups() client.ObjectList { return &harvesterv1.VirtualMachineBackupList{} }
-
-// untilBackedUp waits until a backup is ready, and stores its last state in it. Each disk is shown by itself.
-func untilBackedUp(c *cluster.Client, b *harvesterv1.VirtualMachineBackup) resource.WaitFunc {
-	uid := b.UID
-	return func(ctx context.Context, show func(progress.Report)) error {
-		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(b), &harvesterv1.VirtualMachineBackup{},
-			newMachineBackups(), func(seen *harvesterv1.VirtualMachineBackup, exists bool) (bool, error) {
-				if !exists || seen.UID != uid {
-					return false, failure.New("", "machine backup %s was deleted while it ran", b.Name)
-				}
-				seen.DeepCopyInto(b)
-				message := messageOf(seen.Status.Conditions)
-				if len(seen.Status.VolumeBackups) == 0 {
-					show(progress.Report{Name: seen.Name, Phase: phaseOfBackup(seen), Message: message})
-				}
-				for _, v := range seen.Status.VolumeBackups {
-					done := v.VolumeSize / 100 * int64(v.Progress)
-					show(progress.Report{
-						Name: v.VolumeName, Phase: phaseOfBackup(seen), Message: message,
-						Percent: v.Progress, ProcessedBytes: done, TotalBytes: v.VolumeSize,
-					})
-				}
-				if seen.HasFailed() {
-					return false, failure.New("", "machine backup %s failed: %s", seen.Name,
-						ptr.Deref(seen.Status.Error.Message, ""))
-				}
-				return seen.IsReady(), nil
-			})
-	}
-}
-
-// messageOf returns what an object says that it does.
-func messageOf(all []harvesterv1.Condition) string {
-	for _, c := range all {
-		if c.Type == harvesterv1.ConditionProgressing {
-			return c.Message
-		}
-	}
-	return ""
-}
-
-func phaseOfBackup(b *harvesterv1.VirtualMachineBackup) string {
-	switch {
-	case b.DeletionTimestamp != nil:
-		return "Deleting"
-	case b.IsReady():
-		return "Ready"
-	case b.HasFailed():
-		return "Failed"
-	case b.Status.Group == "":
-		return "Pending"
-	}
-	return "Progressing"
-}
-
-// describeStored says in one line what a backup has stored, and what it has not.
-func describeStored(b *harvesterv1.VirtualMachineBackup) string {
-	size, changed := storedBytes(b)
-	text := fmt.Sprintf("machine backup %s is ready: %s of %s", b.Name,
-		human.Count(len(b.Status.VolumeBackups), "disk"), human.Bytes(size))
-	if b.Spec.Type == harvesterv1.Snapshot {
-		text += " in snapshots of the storage"
-		if how := describeConsistency(b); how != "" {
-			text += ", " + how
-		}
-	} else {
-		text += fmt.Sprintf(", %s new or changed", human.Bytes(changed))
-	}
-	for _, v := range b.Status.VolumeBackups {
-		if v.FullReason != "" {
-			text += fmt.Sprintf(", volume %s full because %s", v.VolumeName, v.FullReason)
-		}
-	}
-	for _, v := range b.Status.ExcludedVolumes {
-		text += fmt.Sprintf(", without volume %s (%s)", v.Name, v.Reason)
-	}
-	return text
-}
-
-func storedBytes(b *harvesterv1.VirtualMachineBackup) (size, changed int64) {
-	for _, v := range b.Status.VolumeBackups {
-		size += v.VolumeSize
-		changed += v.ChangedBytes
-	}
-	return size, changed
-}
-
 func newBackupsCommand(s *resource.Session) *cobra.Command {
 	c := s.ListCommand(resource.Listing{
 		Short: "List the backups of whole virtual machines",
@@ -207,7 +117,7 @@ again, which 'varve vm restore --from-location' restores.`,
   # What a location has of the namespace app, and no object tells of
   varve vm backups --from-location default -n app`,
 		Noun:    "machine backups",
-		NewList: newMachineBackups,
+		NewList: machinebackup.NewList,
 		Sort: func(list client.ObjectList) {
 			slices.SortFunc(list.(*harvesterv1.VirtualMachineBackupList).Items,
 				func(a, b harvesterv1.VirtualMachineBackup) int {
@@ -255,9 +165,9 @@ func newBackupTable(list *harvesterv1.VirtualMachineBackupList, wide bool, now t
 	}
 	for i := range list.Items {
 		b := &list.Items[i]
-		size, changed := storedBytes(b)
+		size, changed := machinebackup.StoredBytes(b)
 		row := []string{
-			b.Name, b.Spec.Source.Name, string(b.Spec.Type), phaseOfBackup(b), fmt.Sprintf("%d%%", b.Status.Progress),
+			b.Name, b.Spec.Source.Name, string(b.Spec.Type), machinebackup.Phase(b), fmt.Sprintf("%d%%", b.Status.Progress),
 			fmt.Sprint(len(b.Status.VolumeBackups)), human.Bytes(size), human.Bytes(changed),
 			human.Age(now, b.CreationTimestamp.Time),
 		}
@@ -266,7 +176,7 @@ func newBackupTable(list *harvesterv1.VirtualMachineBackupList, wide bool, now t
 			if l := b.Status.Location; l != nil {
 				location = l.Name
 			}
-			row = append(row, location, messageOf(b.Status.Conditions))
+			row = append(row, location, machinebackup.Message(b.Status.Conditions))
 		}
 		t.Add(row...)
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/utils/ptr"
@@ -15,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/machinebackup"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
 )
@@ -31,7 +31,7 @@ out, how consistent a snapshot is, the restores that read it, and recent events.
   # The API object
   varve vm describe-backup web-20261129-020000 -o yaml`,
 		Args:              cmdline.ExactArgs(1, "the name of a machine backup"),
-		ValidArgsFunction: s.CompleteArgs(newMachineBackups, 1),
+		ValidArgsFunction: s.CompleteArgs(machinebackup.NewList, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.Connect()
 			if err != nil {
@@ -76,7 +76,7 @@ func listRestores(ctx context.Context, c *cluster.Client, b *harvesterv1.Virtual
 }
 
 func writeBackup(p *output.Page, b *harvesterv1.VirtualMachineBackup, restores []harvesterv1.VirtualMachineRestore) {
-	size, changed := storedBytes(b)
+	size, changed := machinebackup.StoredBytes(b)
 	location, state := "", "not running"
 	if l := b.Status.Location; l != nil {
 		location = l.Namespace + "/" + l.Name
@@ -84,7 +84,7 @@ func writeBackup(p *output.Page, b *harvesterv1.VirtualMachineBackup, restores [
 	if b.Status.Group == "" || b.Status.NodeName != "" {
 		state = ""
 	}
-	message := messageOf(b.Status.Conditions)
+	message := machinebackup.Message(b.Status.Conditions)
 	if b.IsReady() && b.DeletionTimestamp == nil {
 		message = ""
 	}
@@ -100,13 +100,13 @@ func writeBackup(p *output.Page, b *harvesterv1.VirtualMachineBackup, restores [
 		"Machine was", state,
 		"Type", string(b.Spec.Type),
 		"Location", location,
-		"State", phaseOfBackup(b),
+		"State", machinebackup.Phase(b),
 		"Message", message,
 		"Progress", fmt.Sprintf("%d%%", b.Status.Progress),
 		"Ready since", p.Timestamp(b.Status.CreationTime),
 		"Size", human.Bytes(size),
 		"New or changed", changedText,
-		"Consistency", describeConsistency(b),
+		"Consistency", machinebackup.DescribeConsistency(b),
 	)
 	writeBackedUpDisks(p, b)
 	left := &output.Table{Header: []string{"VOLUME", "REASON", "MESSAGE"}}
@@ -159,19 +159,6 @@ func phaseOfRestore(r *harvesterv1.VirtualMachineRestore) string {
 	return "Restoring"
 }
 
-// describeConsistency says what a snapshot says of the guest at its moment, or "".
-func describeConsistency(b *harvesterv1.VirtualMachineBackup) string {
-	var texts []string
-	for _, i := range b.Status.SourceIndications {
-		text := i.Indication
-		if i.Message != "" {
-			text += " (" + i.Message + ")"
-		}
-		texts = append(texts, text)
-	}
-	return strings.Join(texts, ", ")
-}
-
 func newDeleteBackupCommand(s *resource.Session) *cobra.Command {
 	c := s.DeleteCommand(resource.Deletion{
 		Noun: "machine backup", Argument: "the name of a machine backup", Describe: "vm describe-backup",
@@ -183,10 +170,10 @@ answer for 2 minutes, the backup goes, and its data uploads wait for the locatio
 
 A backup that was found in a location, and not made here, goes as an object alone.`,
 		Example: `  varve vm delete-backup web-20261129-020000 --wait`,
-		Object:  func() client.Object { return &harvesterv1.VirtualMachineBackup{} }, NewList: newMachineBackups,
+		Object:  func() client.Object { return &harvesterv1.VirtualMachineBackup{} }, NewList: machinebackup.NewList,
 		State: func(o client.Object) (string, string) {
 			b := o.(*harvesterv1.VirtualMachineBackup)
-			return phaseOfBackup(b), messageOf(b.Status.Conditions)
+			return machinebackup.Phase(b), machinebackup.Message(b.Status.Conditions)
 		},
 		Gone: func(o client.Object) string { return describeGone(o.(*harvesterv1.VirtualMachineBackup)) },
 	})

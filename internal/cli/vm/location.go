@@ -138,7 +138,7 @@ func (r *restoreRequest) findStored(ctx context.Context, s *resource.Session, c 
 		return fmt.Errorf("create machine backup %s/%s: %w", b.Namespace, b.Name, err)
 	}
 	return w.RunEach(ctx, s, "machine backup "+b.Name+" is found in location "+r.location, "vm backups",
-		untilBackedUp(c, b))
+		machinebackup.UntilReady(c, b))
 }
 
 // chooseStored returns the backup that has a name, or a group.

@@ -83,7 +83,7 @@ full, because its disks are new ones.`,
   # With a larger disk
   varve vm restore web-20261129-020000 --disk-size data=20Gi --wait`,
 		Args:              cmdline.ExactArgs(1, "the name of a machine backup"),
-		ValidArgsFunction: s.CompleteArgs(newMachineBackups, 1),
+		ValidArgsFunction: s.CompleteArgs(machinebackup.NewList, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := r.check(); err != nil {
 				return err
@@ -171,7 +171,7 @@ func (r *restoreRequest) newObject(ctx context.Context, c *cluster.Client, backu
 	}
 	if !b.IsReady() {
 		return nil, failure.New("`varve vm backups -n "+key.Namespace+" -o wide` says why",
-			"machine backup %s cannot be restored: it is %s", key, phaseOfBackup(b))
+			"machine backup %s cannot be restored: it is %s", key, machinebackup.Phase(b))
 	}
 	machine := r.machine
 	if machine == "" {
@@ -223,7 +223,7 @@ func untilRestored(c *cluster.Client, o *harvesterv1.VirtualMachineRestore) reso
 				if !exists || seen.UID != o.UID {
 					return false, failure.New("", "machine restore %s was deleted while it ran", o.Name)
 				}
-				message := messageOf(seen.Status.Conditions)
+				message := machinebackup.Message(seen.Status.Conditions)
 				if len(seen.Status.VolumeRestores) == 0 {
 					show(progress.Report{Name: seen.Name, Phase: "Pending", Message: message})
 				}
