@@ -31,6 +31,8 @@ type Deletion struct {
 	Describe string
 	// Gone says what went with an object that is gone, as it was before. It may be nil.
 	Gone func(client.Object) string
+	// Prepare does what comes before an object is deleted, and may wait for it. It may be nil.
+	Prepare func(*cobra.Command, *cluster.Client, client.Object, *Waiting) error
 	// Kept says what outlives an object that is being deleted. It is asked before that, and may be nil.
 	Kept func(context.Context, *cluster.Client, client.Object) (string, error)
 }
@@ -50,7 +52,7 @@ func (s *Session) DeleteCommand(d Deletion) *cobra.Command {
 			var failures []error
 			var deleted []client.Object
 			for _, name := range args {
-				object, err := d.deleteOne(cmd, c, name)
+				object, err := d.deleteOne(cmd, c, name, &w)
 				if err != nil {
 					failures = append(failures, err)
 					continue
@@ -76,10 +78,15 @@ func (s *Session) DeleteCommand(d Deletion) *cobra.Command {
 }
 
 // deleteOne deletes one object and returns it.
-func (d Deletion) deleteOne(cmd *cobra.Command, c *cluster.Client, name string) (client.Object, error) {
+func (d Deletion) deleteOne(cmd *cobra.Command, c *cluster.Client, name string, w *Waiting) (client.Object, error) {
 	object := d.Object()
 	if err := c.Get(cmd.Context(), client.ObjectKey{Namespace: c.Namespace, Name: name}, object); err != nil {
 		return nil, fmt.Errorf("delete %s %s: %w", d.Noun, name, err)
+	}
+	if d.Prepare != nil {
+		if err := d.Prepare(cmd, c, object, w); err != nil {
+			return nil, fmt.Errorf("delete %s %s: %w", d.Noun, name, err)
+		}
 	}
 	kept := ""
 	if d.Kept != nil {

@@ -75,9 +75,13 @@ func TestRequest_refusesRulesThatTheControllerWouldNotGoBy(t *testing.T) {
 	}
 }
 
+func offlineSession() *resource.Session {
+	return resource.NewSession(&session.Session{Streams: session.Streams{Err: io.Discard}, Now: time.Now})
+}
+
 // executeOffline runs a command that has no cluster.
 func executeOffline(newCommand func(*resource.Session) *cobra.Command, args ...string) error {
-	s := resource.NewSession(&session.Session{Streams: session.Streams{Err: io.Discard}, Now: time.Now})
+	s := offlineSession()
 	c := newCommand(s)
 	s.AddClusterFlags(c)
 	c.SilenceErrors, c.SilenceUsage = true, true

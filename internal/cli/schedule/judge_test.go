@@ -58,30 +58,36 @@ func TestJudge(t *testing.T) {
 		"no run yet": {nil, nil, Verdict{New, "it waits for its first run"}},
 		"failed":     {[]harvesterv1.ScheduledRun{bad, good}, nil, Verdict{Failed, failed}},
 		"runs": {
-			[]harvesterv1.ScheduledRun{started, good}, nil,
+			[]harvesterv1.ScheduledRun{started, good},
+			nil,
 			Verdict{Running, "backup b runs"},
 		},
 		"runs, first": {[]harvesterv1.ScheduledRun{started}, nil, Verdict{Running, "backup b runs"}},
 		"runs, failed": {
-			[]harvesterv1.ScheduledRun{started, bad}, nil,
+			[]harvesterv1.ScheduledRun{started, bad},
+			nil,
 			Verdict{Failed, failed + "; backup b runs"},
 		},
 		"is tried again":        {[]harvesterv1.ScheduledRun{retrying, good}, nil, Verdict{Running, retried}},
 		"is tried again, first": {[]harvesterv1.ScheduledRun{retrying}, nil, Verdict{Running, retried}},
 		"is tried again, failed": {
-			[]harvesterv1.ScheduledRun{retrying, bad}, nil,
+			[]harvesterv1.ScheduledRun{retrying, bad},
+			nil,
 			Verdict{Failed, failed + "; " + retried},
 		},
 		"the second attempt": {
-			[]harvesterv1.ScheduledRun{again, good}, nil,
+			[]harvesterv1.ScheduledRun{again, good},
+			nil,
 			Verdict{Running, "backup b runs, attempt 2"},
 		},
 		"failed in three attempts": {
-			[]harvesterv1.ScheduledRun{gaveUp, good}, nil,
+			[]harvesterv1.ScheduledRun{gaveUp, good},
+			nil,
 			Verdict{Failed, "the run of 2026-11-29T01:00:00Z failed after 3 attempts: the bucket is full"},
 		},
 		"the one that was asked for failed": {
-			[]harvesterv1.ScheduledRun{requested, good}, nil,
+			[]harvesterv1.ScheduledRun{requested, good},
+			nil,
 			Verdict{Failed, "the run of 2026-11-29T01:00:00Z (requested) failed"},
 		},
 		"nobody has tried it again": {
