@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -30,17 +32,64 @@ func newClient(t *testing.T, calls interceptor.Funcs, objects ...client.Object) 
 	return &cluster.Client{Namespace: "app", WithWatch: builder.Build()}
 }
 
-// endWatches makes each watch end when its context does, as that of a server.
-func endWatches() interceptor.Funcs {
+// serverWatches makes watches like those of a server: each one begins with what has changed since the object was read,
+// is of one object, and ends with its context.
+func serverWatches() interceptor.Funcs {
 	return interceptor.Funcs{
 		Watch: func(
 			ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption,
 		) (watch.Interface, error) {
+			var o client.ListOptions
+			o.ApplyOptions(options)
+			name, _ := o.FieldSelector.RequiresExactMatch(metav1.ObjectNameField)
 			w, err := c.Watch(ctx, list, options...)
-			if err == nil {
-				context.AfterFunc(ctx, w.Stop)
+			if err != nil {
+				return nil, err
 			}
-			return w, err
+			present := list.DeepCopyObject().(client.ObjectList)
+			if err := c.List(ctx, present, client.InNamespace(o.Namespace)); err != nil {
+				return nil, err
+			}
+			items, err := meta.ExtractList(present)
+			if err != nil {
+				return nil, err
+			}
+			events := make(chan watch.Event)
+			proxy := watch.NewProxyWatcher(events)
+			go func() {
+				defer close(events)
+				defer w.Stop()
+				forward := func(e watch.Event) bool {
+					if o, ok := e.Object.(client.Object); !ok || o.GetName() != name {
+						return true
+					}
+					select {
+					case events <- e:
+						return true
+					case <-proxy.StopChan():
+					case <-ctx.Done():
+					}
+					return false
+				}
+				for _, item := range items {
+					if !forward(watch.Event{Type: watch.Modified, Object: item}) {
+						return
+					}
+				}
+				for {
+					select {
+					case e, open := <-w.ResultChan():
+						if !open || !forward(e) {
+							return
+						}
+					case <-proxy.StopChan():
+						return
+					case <-ctx.Done():
+						return
+					}
+				}
+			}()
+			return proxy, nil
 		},
 	}
 }
@@ -141,7 +190,7 @@ func TestUntilBackupsGone_waitsForTheController(t *testing.T) {
 	t.Parallel()
 	b, s := scheduledBackup(0), inCluster()
 	ctx, cancel := context.WithCancelCause(t.Context())
-	c := newClient(t, endWatches(), s, &b)
+	c := newClient(t, serverWatches(), s, &b)
 	show := func(r progress.Report) {
 		if r.Phase == "Suspending" {
 			cancel(failure.ErrTimeout)

@@ -22,8 +22,8 @@ import (
 
 // NewCommand makes `varve schedule`.
 func NewCommand(s *resource.Session) *cobra.Command {
-	return s.GroupCommand("schedule", "Create, list, suspend, resume and delete schedules of machine backups",
-		`Create, list, describe, suspend, resume and delete schedules. A schedule backs up a virtual
+	return s.GroupCommand("schedule", "Create, list, run, suspend, resume and delete schedules of machine backups",
+		`Create, list, describe, run, suspend, resume and delete schedules. A schedule backs up a virtual
 machine at the times of a cron expression, and removes the oldest backups.
 
 'varve status' shows whether each machine has the restore points that its schedules promise.`,
@@ -31,7 +31,7 @@ machine at the times of a cron expression, and removes the oldest backups.
   varve schedule list
   varve schedule describe nightly`,
 		[]string{"schedules", "schedulevmbackup", "schedulevmbackups", "svmbackup", "svmbackups"},
-		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newSuspendCommand(s), newResumeCommand(s),
+		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newSuspendCommand(s), newResumeCommand(s), newRunCommand(s),
 		newRetentionCommand(s), newDeleteCommand(s))
 }
 
