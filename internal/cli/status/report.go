@@ -7,11 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/cli/human"
+	"github.com/varvebackup/varve/internal/cli/machinebackup"
 	"github.com/varvebackup/varve/internal/cli/schedule"
 )
 
@@ -27,7 +29,9 @@ var byWeight = []schedule.State{
 // report is what `varve status` shows. Its json tags are an interface for programs.
 type report struct {
 	Items []machine `json:"items"`
-	Total total     `json:"total"`
+	// Locations have the restore points, those of the storage's snapshots aside.
+	Locations []place `json:"locations"`
+	Total     total   `json:"total"`
 }
 
 // machine is a line of the report.
@@ -42,12 +46,18 @@ type machine struct {
 	// LastGood is the newest restore point, and RestorePoints how many there are.
 	LastGood      *point `json:"lastGood,omitempty"`
 	RestorePoints int    `json:"restorePoints"`
+	// Growth is how many bytes are new or changed a day, by the backups of the last week, before they are compressed. It
+	// is nil if too few backups tell.
+	Growth *int64 `json:"growthBytesPerDay,omitempty"`
+	// MadeAgain says that the machine is another one than that of its last good backup.
+	MadeAgain bool `json:"madeAgain,omitempty"`
 	// Next is when the next backup is due.
 	Next *time.Time `json:"nextScheduleTime,omitempty"`
 
 	schedules []*harvesterv1.ScheduleVMBackup
 	backups   []*harvesterv1.VirtualMachineBackup
 	exists    bool
+	uid       types.UID
 }
 
 // point is a restore point: a backup that can be restored.
@@ -65,6 +75,7 @@ type total struct {
 	NeedAttention  int                    `json:"needAttention"`
 	ByState        map[schedule.State]int `json:"byState"`
 	RestorePoints  int                    `json:"restorePoints"`
+	Growth         *int64                 `json:"growthBytesPerDay,omitempty"`
 	Unprotected    int                    `json:"unprotected"`
 	unprotectedFew []string
 }
@@ -75,6 +86,7 @@ const fewUnprotected = 5
 // newReport judges all machines, those first that need attention.
 func newReport(seen *objects, now time.Time) *report {
 	machines := groupByMachine(seen)
+	places := map[harvesterv1.LocationReference]*place{}
 	r := &report{Items: []machine{}, Total: total{ByState: map[schedule.State]int{}}}
 	for _, m := range machines {
 		if len(m.schedules) == 0 && len(m.backups) == 0 {
@@ -83,6 +95,8 @@ func newReport(seen *objects, now time.Time) *report {
 			continue
 		}
 		m.judge(now)
+		m.Growth = addPlaces(places, m.goodBackups(), now)
+		r.Total.Growth = addGrowth(r.Total.Growth, m.Growth)
 		r.Items = append(r.Items, *m)
 		r.Total.Machines++
 		r.Total.ByState[m.State]++
@@ -91,6 +105,7 @@ func newReport(seen *objects, now time.Time) *report {
 			r.Total.NeedAttention++
 		}
 	}
+	r.Locations = sortPlaces(places)
 	slices.Sort(r.Total.unprotectedFew)
 	slices.SortFunc(r.Items, func(a, b machine) int {
 		if a.NeedsAttention != b.NeedsAttention {
@@ -115,7 +130,8 @@ func groupByMachine(seen *objects) map[client.ObjectKey]*machine {
 		return all[key]
 	}
 	for i := range seen.machines.Items {
-		of(seen.machines.Items[i].Namespace, seen.machines.Items[i].Name).exists = true
+		m := of(seen.machines.Items[i].Namespace, seen.machines.Items[i].Name)
+		m.exists, m.uid = true, seen.machines.Items[i].UID
 	}
 	for i := range seen.schedules.Items {
 		s := &seen.schedules.Items[i]
@@ -134,19 +150,31 @@ func groupByMachine(seen *objects) map[client.ObjectKey]*machine {
 func (m *machine) judge(now time.Time) {
 	slices.SortFunc(m.backups,
 		func(a, b *harvesterv1.VirtualMachineBackup) int { return completionTime(b).Compare(completionTime(a)) })
-	for _, b := range m.backups {
-		if !isGood(b) {
-			continue
-		}
-		if m.RestorePoints++; m.LastGood == nil {
-			m.LastGood = newPoint(b)
-		}
+	good := m.goodBackups()
+	if m.RestorePoints = len(good); len(good) > 0 {
+		m.LastGood = newPoint(good[0])
+		of := ptr.Deref(good[0].Status.SourceUID, "")
+		m.MadeAgain = m.exists && of != "" && of != m.uid
 	}
 	m.State, m.Message = m.judgeBackups()
 	if len(m.schedules) > 0 {
 		m.State, m.Message = m.judgeSchedules(now)
 	}
+	if m.MadeAgain {
+		m.Message = strings.TrimSuffix(madeAgain+"; "+m.Message, "; ")
+		if m.State == schedule.OK || m.State == schedule.Running {
+			m.State = schedule.Overdue
+		}
+	}
 	m.NeedsAttention = m.State.NeedsAttention()
+}
+
+// madeAgain is said of a machine that is another one than that of its last good backup.
+const madeAgain = "the machine was made again since: its last good backup is of the one before"
+
+// goodBackups returns the backups that can be restored. They are in the order of the backups.
+func (m *machine) goodBackups() []*harvesterv1.VirtualMachineBackup {
+	return slices.DeleteFunc(slices.Clone(m.backups), func(b *harvesterv1.VirtualMachineBackup) bool { return !isGood(b) })
 }
 
 // judgeSchedules returns the worst state of a machine's schedules, and what there is to say of each.
@@ -230,10 +258,7 @@ func completionTime(b *harvesterv1.VirtualMachineBackup) time.Time {
 
 func newPoint(b *harvesterv1.VirtualMachineBackup) *point {
 	p := &point{Backup: b.Name, Time: completionTime(b).UTC()}
-	for _, v := range b.Status.VolumeBackups {
-		p.Bytes += v.VolumeSize
-		p.ChangedBytes += v.ChangedBytes
-	}
+	p.Bytes, p.ChangedBytes = machinebackup.StoredBytes(b)
 	return p
 }
 
@@ -251,6 +276,9 @@ func (t *total) describe(where string) string {
 		text += ": " + strings.Join(counts, ", ")
 	}
 	text += "; " + human.Count(t.RestorePoints, "restore point")
+	if t.Growth != nil {
+		text += ", " + describeGrowth(t.Growth) + " new or changed"
+	}
 	if t.Unprotected == 0 {
 		return text
 	}

@@ -1,11 +1,13 @@
 package status
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -147,5 +149,76 @@ func TestNewReport_putsFirstWhatNeedsAttention(t *testing.T) {
 	if text := r.Total.describe("namespace app"); text != "3 machines with schedules or backups in namespace app: "+
 		"1 Failed, 2 New; 0 restore points" {
 		t.Error(text)
+	}
+}
+
+// A machine that was made again has no good backup until one of the new machine is good.
+func TestNewReport_machineMadeAgain(t *testing.T) {
+	t.Parallel()
+	of := func(name string, hoursBefore int, uid types.UID) harvesterv1.VirtualMachineBackup {
+		b := newBackup(name, "web", hoursBefore, "")
+		b.Status.SourceUID = &uid
+		return b
+	}
+	run := func(result harvesterv1.RunResult, backup string) harvesterv1.ScheduledRun {
+		return harvesterv1.ScheduledRun{Time: metav1.NewTime(due), Result: result, Backup: backup}
+	}
+	suspended := newSchedule("a", "web", run(harvesterv1.RunSucceeded, "old"))
+	suspended.Spec.Suspend = true
+	for name, c := range map[string]struct {
+		schedules []harvesterv1.ScheduleVMBackup
+		backups   []harvesterv1.VirtualMachineBackup
+		state     schedule.State
+		message   string
+	}{
+		"its backup is of the one before": {
+			[]harvesterv1.ScheduleVMBackup{newSchedule("a", "web", run(harvesterv1.RunSucceeded, "old"))},
+			[]harvesterv1.VirtualMachineBackup{of("old", 0, "before")},
+			schedule.Overdue,
+			madeAgain,
+		},
+		"the first one of the new one runs": {
+			[]harvesterv1.ScheduleVMBackup{
+				newSchedule("a", "web", run(harvesterv1.RunStarted, "new"), run(harvesterv1.RunSucceeded, "old")),
+			},
+			[]harvesterv1.VirtualMachineBackup{of("old", 0, "before")},
+			schedule.Overdue,
+			madeAgain + "; backup new runs",
+		},
+		"a newer run succeeded": {
+			[]harvesterv1.ScheduleVMBackup{newSchedule("a", "web", run(harvesterv1.RunSucceeded, "new"))},
+			[]harvesterv1.VirtualMachineBackup{of("new", 0, "now"), of("old", 24, "before")},
+			schedule.OK,
+			"",
+		},
+		"its schedule is suspended": {
+			[]harvesterv1.ScheduleVMBackup{suspended},
+			[]harvesterv1.VirtualMachineBackup{of("old", 0, "before")},
+			schedule.Suspended,
+			madeAgain,
+		},
+		"no schedule": {nil, []harvesterv1.VirtualMachineBackup{of("old", 0, "before")}, NoSchedule, madeAgain},
+		"nobody knows of which machine it is": {
+			[]harvesterv1.ScheduleVMBackup{newSchedule("a", "web", run(harvesterv1.RunSucceeded, "old"))},
+			[]harvesterv1.VirtualMachineBackup{newBackup("old", "web", 0, "")},
+			schedule.OK,
+			"",
+		},
+	} {
+		seen := &objects{}
+		seen.schedules.Items, seen.backups.Items = c.schedules, c.backups
+		web := newMachine("web")
+		web.UID = "now"
+		seen.machines.Items = []kubevirtv1.VirtualMachine{web}
+		m := newReport(seen, due.Add(time.Hour)).Items[0]
+		if m.State != c.state || m.Message != c.message || m.MadeAgain != (strings.HasPrefix(c.message, madeAgain)) ||
+			m.NeedsAttention != c.state.NeedsAttention() {
+			t.Errorf("%s: %s %q, made again %v", name, m.State, m.Message, m.MadeAgain)
+		}
+	}
+	seen := &objects{}
+	seen.backups.Items = []harvesterv1.VirtualMachineBackup{of("old", 0, "before")}
+	if m := newReport(seen, due).Items[0]; m.MadeAgain || m.Message != "the machine does not exist any more" {
+		t.Errorf("a machine that does not exist: %+v", m)
 	}
 }

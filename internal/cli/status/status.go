@@ -25,8 +25,12 @@ func NewCommand(s *resource.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Show whether each machine has the restore points that its schedules promise",
 		Long: `Show a line for each virtual machine that has a schedule or a backup, those that need attention
-first: its last restore point that is good, how many there are, when the next backup is due, and
-what failed and why. A total follows.
+first: its last restore point that is good, how many there are, the size of its disks, when the
+next backup is due, and what failed and why. A total and the locations follow.
+
+GROWTH is how much was new or changed a day, by the good backups of the last 7 days that are
+there, before it is deduplicated and compressed. CHANGED of a location is how much that is in all
+of its restore points. Nothing in the cluster tells how much space a location has left.
 
 STATE is of the machine's schedules:
 
@@ -39,8 +43,9 @@ STATE is of the machine's schedules:
   NoSchedule  the machine has backups, but no schedule
 
 The exit code is 7 if a machine is Failed or Overdue, so that monitoring can run the command. Of
-several schedules, the worst state counts. -o wide adds the schedules, and of the last good restore
-point the size and how much of it was new or changed.`,
+several schedules, the worst state counts. A machine that was deleted and made again is Overdue
+until the new one has a good backup. -o wide adds the schedules, and how much of the last good
+restore point was new or changed.`,
 		Example: `  varve status
 
   # The whole cluster
@@ -118,12 +123,19 @@ func writeReport(p *output.Page, r *report, where string, all, wide bool) {
 	}
 	_, err := fmt.Fprintln(p.Out, r.Total.describe(where))
 	p.Keep(err)
+	t := &output.Table{Header: []string{"LOCATION", "VMS", "POINTS", "CHANGED", "GROWTH"}}
+	for i := range r.Locations {
+		l := &r.Locations[i]
+		t.Add(l.Namespace+"/"+l.Name, fmt.Sprint(l.Machines), fmt.Sprint(l.RestorePoints), human.Bytes(l.ChangedBytes),
+			describeGrowth(l.Growth))
+	}
+	p.Section("Locations", t, "")
 }
 
 func newTable(p *output.Page, r *report, all, wide bool) *output.Table {
-	t := &output.Table{Header: []string{"VM", "STATE", "LAST GOOD", "POINTS", "NEXT", "MESSAGE"}}
+	t := &output.Table{Header: []string{"VM", "STATE", "LAST GOOD", "POINTS", "SIZE", "GROWTH", "NEXT", "MESSAGE"}}
 	if wide {
-		t.Header = append(t.Header, "SCHEDULES", "SIZE", "CHANGED")
+		t.Header = append(t.Header, "SCHEDULES", "CHANGED")
 	}
 	if all {
 		t.Header = append([]string{"NAMESPACE"}, t.Header...)
@@ -139,9 +151,11 @@ func newTable(p *output.Page, r *report, all, wide bool) *output.Table {
 		if m.Next != nil {
 			next = "in " + human.Span(m.Next.Sub(p.Now))
 		}
-		row := []string{m.Machine, string(m.State), last, fmt.Sprint(m.RestorePoints), next, m.Message}
+		row := []string{
+			m.Machine, string(m.State), last, fmt.Sprint(m.RestorePoints), size, describeGrowth(m.Growth), next, m.Message,
+		}
 		if wide {
-			row = append(row, strings.Join(m.Schedules, ","), size, changed)
+			row = append(row, strings.Join(m.Schedules, ","), changed)
 		}
 		if all {
 			row = append([]string{m.Namespace}, row...)
