@@ -1,5 +1,5 @@
-// Package machinebackup has what commands that make backups of whole machines share, one by one or by a schedule: what a
-// user chooses for them, and how far one is.
+// Package machinebackup has what commands for backups of whole machines share, for one backup or for those of a
+// schedule: what a user chooses for them, and how far one is.
 package machinebackup
 
 import (

@@ -104,7 +104,7 @@ func writeSchedule(p *output.Page, s *harvesterv1.ScheduleVMBackup) {
 		"Last due", p.Timestamp(s.Status.LastScheduleTime),
 		"Last good", p.Timestamp(s.Status.LastSuccessfulTime),
 		"Next", next,
-		"Requested", requestedTime(s),
+		"Requested", output.FormatTime(requestedTime(s)),
 		"Failures in a row", fmt.Sprint(s.Status.Failure),
 	)
 }
@@ -118,13 +118,17 @@ func describeJitter(s *harvesterv1.ScheduleVMBackup) string {
 	return text
 }
 
-// requestedTime returns the time of a run that a user has asked for and that was not dealt with, or "".
-func requestedTime(s *harvesterv1.ScheduleVMBackup) string {
+// requestedTime returns the time of a run that a user has asked for and that was not dealt with, or zero.
+func requestedTime(s *harvesterv1.ScheduleVMBackup) time.Time {
 	at, err := time.Parse(time.RFC3339, s.Annotations[harvesterv1.AnnotationRunAt])
-	if last := s.Status.LastScheduleTime; err != nil || last != nil && !at.After(last.Time) {
-		return ""
+	if err != nil {
+		return time.Time{}
 	}
-	return output.FormatTime(at)
+	at = at.UTC().Truncate(time.Minute)
+	if isDealtWith(s, at) || at.Before(s.CreationTimestamp.Truncate(time.Minute)) {
+		return time.Time{}
+	}
+	return at
 }
 
 func writeRuns(p *output.Page, runs []harvesterv1.ScheduledRun) {

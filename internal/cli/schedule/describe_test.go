@@ -38,10 +38,13 @@ func TestWriteSchedule_saysWhatAnnotationsAskFor(t *testing.T) {
 			map[string]string{harvesterv1.AnnotationRunAt: "2026-11-29T02:00:00Z"},
 			[]string{"Requested: 2026-11-29T02:00:00Z"},
 		},
+		"the schedule is a copy, and newer": {
+			map[string]string{harvesterv1.AnnotationRunAt: "2026-11-01T01:00:00Z"}, nil,
+		},
 		"the run was made": {map[string]string{harvesterv1.AnnotationRunAt: "2026-11-29T01:00:00Z"}, nil},
 	} {
 		s, now := testSchedule()
-		s.UID, s.Annotations, s.Status.LastScheduleTime = "a", c.annotations, &metav1.Time{Time: due}
+		s.UID, s.Annotations, s.Status.LastRequestedTime = "a", c.annotations, &metav1.Time{Time: due}
 		var out strings.Builder
 		writeSchedule(&output.Page{Out: &out, Now: now}, s)
 		var got []string

@@ -10,7 +10,6 @@ import (
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/cli/output"
-	"github.com/varvebackup/varve/internal/schedule"
 )
 
 // State is what a schedule is like, in a word.
@@ -131,10 +130,6 @@ func gaveUp(s *harvesterv1.ScheduleVMBackup) bool {
 
 // judgeDue says whether a due time has passed without anybody dealing with it. If not, the verdict is empty.
 func judgeDue(s *harvesterv1.ScheduleVMBackup, now time.Time) Verdict {
-	grace := dueGrace
-	if times, err := schedule.ReadTimes(s); err == nil { // the condition Ready says what is wrong with them
-		grace += times.Delay
-	}
 	if len(s.Status.Runs) > 0 {
 		r := &s.Status.Runs[0]
 		if r.Result == harvesterv1.RunRetrying && r.RetryTime != nil && now.Sub(r.RetryTime.Time) > dueGrace {
@@ -143,7 +138,7 @@ func judgeDue(s *harvesterv1.ScheduleVMBackup, now time.Time) Verdict {
 		}
 	}
 	switch next := s.Status.NextScheduleTime; {
-	case next != nil && now.Sub(next.Time) > grace:
+	case next != nil && now.Sub(next.Time) > dueGrace:
 		return Verdict{Overdue, fmt.Sprintf("a backup was due at %s, and none was made: does the controller run?",
 			output.FormatTime(next.Time))}
 	case next == nil && now.Sub(s.CreationTimestamp.Time) > dueGrace:

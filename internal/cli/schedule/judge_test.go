@@ -32,7 +32,9 @@ func run(daysBefore int, result harvesterv1.RunResult, message string) harvester
 	}
 }
 
-func condition(kind harvesterv1.ConditionType, status corev1.ConditionStatus, reason, message string) []harvesterv1.Condition {
+func condition(
+	kind harvesterv1.ConditionType, status corev1.ConditionStatus, reason, message string,
+) []harvesterv1.Condition {
 	return []harvesterv1.Condition{{Type: kind, Status: status, Reason: reason, Message: message}}
 }
 
@@ -95,12 +97,6 @@ func TestJudge(t *testing.T) {
 			func(s *harvesterv1.ScheduleVMBackup) { s.Status.Runs[0].RetryTime = &metav1.Time{Time: due} },
 			Verdict{Overdue, "the run of 2026-11-29T01:00:00Z failed, and was to be tried again at " +
 				"2026-11-29T01:00:00Z: does the controller run?"},
-		},
-		"the run waits for its jitter": {
-			[]harvesterv1.ScheduledRun{good}, func(s *harvesterv1.ScheduleVMBackup) {
-				s.UID, s.Annotations = "a", map[string]string{harvesterv1.AnnotationJitter: "6h"}
-				s.Status.NextScheduleTime = &metav1.Time{Time: due}
-			}, Verdict{OK, ""},
 		},
 		"missed": {
 			[]harvesterv1.ScheduledRun{run(0, harvesterv1.RunMissed, ""), good},

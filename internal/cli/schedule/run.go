@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -18,6 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/cli/resource"
+	"github.com/varvebackup/varve/internal/schedule"
 )
 
 func newRunCommand(s *resource.Session) *cobra.Command {
@@ -26,8 +28,8 @@ func newRunCommand(s *resource.Session) *cobra.Command {
 		Use: "run NAME", Short: "Have a schedule make a backup now",
 		Long: `Have a schedule make a backup now, besides its due times. The backup belongs to the schedule: it
 counts for its retention, and its failure counts as that of every run. It begins within a minute
-or two, because a schedule makes at most one backup a minute. If a backup of the schedule runs, no
-other one is made.
+or two, because a schedule makes at most one backup a minute, or when a backup of the schedule that
+runs has ended.
 
 With --wait, the command succeeds only if the backup does. A backup that fails may be tried again;
 --wait waits for the last attempt.`,
@@ -73,8 +75,8 @@ func checkRunnable(s *resource.Session, o *harvesterv1.ScheduleVMBackup) error {
 		return failure.New(s.CommandHint("schedule resume "+o.Name)+" resumes it",
 			"schedule %s is suspended, and makes no backups", o.Name)
 	}
-	if verdict := judgeWhole(o); verdict.State != "" {
-		return failure.New("", "schedule %s makes no backups as it is: %s", o.Name, verdict.Message)
+	if _, err := schedule.ReadTimes(o); err != nil {
+		return failure.New("", "schedule %s makes no backups as it is: %w", o.Name, err)
 	}
 	return nil
 }
@@ -83,12 +85,13 @@ func checkRunnable(s *resource.Session, o *harvesterv1.ScheduleVMBackup) error {
 // backup has the name of its minute. It is that of a run that was asked for by then and not dealt with.
 func runTime(o *harvesterv1.ScheduleVMBackup, now time.Time) time.Time {
 	at := now.UTC().Truncate(time.Minute)
-	if last := o.Status.LastScheduleTime; last != nil && !last.Time.Before(at) {
-		at = last.UTC().Truncate(time.Minute).Add(time.Minute)
+	for _, last := range []*metav1.Time{o.Status.LastScheduleTime, o.Status.LastRequestedTime} {
+		if last != nil && !last.Time.Before(at) {
+			at = last.UTC().Truncate(time.Minute).Add(time.Minute)
+		}
 	}
-	asked, err := time.Parse(time.RFC3339, o.Annotations[harvesterv1.AnnotationRunAt])
-	if err == nil && requestedTime(o) != "" && !asked.After(at) {
-		return asked.UTC()
+	if asked := requestedTime(o); !asked.IsZero() && !asked.After(at) {
+		return asked
 	}
 	return at
 }
@@ -111,7 +114,11 @@ type runFollower struct {
 	client   *cluster.Client
 	session  *resource.Session
 	schedule *harvesterv1.ScheduleVMBackup
-	at       time.Time
+	// at is the time that was asked for, and then that of the run: one that was due has taken its place if both began
+	// together.
+	at time.Time
+	// began says that the run was seen.
+	began bool
 	// backup is that of the latest attempt. Its name is empty before the first one.
 	backup harvesterv1.VirtualMachineBackup
 }
@@ -169,7 +176,7 @@ func (f *runFollower) nextStep(
 			if !exists || seen.UID != o.UID {
 				return false, failure.New("", "schedule %s was deleted before the run ended", o.Name)
 			}
-			run, err := findRun(seen, f.at)
+			run, err := f.findRun(seen)
 			switch {
 			case err != nil:
 				return false, err
@@ -186,23 +193,41 @@ func (f *runFollower) nextStep(
 	return step, err
 }
 
-// findRun returns the run of a time, or nil if it has not begun. It fails if there will be none.
-func findRun(o *harvesterv1.ScheduleVMBackup, at time.Time) (*harvesterv1.ScheduledRun, error) {
-	i := slices.IndexFunc(o.Status.Runs, func(r harvesterv1.ScheduledRun) bool {
-		last := r.Time.Time
-		if r.LastTime != nil {
-			last = r.LastTime.Time
+// findRun returns the run, or nil if it has not begun. It fails if there will be none.
+func (f *runFollower) findRun(o *harvesterv1.ScheduleVMBackup) (*harvesterv1.ScheduledRun, error) {
+	if !f.began && !isDealtWith(o, f.at) {
+		asked := o.Annotations[harvesterv1.AnnotationRunAt]
+		switch {
+		case o.Spec.Suspend || o.Status.Suspended:
+			return nil, failure.New("", "schedule %s was suspended before the run began", o.Name)
+		case asked != output.FormatTime(f.at):
+			return nil, failure.New("", "the run of %s was not made: somebody has asked schedule %s for another one, or "+
+				"for none", output.FormatTime(f.at), o.Name)
 		}
-		return !at.Before(r.Time.Time) && !at.After(last)
-	})
-	switch last := o.Status.LastScheduleTime; {
-	case i >= 0:
-		return &o.Status.Runs[i], nil
-	case o.Spec.Suspend || o.Status.Suspended:
-		return nil, failure.New("", "schedule %s was suspended before the run began", o.Name)
-	case last != nil && !last.Time.Before(at):
-		return nil, failure.New("", "schedule %s has no record of the run of %s: a later one, of %s, was dealt with "+
-			"instead", o.Name, output.FormatTime(at), output.FormatTime(last.Time))
+		return nil, nil
 	}
-	return nil, nil
+	i := slices.IndexFunc(o.Status.Runs, func(r harvesterv1.ScheduledRun) bool { return r.Time.Time.Equal(f.at) })
+	if i < 0 { // one of several that were skipped
+		i = slices.IndexFunc(o.Status.Runs, func(r harvesterv1.ScheduledRun) bool {
+			return r.LastTime != nil && !f.at.Before(r.Time.Time) && !f.at.After(r.LastTime.Time)
+		})
+	}
+	if i < 0 && !f.began && len(o.Status.Runs) > 0 {
+		i = 0 // one that was due at the same time, and that has another time
+	}
+	if i < 0 {
+		return nil, failure.New("", "schedule %s has no record of the run of %s any more", o.Name, output.FormatTime(f.at))
+	}
+	run := &o.Status.Runs[i]
+	if !f.began && run.LastTime == nil {
+		f.at = run.Time.Time
+	}
+	f.began = true
+	return run, nil
+}
+
+// isDealtWith says whether the controller has dealt with the run that was asked for at a time.
+func isDealtWith(o *harvesterv1.ScheduleVMBackup, at time.Time) bool {
+	last := o.Status.LastRequestedTime
+	return last != nil && last.Time.Equal(at)
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,13 +34,18 @@ func TestRunTime(t *testing.T) {
 		"the schedule was made this minute":   {"02:10:30", "", "02:10:59", "02:11:00"},
 		"the clock is behind":                 {"02:15:00", "", "02:10:59", "02:16:00"},
 		"a run that was asked for is to come": {"01:00:00", "02:09:00", "02:10:59", "02:09:00"},
-		"one that was asked for was made":     {"02:09:00", "02:09:00", "02:10:59", "02:10:00"},
+		"the latest one was asked for":        {"01:00:00", "asked 02:10:00", "02:10:59", "02:11:00"},
+		"one that was asked for was made":     {"01:00:00", "asked 02:09:00", "02:10:59", "02:10:00"},
 		"one is asked for later":              {"01:00:00", "12:00:00", "02:10:59", "02:10:00"},
 	} {
 		s, _ := testSchedule()
 		s.Status.LastScheduleTime = &metav1.Time{Time: at(c.last)}
+		asked, made := strings.CutPrefix(c.asked, "asked ")
+		if made {
+			s.Status.LastRequestedTime = &metav1.Time{Time: at(asked)}
+		}
 		if c.asked != "" {
-			s.Annotations = map[string]string{harvesterv1.AnnotationRunAt: at(c.asked).Format(time.RFC3339)}
+			s.Annotations = map[string]string{harvesterv1.AnnotationRunAt: at(asked).Format(time.RFC3339)}
 		}
 		if got := runTime(s, at(c.now)); !got.Equal(at(c.want)) {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
@@ -56,13 +60,10 @@ func TestRunTime(t *testing.T) {
 func TestCheckRunnable(t *testing.T) {
 	t.Parallel()
 	for says, edit := range map[string]func(*harvesterv1.ScheduleVMBackup){
-		"":                         func(*harvesterv1.ScheduleVMBackup) {},
-		"schedule s is suspended,": func(s *harvesterv1.ScheduleVMBackup) { s.Spec.Suspend = true },
-		"schedule s is suspended":  func(s *harvesterv1.ScheduleVMBackup) { s.Status.Suspended = true },
-		"makes no backups as it is: there is no 31 February": func(s *harvesterv1.ScheduleVMBackup) {
-			s.Status.Conditions = condition(harvesterv1.ConditionReady, corev1.ConditionFalse, "",
-				"there is no 31 February")
-		},
+		"":                                       func(*harvesterv1.ScheduleVMBackup) {},
+		"schedule s is suspended,":               func(s *harvesterv1.ScheduleVMBackup) { s.Spec.Suspend = true },
+		"schedule s is suspended":                func(s *harvesterv1.ScheduleVMBackup) { s.Status.Suspended = true },
+		"makes no backups as it is: spec.cron: ": func(s *harvesterv1.ScheduleVMBackup) { s.Spec.Cron = "0 25 * * *" },
 	} {
 		s, _ := testSchedule()
 		s.Name = "s"
@@ -89,17 +90,21 @@ type step struct {
 func TestRunFollower(t *testing.T) {
 	t.Parallel()
 	one := func(result harvesterv1.RunResult, backup string) harvesterv1.ScheduledRun {
-		return harvesterv1.ScheduledRun{Time: metav1.NewTime(due), Result: result, Backup: backup, Reason: harvesterv1.RunRequested}
+		return harvesterv1.ScheduledRun{
+			Time: metav1.NewTime(due), Result: result, Backup: backup, Reason: harvesterv1.RunRequested,
+		}
 	}
-	retrying, overlap, several := one(harvesterv1.RunRetrying, "a"), one(harvesterv1.RunSkipped, ""), one(harvesterv1.RunSkipped, "")
+	retrying, overlap := one(harvesterv1.RunRetrying, "a"), one(harvesterv1.RunSkipped, "")
+	several := overlap
 	retrying.RetryTime = &metav1.Time{Time: due.Add(time.Minute)}
 	overlap.Reason, overlap.Message = harvesterv1.SkippedOverlap, "VirtualMachineBackup x had not ended"
 	several.Reason, several.Time = harvesterv1.SkippedNoMachine, metav1.NewTime(due.Add(-time.Hour))
 	several.LastTime, several.Count = &metav1.Time{Time: due}, 2
 	failed := one(harvesterv1.RunFailed, "b")
 	failed.Attempts, failed.Message = 2, "the bucket is full"
-	later := one(harvesterv1.RunSucceeded, "c")
-	later.Time = metav1.NewTime(due.Add(time.Minute))
+	due5, failedDue := one(harvesterv1.RunStarted, "a"), one(harvesterv1.RunFailed, "a")
+	due5.Time, failedDue.Time = metav1.NewTime(due.Add(-5*time.Minute)), metav1.NewTime(due.Add(-5*time.Minute))
+	failedDue.Message = "the bucket is full"
 	const pending, began = "Pending", "Pending" // of the schedule, and of the backup
 	for name, c := range map[string]struct {
 		steps  []step
@@ -144,15 +149,17 @@ func TestRunFollower(t *testing.T) {
 			"the run of 2026-11-29T00:00:00Z (and 1 more until 2026-11-29T01:00:00Z) was skipped: " +
 				"the virtual machine does not exist", "",
 		},
-		"a later one is made": {
-			[]step{{pending, later, false, false}},
-			"schedule nightly has no record of the run of 2026-11-29T01:00:00Z: a later one, of 2026-11-29T01:01:00Z, was " +
-				"dealt with instead", "",
+		"one that was due takes its place": {
+			[]step{
+				{pending, due5, false, false},
+				{began, failedDue, false, true},
+			},
+			"the run of 2026-11-29T00:55:00Z (requested) failed: the bucket is full", "a",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := inCluster()
+			s := askedFor()
 			k := newClient(t, serverWatches(), s)
 			f := &runFollower{client: k, session: offlineSession(), schedule: s.DeepCopy(), at: due}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -180,6 +187,13 @@ func TestRunFollower(t *testing.T) {
 			}
 		})
 	}
+}
+
+// askedFor returns a schedule that was asked for a run.
+func askedFor() *harvesterv1.ScheduleVMBackup {
+	s := inCluster()
+	s.Annotations = map[string]string{harvesterv1.AnnotationRunAt: due.Format(time.RFC3339)}
+	return s
 }
 
 // write does what the controllers do: the run is recorded, and its backup begins or has ended.
@@ -213,7 +227,7 @@ func (s step) write(ctx context.Context, t *testing.T, c *cluster.Client) {
 		}
 	}
 	o.Status.Runs = []harvesterv1.ScheduledRun{s.run}
-	o.Status.LastScheduleTime = &s.run.Time
+	o.Status.LastRequestedTime = &metav1.Time{Time: due}
 	if err := c.Update(ctx, o); err != nil {
 		t.Error(err)
 	}
@@ -223,13 +237,25 @@ func (s step) write(ctx context.Context, t *testing.T, c *cluster.Client) {
 func TestRunFollower_ofAScheduleThatMakesNoBackup(t *testing.T) {
 	t.Parallel()
 	for says, edit := range map[string]func(*harvesterv1.ScheduleVMBackup){
-		"schedule nightly was suspended before the run began": func(s *harvesterv1.ScheduleVMBackup) { s.Spec.Suspend = true },
-		"schedule nightly was deleted before the run ended":   func(s *harvesterv1.ScheduleVMBackup) { s.UID = "another" },
+		"schedule nightly was suspended before the run began": func(s *harvesterv1.ScheduleVMBackup) {
+			s.Spec.Suspend = true
+		},
+		"the run of 2026-11-29T01:00:00Z was not made: somebody has asked schedule nightly for another one": func(
+			s *harvesterv1.ScheduleVMBackup,
+		) {
+			s.Annotations[harvesterv1.AnnotationRunAt] = "2026-11-29T01:30:00Z"
+		},
+		"schedule nightly has no record of the run of 2026-11-29T01:00:00Z any more": func(
+			s *harvesterv1.ScheduleVMBackup,
+		) {
+			s.Status.LastRequestedTime = &metav1.Time{Time: due}
+		},
+		"schedule nightly was deleted before the run ended": func(s *harvesterv1.ScheduleVMBackup) { s.UID = "another" },
 	} {
-		asked, seen := inCluster(), inCluster()
+		asked, seen := askedFor(), askedFor()
 		edit(seen)
 		f := &runFollower{client: newClient(t, serverWatches(), seen), session: offlineSession(), schedule: asked, at: due}
-		if err := f.untilEnded(t.Context(), func(progress.Report) {}); err == nil || err.Error() != says {
+		if err := f.untilEnded(t.Context(), func(progress.Report) {}); err == nil || !strings.HasPrefix(err.Error(), says) {
 			t.Errorf("%v, want %s", err, says)
 		}
 	}

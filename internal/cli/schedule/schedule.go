@@ -31,8 +31,8 @@ machine at the times of a cron expression, and removes the oldest backups.
   varve schedule list
   varve schedule describe nightly`,
 		[]string{"schedules", "schedulevmbackup", "schedulevmbackups", "svmbackup", "svmbackups"},
-		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newSuspendCommand(s), newResumeCommand(s), newRunCommand(s),
-		newRetentionCommand(s), newDeleteCommand(s))
+		newCreateCommand(s), newListCommand(s), newDescribeCommand(s), newSuspendCommand(s), newResumeCommand(s),
+		newRunCommand(s), newRetentionCommand(s), newDeleteCommand(s))
 }
 
 func newList() client.ObjectList { return &harvesterv1.ScheduleVMBackupList{} }
