@@ -26,7 +26,7 @@ func TestDocs_commandsOfAnotherClusterAreCommands(t *testing.T) {
 
 func TestDocs_commandsOfSchedulesAreCommands(t *testing.T) {
 	t.Parallel()
-	runWithoutCluster(t, readDocument(t, "schedules.md"), 15)
+	runWithoutCluster(t, readDocument(t, "schedules.md"), 17)
 }
 
 func readDocument(t *testing.T, name string) string {
