@@ -14,13 +14,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
-	"github.com/varvebackup/varve/internal/repository"
-	"github.com/varvebackup/varve/internal/repository/storage"
-	"github.com/varvebackup/varve/internal/repositoryaccess"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/s3"
 	"github.com/varvebackup/varve/test/velero"
@@ -101,32 +97,12 @@ func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 	})
 }
 
-// countRestorePoints counts what is in the repository of the scene's namespace in a location, with the access that Varve's own pods have.
+// countRestorePoints counts what is in the repository of the scene's namespace in a location.
 func (s *scene) countRestorePoints(location client.ObjectKey) int {
 	s.t.Helper()
-	ctx := s.t.Context()
-	storage.Register()
-	var repositories velerov1.BackupRepositoryList
-	s.must(s.List(ctx, &repositories, client.InNamespace(layout.Namespace)))
-	for i := range repositories.Items {
-		r := &repositories.Items[i]
-		at := client.ObjectKey{Namespace: r.Spec.RepositoryConfig[datamove.ConfigLocationNamespace], Name: r.Spec.BackupStorageLocation}
-		if r.Spec.VolumeNamespace != s.Namespace || at != location {
-			continue
-		}
-		var secret corev1.Secret
-		s.must(s.Get(ctx, client.ObjectKeyFromObject(r), &secret))
-		access, err := datamove.DecodeAccess(secret.Data[datamove.AccessKey])
-		s.must(err)
-		opened, err := repositoryaccess.NewStore(time.Now, nil).Open(ctx, access, repository.ConnectOptions{ReadOnly: true})
-		s.must(err)
-		points, err := opened.List(ctx, nil)
-		s.must(err)
-		s.must(opened.Close(ctx))
-		return len(points)
-	}
-	s.t.Fatalf("no repository of namespace %s in location %s", s.Namespace, location)
-	return 0
+	n, err := s.CountRestorePoints(s.t.Context(), location)
+	s.must(err)
+	return n
 }
 
 // fillVolumes writes files of every kind, and a device with data, zeroes and what nobody wrote.
