@@ -153,7 +153,7 @@ soak-sessions:
 	VARVE_TEST_SOAK=1 $(GO) test -tags peers -count=1 -v -timeout 150m -run '^(TestGenerations|TestKilled.*|TestEverythingAtOnce.*|TestLong.*|TestNightly.*|TestSession_.*)$$' ./internal/repository/
 
 .PHONY: soak
-soak: soak-repository soak-box ## The two others, one after the other
+soak: soak-repository soak-box soak-schedules ## The three others, one after the other
 
 # Kubernetes and the peers are built before it, and do not stall.
 .PHONY: soak-stalls
@@ -165,4 +165,9 @@ soak-stalls: kube peers virtctl velero launcher-root guest ## The tests that nee
 .PHONY: soak-box
 soak-box: NODES = 2
 soak-box: box-s3 install guest ## Kill components at random while backups and movers run (SOAK_BACKUPS=24, SOAK_MOVES=10, SOAK_LEADER=20, SOAK_OUTAGE=10, SOAK_SEED=n); every point in time compared
-	$(GO) test -tags soak -count=1 -v -timeout 170m ./test/soak/
+	$(GO) test -tags soak -count=1 -v -timeout 170m -skip '^TestSchedules_' ./test/soak/
+
+.PHONY: soak-schedules
+soak-schedules: NODES = 2
+soak-schedules: box-s3 install guest ## A day of schedules in SOAK_SCHEDULES (20) minutes, with kills and outages, and as long to compare every backup
+	$(GO) test -tags soak -count=1 -v -timeout 170m -run '^TestSchedules_' ./test/soak/

@@ -84,10 +84,10 @@ func (k *leaderKiller) run(ctx context.Context) {
 // killLeader kills the process of the controller that holds the Lease. It deletes its pod as well: the kubelet would
 // wait for minutes until it starts a container again that dies so often, and the Deployment makes another pod at
 // once.
-func (k *leaderKiller) killLeader(ctx context.Context, holder string) error {
+func (s *soak) killLeader(ctx context.Context, holder string) error {
 	name, _, _ := strings.Cut(holder, "_")
 	pod := &corev1.Pod{}
-	if err := k.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: name}, pod); err != nil {
+	if err := s.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: name}, pod); err != nil {
 		return err
 	}
 	found, err := processes(pod.UID)
@@ -101,7 +101,7 @@ func (k *leaderKiller) killLeader(ctx context.Context, holder string) error {
 		err = errors.Join(err, kill(pid))
 	}
 	same := client.Preconditions{UID: &pod.UID}
-	deleted := k.Delete(context.WithoutCancel(ctx), pod, client.GracePeriodSeconds(1), same)
+	deleted := s.Delete(context.WithoutCancel(ctx), pod, client.GracePeriodSeconds(1), same)
 	return errors.Join(err, client.IgnoreNotFound(deleted))
 }
 
