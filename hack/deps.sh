@@ -12,7 +12,7 @@ packages() {
 	guest) echo mmdebstrap debian-archive-keyring e2fsprogs qemu-utils xz-utils ;;
 	generate) echo protobuf-compiler libprotobuf-dev ;; # the second has the imports of .proto files
 	host) echo qemu-utils qemu-system-common libnbd-bin e2fsprogs ;; # qemu-system-common has qemu-storage-daemon
-	interop) echo qemu-utils qemu-system-x86 nbdkit libnbd-bin e2fsprogs curl python3 ;;
+	interop) echo qemu-utils qemu-system-x86 nbdkit libnbd-bin e2fsprogs xfsprogs btrfs-progs curl python3 ;;
 	peers) echo restic borgbackup qemu-utils qemu-system-common ;; # the same
 	*) echo "deps.sh: unknown group '$1' (build, box, image, guest, interop, generate, peers)" >&2; exit 2 ;;
 	esac

@@ -1,0 +1,176 @@
+package reflink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/varvebackup/varve/internal/durable"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+)
+
+// Snapshot implements [disk.Disk].
+func (d *Disk) Snapshot(ctx context.Context, head, name disk.Name, seal disk.Seal) error {
+	if err := d.sealHead(ctx, head, name, seal); err != nil {
+		return fmt.Errorf("make %s %q of head %q: %w", seal.Kind, name, head, describeFull(err))
+	}
+	return nil
+}
+
+func (d *Disk) sealHead(ctx context.Context, head, name disk.Name, seal disk.Seal) error {
+	wanted := entry{Name: name, UID: seal.UID, Kind: seal.Kind, Bytes: 1, Checksum: seal.Checksum}
+	if err := errors.Join(wanted.validate(), ctx.Err()); err != nil {
+		return err
+	}
+	if seal.Kind == disk.KindHead {
+		return errclass.Errorf(errclass.Invalid, "the kind is %s: use %s or %s", seal.Kind, disk.KindSnapshot, disk.KindImage)
+	}
+	source, done, err := d.beginSnapshot(head, wanted)
+	if err != nil || done {
+		return err
+	}
+	defer d.endSnapshot(source)
+	wanted.Bytes, wanted.Origin = source.object.Bytes, source.object.UID
+	if seal.Kind == disk.KindImage {
+		group := filepath.Join(imagesDir, string(seal.UID))
+		err := d.writeImage(ctx, &wanted, group, source)
+		return d.finishPending(wanted, group, err)
+	}
+	err = d.writeSnapshot(ctx, wanted, source)
+	return d.finishSnapshot(wanted, source.object, err)
+}
+
+// beginSnapshot reserves the new object, and keeps its head from being deleted or sealed twice at once. Done means that
+// the object is there.
+func (d *Disk) beginSnapshot(head disk.Name, wanted entry) (source *lease, done bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	from, err := d.findIntact(head)
+	if there, ok := d.findByUID(wanted.UID); ok && !d.damaged[there.UID] {
+		same := there.Name == wanted.Name && there.Kind == wanted.Kind && (err != nil || there.Origin == from.UID) &&
+			(wanted.Checksum == "" || there.Checksum == wanted.Checksum)
+		if same {
+			return nil, true, nil
+		}
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if err := d.checkFree(wanted.Name, wanted.UID); err != nil {
+		return nil, false, err
+	}
+	switch {
+	case from.Kind != disk.KindHead:
+		return nil, false, errclass.Errorf(errclass.Invalid, "%q is no head, but a %s: clone it", head, from.Kind)
+	case d.sealing[from.UID]:
+		return nil, false, errclass.Errorf(errclass.Transient, "another snapshot of it is being made: try again")
+	case wanted.Kind == disk.KindImage:
+		if err := d.prepareGroup(filepath.Join(imagesDir, string(wanted.UID))); err != nil {
+			return nil, false, err
+		}
+	}
+	d.pending[wanted.UID] = wanted.Name
+	d.sealing[from.UID] = true
+	return d.leaseObject(from), false, nil
+}
+
+func (d *Disk) endSnapshot(source *lease) {
+	d.mu.Lock()
+	delete(d.sealing, source.object.UID)
+	d.mu.Unlock()
+	_ = source.Close() // it has no error
+}
+
+// writeImage makes the directory of an image, with the checksum of what was read back.
+func (d *Disk) writeImage(ctx context.Context, wanted *entry, group string, source *lease) error {
+	dir := filepath.Join(d.dir, group+newSuffix)
+	data := filepath.Join(dir, "data")
+	if err := d.cloneData(ctx, source, data, wanted.Bytes); err != nil {
+		return err
+	}
+	h, err := hashFile(ctx, data)
+	if err != nil {
+		return err
+	}
+	if err := h.matchChecksum(wanted.Checksum); err != nil {
+		return err
+	}
+	wanted.Checksum = h.checksum()
+	if err := durable.Write(filepath.Join(dir, "hashes"), h.encodeHashes()); err != nil {
+		return err
+	}
+	if err := d.reach("hashes"); err != nil {
+		return err
+	}
+	if err := d.sealFile(data); err != nil {
+		return err
+	}
+	return d.writeMetadata(dir, metadata{Format: formatVersion, Objects: []entry{*wanted}})
+}
+
+// writeSnapshot makes the file of a snapshot, which does not exist before the replica's metadata has it.
+func (d *Disk) writeSnapshot(ctx context.Context, wanted entry, source *lease) error {
+	path := d.dataPath(located{entry: wanted, group: source.object.group})
+	if err := errors.Join(removeTree(path), removeTree(path+newSuffix)); err != nil { // of a call that failed
+		return err
+	}
+	if err := d.cloneData(ctx, source, path+newSuffix, wanted.Bytes); err != nil {
+		return err
+	}
+	if wanted.Checksum != "" {
+		h, err := hashFile(ctx, path+newSuffix)
+		if err == nil {
+			err = h.matchChecksum(wanted.Checksum)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := durable.Rename(path+newSuffix, path); err != nil {
+		return err
+	}
+	if err := d.reach("rename"); err != nil {
+		return err
+	}
+	return d.sealFile(path)
+}
+
+// sealFile makes a file immutable, durably.
+func (d *Disk) sealFile(path string) error {
+	if err := errors.Join(setImmutable(path, true), durable.Sync(path)); err != nil {
+		return err
+	}
+	return d.reach("immutable")
+}
+
+// finishSnapshot puts a snapshot into the metadata of its replica, which makes it exist, or removes it if it failed.
+func (d *Disk) finishSnapshot(made entry, head located, err error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.pending, made.UID)
+	next := d.groups[head.group].appended(made)
+	if err == nil {
+		err = d.writeMetadata(filepath.Join(d.dir, head.group), next)
+	}
+	if err != nil {
+		return errors.Join(err, d.discardSnapshot(made, head.group))
+	}
+	d.groups[head.group] = next
+	return d.reach("done")
+}
+
+// discardSnapshot removes the file of a snapshot that was not made, unless the metadata that has it may be on the disk.
+func (d *Disk) discardSnapshot(failed entry, group string) error {
+	written, err := readMetadata(filepath.Join(d.dir, group, metadataFile))
+	if err != nil {
+		return fmt.Errorf("%w: %w", errclass.Unknown, err)
+	}
+	if len(written.Objects) != len(d.groups[group].Objects) {
+		d.groups[group] = written
+		return errclass.Unknown
+	}
+	path := d.dataPath(located{entry: failed, group: group})
+	return errors.Join(removeTree(path), removeTree(path+newSuffix))
+}
