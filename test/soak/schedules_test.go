@@ -79,7 +79,7 @@ func TestSchedules_aDayInMinutes(t *testing.T) {
 	t.Logf("%s; %d times a schedule was resumed; the location was unavailable: %v; %s", d.countRuns(), d.resumed,
 		d.unavailable, d.describeMaintenance())
 
-	d.checkRuns(ended)
+	d.checkRuns()
 	kept := d.checkRetention()
 	d.waitOnly(kept)
 	restored := 0

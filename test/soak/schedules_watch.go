@@ -157,6 +157,7 @@ func (d *scheduleDay) settle(ended time.Time) {
 		}
 		return true, "", nil
 	}))
+	d.must(d.noteBackups(ctx))
 }
 
 // unsettled says what of a schedule goes on, or "".
@@ -193,7 +194,7 @@ func (d *scheduleDay) explain() {
 	ctx := context.WithoutCancel(d.t.Context())
 	_ = d.readSchedules(ctx)
 	for _, o := range d.schedules {
-		d.t.Logf("schedule %s: failure %d, conditions %+v", o.Name, o.Status.Failure, o.Status.Conditions)
+		d.t.Logf("schedule %s: %d failures in a row, conditions %+v", o.Name, o.Status.Failure, o.Status.Conditions)
 		for _, r := range slices.Backward(o.Status.Runs) {
 			d.t.Logf("  %s %d %s %s: %s", r.Time.UTC().Format(time.TimeOnly), max(r.Count, 1), r.Result, r.Reason, r.Message)
 		}
