@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 
+	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -35,14 +37,21 @@ func (h *scheduleTimes) Handle(ctx context.Context, req admission.Request) admis
 	if err := h.decoder.Decode(req, o); err != nil {
 		return admission.Errored(http.StatusBadRequest, fmt.Errorf("decode the schedule: %w", err))
 	}
+	timesChange, err := h.changeTimes(req, o)
+	if err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
 	times, err := schedule.ReadTimes(o)
+	if err != nil && !timesChange {
+		return admission.Allowed("") // it was so before, and its status says so
+	}
 	if err != nil {
 		return refuseSchedule(err)
 	}
 	if _, err := schedule.ReadPolicy(o, times.Location()); err != nil {
 		return refuseSchedule(err)
 	}
-	if schedule.SkipsCheck(o) {
+	if schedule.SkipsCheck(o) || !timesChange {
 		return admission.Allowed("")
 	}
 	check := schedule.NewOffsetCheck(o, times)
@@ -53,6 +62,20 @@ func (h *scheduleTimes) Handle(ctx context.Context, req admission.Request) admis
 		return refuseSchedule(err)
 	}
 	return admission.Allowed("")
+}
+
+// changeTimes says whether a request changes when a schedule is due.
+func (h *scheduleTimes) changeTimes(req admission.Request, o *harvesterv1.ScheduleVMBackup) (bool, error) {
+	if req.Operation != admissionv1.Update {
+		return true, nil
+	}
+	old := &harvesterv1.ScheduleVMBackup{}
+	if err := h.decoder.DecodeRaw(req.OldObject, old); err != nil {
+		return false, fmt.Errorf("decode the old schedule: %w", err)
+	}
+	return old.Spec.Cron != o.Spec.Cron || slices.ContainsFunc([]string{
+		harvesterv1.AnnotationTimeZone, harvesterv1.AnnotationSkipCronCheck, harvesterv1.AnnotationJitter,
+	}, func(name string) bool { return old.Annotations[name] != o.Annotations[name] }), nil
 }
 
 // addOthers reads the schedules of all namespaces.

@@ -151,6 +151,32 @@ func TestScheduleTimes(t *testing.T) {
 	}
 }
 
+// What does not change when a schedule is due is no reason to look at that: it may be from before the webhook.
+func TestScheduleTimes_unchanged(t *testing.T) {
+	t.Parallel()
+	near := scheduleOf("ns", "s", "5 1 * * *")
+	reader := &pagingReader{schedules: []*harvesterv1.ScheduleVMBackup{scheduleOf("ns", "nightly", "0 1 * * *"), near}}
+	for name, c := range map[string]struct {
+		before  *harvesterv1.ScheduleVMBackup
+		allowed bool
+	}{
+		"it keeps more":      {near, true},
+		"it is due then now": {scheduleOf("ns", "s", "5 4 * * *"), false},
+	} {
+		after := scheduleOf("ns", "s", "5 1 * * *", harvesterv1.AnnotationKeepDaily, "7")
+		request := scheduleRequest(t, after)
+		request.Operation, request.OldObject = admissionv1.Update, scheduleRequest(t, c.before).Object
+		if r := newScheduleTimes(t, reader).Handle(t.Context(), request); r.Allowed != c.allowed {
+			t.Errorf("%s: %+v", name, r.Result)
+		}
+	}
+	often := scheduleRequest(t, scheduleOf("ns", "s", "* * * * *", harvesterv1.AnnotationKeepDaily, "7"))
+	often.Operation, often.OldObject = admissionv1.Update, scheduleRequest(t, scheduleOf("ns", "s", "* * * * *")).Object
+	if r := newScheduleTimes(t, reader).Handle(t.Context(), often); !r.Allowed {
+		t.Errorf("one that was due too often before: %+v", r.Result)
+	}
+}
+
 // However many schedules there are, a bounded number of them is in memory, and each is looked at.
 func TestScheduleTimes_readsPages(t *testing.T) {
 	t.Parallel()

@@ -108,3 +108,21 @@ func SortByDueTime(backups []*harvesterv1.VirtualMachineBackup) {
 		return strings.Compare(a.Name, b.Name)
 	})
 }
+
+// PassedOn are the annotations of a schedule that its backups get.
+func PassedOn() []string {
+	return []string{
+		harvesterv1.AnnotationLocation, harvesterv1.AnnotationExcludeVolumes, harvesterv1.AnnotationScratchClass,
+		harvesterv1.AnnotationScratchSize, harvesterv1.AnnotationFreeze,
+	}
+}
+
+// HasMeaning says whether an annotation of that name says something about how a schedule makes and keeps backups.
+func HasMeaning(annotation string) bool {
+	return slices.Contains(PassedOn(), annotation) || slices.Contains([]string{
+		harvesterv1.AnnotationTimeZone, harvesterv1.AnnotationSkipCronCheck, harvesterv1.AnnotationJitter,
+		harvesterv1.AnnotationAdopt, harvesterv1.AnnotationKeepHourly, harvesterv1.AnnotationKeepDaily,
+		harvesterv1.AnnotationKeepWeekly, harvesterv1.AnnotationKeepMonthly, harvesterv1.AnnotationKeepYearly,
+		harvesterv1.AnnotationKeepWithin,
+	}, annotation)
+}

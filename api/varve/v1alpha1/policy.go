@@ -28,6 +28,9 @@ const (
 	ReasonScheduled = "Scheduled"
 	// ReasonInvalidSelector: the selector cannot be read. The schedules stay as they are.
 	ReasonInvalidSelector = "InvalidSelector"
+	// ReasonSelectsNothing: since the policy was changed it selects no machine, and there are schedules of machines that
+	// exist. They stay as they are.
+	ReasonSelectsNothing = "SelectsNothing"
 	// ReasonInvalidTemplate: no schedule can be made from the template. The schedules stay as they are.
 	ReasonInvalidTemplate = "InvalidTemplate"
 	// ReasonNameTaken: a ScheduleVMBackup of the name is there, and is not the policy's.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -37,6 +38,10 @@ stay. If the command is interrupted, run it again: it goes on with the rest.`,
 		Object: func() client.Object { return &harvesterv1.ScheduleVMBackup{} }, NewList: newList,
 		State: func(client.Object) (string, string) { return string(Deleting), "it is being deleted" },
 		Prepare: func(cmd *cobra.Command, c *cluster.Client, o client.Object, w *resource.Waiting) error {
+			if by := metav1.GetControllerOf(o); by != nil {
+				return failure.New("", "schedule %s is made again by %s %s: take the label from the machine, or suspend the "+
+					"schedule", o.GetName(), by.Kind, by.Name)
+			}
 			if !backups {
 				return nil
 			}
@@ -96,7 +101,7 @@ func describeKept(
 func untilBackupsGone(
 	cmd *cobra.Command, c *cluster.Client, o *harvesterv1.ScheduleVMBackup,
 ) resource.WaitFunc {
-	return func(ctx context.Context, show func(progress.Report)) error {
+	return func(ctx context.Context, show func(progress.Report)) (err error) {
 		if !o.Spec.Suspend {
 			before := o.DeepCopy()
 			o.Spec.Suspend = true
@@ -104,6 +109,11 @@ func untilBackupsGone(
 				return fmt.Errorf("suspend it: %w", err)
 			}
 		}
+		defer func() {
+			if err != nil {
+				err = fmt.Errorf("%w; schedule %s is suspended now: run the command again, or resume it", err, o.Name)
+			}
+		}()
 		// A backup that is being made now comes before the status says so, and none comes after it.
 		if err := untilSuspended(c, o)(ctx, show); err != nil {
 			return err

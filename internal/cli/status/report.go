@@ -162,7 +162,7 @@ func (m *machine) judge(now time.Time) {
 	}
 	if m.MadeAgain {
 		m.Message = strings.TrimSuffix(madeAgain+"; "+m.Message, "; ")
-		if m.State == schedule.OK || m.State == schedule.Running {
+		if m.State == schedule.OK || m.State == schedule.Running || m.State == schedule.New {
 			m.State = schedule.Overdue
 		}
 	}

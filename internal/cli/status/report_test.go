@@ -185,6 +185,12 @@ func TestNewReport_machineMadeAgain(t *testing.T) {
 			schedule.Overdue,
 			madeAgain + "; backup new runs",
 		},
+		"its schedule was made again, too": {
+			[]harvesterv1.ScheduleVMBackup{newSchedule("a", "web")},
+			[]harvesterv1.VirtualMachineBackup{of("old", 0, "before")},
+			schedule.Overdue,
+			madeAgain + "; it waits for its first run",
+		},
 		"a newer run succeeded": {
 			[]harvesterv1.ScheduleVMBackup{newSchedule("a", "web", run(harvesterv1.RunSucceeded, "new"))},
 			[]harvesterv1.VirtualMachineBackup{of("new", 0, "now"), of("old", 24, "before")},

@@ -26,7 +26,8 @@ var (
 	scheduleFailures = prometheus.NewDesc("varve_schedule_consecutive_failures",
 		"How many of the schedule's backups have failed since the last one that succeeded.", scheduleLabels, nil)
 	scheduleSuspended = prometheus.NewDesc("varve_schedule_suspended",
-		"1 while the schedule is suspended by its user, or after too many failures (reason user or failures), otherwise 0.",
+		"1 while the schedule is suspended by its user, or after too many failures, or is to go on and cannot yet (reason "+
+			"user, failures or waiting), otherwise 0.",
 		[]string{"namespace", "schedule", "vm", "reason"}, nil)
 )
 
@@ -34,6 +35,13 @@ var (
 var scheduleDescriptions = []*prometheus.Desc{
 	scheduleSuccess, scheduleUnmet, scheduleNext, scheduleFailures, scheduleSuspended,
 }
+
+// Reasons of a schedule that is suspended.
+const (
+	suspendedByUser     = "user"
+	suspendedByFailures = "failures"
+	suspendedWaiting    = "waiting"
+)
 
 // Schedules are the metrics of ScheduleVMBackups: one record per schedule, as of the last time that it was dealt with.
 // The controller of schedules deals with each one when it gets the lease. Its methods are safe for concurrent use.
@@ -46,10 +54,11 @@ type Schedules struct {
 
 // scheduleRecord is what is reported of a schedule. A time that is zero is not reported.
 type scheduleRecord struct {
-	vm                           string
-	success, unmet, next         time.Time
-	failures                     int
-	suspended, suspendedByErrors bool
+	vm                   string
+	success, unmet, next time.Time
+	failures             int
+	// suspended is why the schedule is suspended, or "".
+	suspended string
 }
 
 // NewSchedules returns the metrics of no schedules.
@@ -87,8 +96,9 @@ func (s *Schedules) Collect(ch chan<- prometheus.Metric) {
 			}
 		}
 		sendGauge(ch, scheduleFailures, float64(r.failures), labels...)
-		sendGauge(ch, scheduleSuspended, oneIf(r.suspended && !r.suspendedByErrors), append(labels, "user")...)
-		sendGauge(ch, scheduleSuspended, oneIf(r.suspended && r.suspendedByErrors), append(labels, "failures")...)
+		for _, reason := range []string{suspendedByUser, suspendedByFailures, suspendedWaiting} {
+			sendGauge(ch, scheduleSuspended, oneIf(r.suspended == reason), append(labels, reason)...)
+		}
 	}
 	s.runs.Collect(ch)
 }
@@ -97,13 +107,8 @@ func (s *Schedules) Collect(ch chan<- prometheus.Metric) {
 func (s *Schedules) Record(before, after *harvesterv1.ScheduleVMBackup) {
 	status, key := &after.Status, client.ObjectKeyFromObject(after)
 	r := scheduleRecord{
-		vm: after.Spec.VMBackupSpec.Source.Name, failures: status.Failure, suspended: status.Suspended,
+		vm: after.Spec.VMBackupSpec.Source.Name, failures: status.Failure, suspended: whySuspended(after),
 		success: timeOf(status.LastSuccessfulTime), next: timeOf(status.NextScheduleTime), unmet: unmetSince(status.Runs),
-	}
-	for _, c := range status.Conditions {
-		if c.Type == harvesterv1.ConditionBackupSuspend {
-			r.suspendedByErrors = c.Reason == harvesterv1.ReasonMaxFailure
-		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,6 +122,22 @@ func (s *Schedules) Record(before, after *harvesterv1.ScheduleVMBackup) {
 			s.runs.WithLabelValues(key.Namespace, key.Name, r.vm, string(run.result)).Add(float64(more))
 		}
 	}
+}
+
+// whySuspended returns why a schedule is suspended, or "".
+func whySuspended(o *harvesterv1.ScheduleVMBackup) string {
+	if !o.Status.Suspended {
+		return ""
+	}
+	for _, c := range o.Status.Conditions {
+		if c.Type == harvesterv1.ConditionBackupSuspend && c.Reason == harvesterv1.ReasonMaxFailure {
+			return suspendedByFailures
+		}
+	}
+	if !o.Spec.Suspend {
+		return suspendedWaiting
+	}
+	return suspendedByUser
 }
 
 // Forget ends the series of a schedule.

@@ -29,6 +29,7 @@ func unmade(due, count int, result harvesterv1.RunResult, reason string) harvest
 const (
 	userSays     = "varve_schedule_suspended{namespace=ns,reason=user,schedule=nightly,vm=vm} "
 	failuresSay  = "varve_schedule_suspended{namespace=ns,reason=failures,schedule=nightly,vm=vm} "
+	waitingSays  = "varve_schedule_suspended{namespace=ns,reason=waiting,schedule=nightly,vm=vm} "
 	ofTheNightly = "{namespace=ns,schedule=nightly,vm=vm} "
 )
 
@@ -47,7 +48,7 @@ func TestSchedules_tellTheirState(t *testing.T) {
 			harvesterv1.ScheduleVMBackupStatus{NextScheduleTime: at(7)},
 			[]string{
 				"varve_schedule_next_run_timestamp_seconds" + ofTheNightly + "7",
-				"varve_schedule_consecutive_failures" + ofTheNightly + "0", userSays + "0", failuresSay + "0",
+				"varve_schedule_consecutive_failures" + ofTheNightly + "0", userSays + "0", failuresSay + "0", waitingSays + "0",
 			},
 		},
 		"good": {
@@ -58,7 +59,7 @@ func TestSchedules_tellTheirState(t *testing.T) {
 			[]string{
 				"varve_schedule_next_run_timestamp_seconds" + ofTheNightly + "7",
 				"varve_schedule_last_success_timestamp_seconds" + ofTheNightly + "3",
-				"varve_schedule_consecutive_failures" + ofTheNightly + "0", userSays + "0", failuresSay + "0",
+				"varve_schedule_consecutive_failures" + ofTheNightly + "0", userSays + "0", failuresSay + "0", waitingSays + "0",
 			},
 		},
 		"failed too often": {
@@ -70,18 +71,27 @@ func TestSchedules_tellTheirState(t *testing.T) {
 			[]string{
 				"varve_schedule_last_success_timestamp_seconds" + ofTheNightly + "3",
 				"varve_schedule_unmet_since_timestamp_seconds" + ofTheNightly + "9",
-				"varve_schedule_consecutive_failures" + ofTheNightly + "4", userSays + "0", failuresSay + "1",
+				"varve_schedule_consecutive_failures" + ofTheNightly + "4", userSays + "0", failuresSay + "1", waitingSays + "0",
 			},
 		},
 		"suspended by its user": {
 			harvesterv1.ScheduleVMBackupStatus{Suspended: true, Conditions: suspension(harvesterv1.ReasonSuspended)},
-			[]string{"varve_schedule_consecutive_failures" + ofTheNightly + "0", userSays + "1", failuresSay + "0"},
+			[]string{
+				"varve_schedule_consecutive_failures" + ofTheNightly + "0", userSays + "1", failuresSay + "0", waitingSays + "0",
+			},
+		},
+		"to go on, and its location is away": {
+			harvesterv1.ScheduleVMBackupStatus{Suspended: true, Conditions: suspension(harvesterv1.ReasonSuspended)},
+			[]string{
+				"varve_schedule_consecutive_failures" + ofTheNightly + "0", userSays + "0", failuresSay + "0", waitingSays + "1",
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := NewSchedules()
 			o := scheduleWith("vm", c.status)
+			o.Spec.Suspend = name == "suspended by its user"
 			s.Record(o, o)
 			mustEqual(t, series(t, s, "varve_schedule_"), c.want)
 		})

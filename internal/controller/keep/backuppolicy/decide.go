@@ -1,12 +1,14 @@
 package backuppolicy
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -67,6 +69,10 @@ func decide(in *input) *decision {
 			d.addMachine(t, m.Name, have, taken)
 		}
 	}
+	if in.deselectsAll(selector, have) {
+		return (&decision{}).refuse(have, varvev1.ReasonSelectsNothing, errors.New("spec.selector selects no machine "+
+			"that exists: correct it, or delete the policy"))
+	}
 	for _, o := range have { // of machines that are gone, or not selected any more
 		d.removeSchedule(o)
 	}
@@ -77,6 +83,26 @@ func decide(in *input) *decision {
 // selects says whether a machine is to have a schedule.
 func selects(selector labels.Selector, m *metav1.PartialObjectMetadata) bool {
 	return m.DeletionTimestamp == nil && selector.Matches(labels.Set(m.Labels))
+}
+
+// deselectsAll says whether no machine is selected, although there are schedules of machines that exist: more likely by
+// a mistake in the selector than on purpose.
+func (in *input) deselectsAll(selector labels.Selector, have map[string]*harvesterv1.ScheduleVMBackup) bool {
+	exist := false
+	for i := range in.machines {
+		m := &in.machines[i]
+		if selects(selector, m) {
+			return false
+		}
+		exist = exist || m.DeletionTimestamp == nil && have[scheduleName(in.policy.Name, m.Name)] != nil
+	}
+	return exist && in.policy.Status.ObservedGeneration != in.policy.Generation || exist && in.refusedBefore()
+}
+
+// refusedBefore says whether the policy selected nothing when it was looked at before, as it is now.
+func (in *input) refusedBefore() bool {
+	c := meta.FindStatusCondition(in.policy.Status.Conditions, varvev1.ConditionReady)
+	return c != nil && c.Reason == varvev1.ReasonSelectsNothing
 }
 
 // refuse leaves all schedules as they are.

@@ -20,6 +20,7 @@ import (
 func newPolicy(edit ...func(*varvev1.BackupPolicy)) *varvev1.BackupPolicy {
 	p := &varvev1.BackupPolicy{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: "gold", UID: "policy", Generation: 3},
+		Status:     varvev1.BackupPolicyStatus{ObservedGeneration: 3},
 		Spec: varvev1.BackupPolicySpec{
 			Selector: metav1.LabelSelector{MatchLabels: map[string]string{"tier": "gold"}},
 			Template: varvev1.ScheduleTemplate{
@@ -111,6 +112,27 @@ func TestDecide(t *testing.T) {
 			machines:  []metav1.PartialObjectMetadata{newMachine("web", nil)},
 			schedules: []*harvesterv1.ScheduleVMBackup{scheduleOf(t, "web")},
 			want:      names{Remove: []string{"gold-web"}},
+		},
+		"a selector that is changed to nothing": {
+			policy:    func(p *varvev1.BackupPolicy) { p.Spec.Selector.MatchLabels["tier"], p.Generation = "golden", 4 },
+			machines:  []metav1.PartialObjectMetadata{newMachine("web", gold)},
+			schedules: []*harvesterv1.ScheduleVMBackup{scheduleOf(t, "web")},
+			want:      names{Scheduled: 1, Reason: varvev1.ReasonSelectsNothing},
+		},
+		"a selector that still selects nothing": {
+			policy: func(p *varvev1.BackupPolicy) {
+				p.Spec.Selector.MatchLabels["tier"] = "golden"
+				p.Status.Conditions = []metav1.Condition{{Type: "Ready", Reason: varvev1.ReasonSelectsNothing}}
+			},
+			machines:  []metav1.PartialObjectMetadata{newMachine("web", gold)},
+			schedules: []*harvesterv1.ScheduleVMBackup{scheduleOf(t, "web")},
+			want:      names{Scheduled: 1, Reason: varvev1.ReasonSelectsNothing},
+		},
+		"a selector that is changed to other machines": {
+			policy:    func(p *varvev1.BackupPolicy) { p.Spec.Selector.MatchLabels["tier"], p.Generation = "silver", 4 },
+			machines:  []metav1.PartialObjectMetadata{newMachine("web", gold), newMachine("db", map[string]string{"tier": "silver"})},
+			schedules: []*harvesterv1.ScheduleVMBackup{scheduleOf(t, "web")},
+			want:      names{Create: []string{"gold-db"}, Remove: []string{"gold-web"}},
 		},
 		"the machine is gone": {
 			schedules: []*harvesterv1.ScheduleVMBackup{scheduleOf(t, "web")},
@@ -255,6 +277,9 @@ func TestReadTemplate_refusals(t *testing.T) {
 		"retention": {func(f *varvev1.ScheduleTemplate) {
 			f.Annotations = map[string]string{harvesterv1.AnnotationKeepDaily: "many"}
 		}, "the annotation varvebackup.io/keep-daily is \"many\""},
+		"an annotation that is misspelt": {func(f *varvev1.ScheduleTemplate) {
+			f.Annotations = map[string]string{"varvebackup.io/keep-daly": "30"}
+		}, "a schedule knows no annotation \"varvebackup.io/keep-daly\""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -53,6 +53,12 @@ type template struct {
 // readTemplate returns what the schedules of a policy are made from. An error says what is wrong with the template.
 func readTemplate(policy *varvev1.BackupPolicy) (*template, error) {
 	from := &policy.Spec.Template
+	for _, name := range slices.Sorted(maps.Keys(from.Annotations)) {
+		if !schedule.HasMeaning(name) {
+			return nil, fmt.Errorf("spec.template.annotations: a schedule knows no annotation %.80q: correct its name, or "+
+				"leave it out", name)
+		}
+	}
 	probe := &harvesterv1.ScheduleVMBackup{
 		ObjectMeta: metav1.ObjectMeta{Annotations: from.Annotations},
 		Spec: harvesterv1.ScheduleVMBackupSpec{

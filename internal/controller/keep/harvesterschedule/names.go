@@ -9,12 +9,6 @@ import (
 	"github.com/varvebackup/varve/internal/schedule"
 )
 
-// passedOn are the annotations of a schedule that its backups get.
-var passedOn = []string{
-	harvesterv1.AnnotationLocation, harvesterv1.AnnotationExcludeVolumes, harvesterv1.AnnotationScratchClass,
-	harvesterv1.AnnotationScratchSize, harvesterv1.AnnotationFreeze,
-}
-
 const (
 	// annotationRetryOf is on a backup that was made because an earlier one of the same run had failed: when the run was
 	// due, RFC 3339.
@@ -29,7 +23,7 @@ func newBackup(o *harvesterv1.ScheduleVMBackup, due, startBy time.Time) *harvest
 		harvesterv1.AnnotationSchedule: o.Namespace + "/" + o.Name,
 		harvesterv1.AnnotationStartBy:  startBy.UTC().Format(time.RFC3339),
 	}
-	for _, key := range passedOn {
+	for _, key := range schedule.PassedOn() {
 		if value := o.Annotations[key]; value != "" {
 			annotations[key] = value
 		}

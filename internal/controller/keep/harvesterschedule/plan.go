@@ -102,7 +102,9 @@ func (in *input) sayReady(s *harvesterv1.ScheduleVMBackupStatus, wrong error) {
 	condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, status, reason, message)
 }
 
-// chooseOld chooses the backups that go. If it cannot tell, none does, and the schedule goes on.
+// chooseOld chooses the backups that go. If it cannot tell, none does, and the schedule goes on. Those that it has taken
+// over stay until it has made a good one itself, so that a schedule that was made again with other rules by mistake
+// removes nothing at once.
 func (in *input) chooseOld(p *plan, location *time.Location) error {
 	policy, err := schedule.ReadPolicy(in.schedule, location)
 	if err != nil {
@@ -113,7 +115,17 @@ func (in *input) chooseOld(p *plan, location *time.Location) error {
 		return fmt.Errorf("backups are made, and none is removed: %w", err)
 	}
 	p.remove = schedule.Old(decisions)
+	if !slices.ContainsFunc(in.backups, func(b *harvesterv1.VirtualMachineBackup) bool {
+		return b.IsReady() && in.isOwn(b)
+	}) {
+		p.remove = slices.DeleteFunc(p.remove, func(b *harvesterv1.VirtualMachineBackup) bool { return !in.isOwn(b) })
+	}
 	return nil
+}
+
+// isOwn says whether the schedule made a backup, and did not take it over from a deleted one.
+func (in *input) isOwn(b *harvesterv1.VirtualMachineBackup) bool {
+	return b.Name == schedule.BackupName(in.schedule, schedule.DueTime(b))
 }
 
 // decideNext says when the schedule is looked at again.

@@ -322,6 +322,21 @@ func TestPlan_otherTimes(t *testing.T) {
 	}
 }
 
+// A schedule that was made again removes what it takes over only after a backup of its own.
+func TestPlan_adopted(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	w.minutes(3, "")
+	w.schedule.UID, w.schedule.Status, w.schedule.CreationTimestamp = "uid-2", harvesterv1.ScheduleVMBackupStatus{},
+		metav1.NewTime(w.now)
+	w.schedule.Spec.Retain = 2
+	w.pass(0)
+	w.minutes(1, "the target is away")
+	w.wants("before it has made a good one", w.names(), "10:01 10:02 10:03 10:04!")
+	w.minutes(1, "")
+	w.wants("after that", w.names(), "10:03 10:05")
+}
+
 // newNight has a schedule of each night, made at midnight.
 func newNight(t *testing.T, edit ...func(*harvesterv1.ScheduleVMBackup)) *town {
 	t.Helper()
