@@ -70,12 +70,14 @@ type outcome struct {
 func observeUploads(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, all uploads) outcome {
 	o := outcome{ended: true, stored: true}
 	var done, total float64
+	cause := false
 	for i := range s.VolumeBackups {
 		v := &s.VolumeBackups[i]
 		u := all[v.VolumeName]
 		observeVolume(v, now, u)
-		if v.Error != nil && o.failed == "" {
-			o.failed = fmt.Sprintf("volume %s: %s", v.VolumeName, *v.Error.Message)
+		itself := v.Error != nil && u != nil && u.Status.Phase == velerov2.PhaseFailed // others are canceled for it
+		if v.Error != nil && (o.failed == "" || itself && !cause) {
+			o.failed, cause = fmt.Sprintf("volume %s: %s", v.VolumeName, *v.Error.Message), itself
 		}
 		if u != nil && !u.Status.Phase.Ended() {
 			o.ended = false
