@@ -406,8 +406,9 @@ func TestPlan_triesNoMore(t *testing.T) {
 		"suspended":       {func(w *town) { w.schedule.Spec.Suspend = true }, "01:00 Failed"},
 		"machine is gone": {func(w *town) { w.machine = false }, "01:00 Failed"},
 		"times are wrong": {func(w *town) { w.schedule.Spec.Cron = "x" }, "01:00 Failed"},
-		"nobody was there until the next run": {func(w *town) { w.now = w.now.Add(24 * time.Hour) },
-			"01:00 Started, 01:00 Failed"},
+		"nobody was there until the next run": {
+			func(w *town) { w.now = w.now.Add(24 * time.Hour) }, "01:00 Started, 01:00 Failed",
+		},
 		"somebody asks for a run": {func(w *town) {
 			w.schedule.Annotations[harvesterv1.AnnotationRunAt] = "2026-12-01T01:04:00Z"
 		}, "01:04 Started Requested, 01:00 Failed"},
