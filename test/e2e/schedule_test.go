@@ -12,11 +12,13 @@ import (
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/controller/keep/condition"
 	"github.com/varvebackup/varve/test/gen"
@@ -123,6 +125,42 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 	if n := len(w.backups()); n < 3 {
 		t.Errorf("%d backups are left of a schedule that was deleted", n)
 	}
+	s.followsPolicy(location)
+}
+
+// followsPolicy gives the machine its schedule by a policy, asks that for a backup, and deletes the policy.
+func (s *scene) followsPolicy(location *lab.Location) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	often := gen.Schedule(gen.Meta(s.Namespace, "often"), s.vm, func(o *harvesterv1.ScheduleVMBackup) {
+		o.Spec.Cron = "*/30 * * * *"
+	})
+	if err := s.Create(ctx, often); err == nil || !strings.Contains(err.Error(), "backups need 1h0m0s or more") {
+		s.t.Errorf("a schedule of every half hour: %v", err)
+	}
+	policy := gen.Policy(gen.Meta(s.Namespace, "all"), metav1.LabelSelector{}, func(p *varvev1.BackupPolicy) {
+		p.Spec.Template.Annotations[harvesterv1.AnnotationLocation] = location.Name
+		p.Spec.Template.Spec.Cron = "0 0 1 1 *"
+	})
+	s.must(s.Create(ctx, policy))
+	w := &scheduled{scene: s, ScheduleVMBackup: gen.Schedule(gen.Meta(s.Namespace, "all-"+s.vm), s.vm)}
+	s.must(wait.For(ctx, time.Minute, "the schedule of the policy", func(ctx context.Context) (bool, string, error) {
+		err := s.Get(ctx, client.ObjectKeyFromObject(w.ScheduleVMBackup), w.ScheduleVMBackup)
+		return err == nil, "", client.IgnoreNotFound(err)
+	}))
+	s.must(s.Patch(ctx, w.ScheduleVMBackup, client.RawPatch(types.MergePatchType, fmt.Appendf(nil,
+		`{"metadata":{"annotations":{%q:%q}}}`, harvesterv1.AnnotationRunAt, time.Now().UTC().Format(time.RFC3339)))))
+	w.wait("the backup that was asked for", func() error {
+		if len(w.Status.Runs) == 0 || w.Status.Runs[0].Reason != harvesterv1.RunRequested {
+			return fmt.Errorf("runs %+v", w.Status.Runs)
+		}
+		return w.hasSucceeded(nil)
+	})
+	s.must(s.Delete(ctx, policy))
+	s.must(s.WaitGone(ctx, w.ScheduleVMBackup, time.Minute))
+	if n := len(w.backups()); n != 1 {
+		s.t.Errorf("%d backups are left of a policy that was deleted, want 1", n)
+	}
 }
 
 // scheduleSnapshots has snapshots of the machine made every minute.
@@ -166,7 +204,18 @@ func (w *scheduled) hasSucceeded(after *time.Time) error {
 // the storage's snapshots to be those of the snapshots that are kept.
 func (w *scheduled) ofTheStoppedMachine(halted time.Time) {
 	w.t.Helper()
-	w.wait("a snapshot of the stopped machine", func() error { return w.hasSucceeded(&halted) })
+	w.wait("a snapshot of the stopped machine, and enough of them", func() error {
+		good := 0
+		for _, r := range w.Status.Runs {
+			if r.Result == harvesterv1.RunSucceeded {
+				good++
+			}
+		}
+		if good < w.Spec.Retain {
+			return fmt.Errorf("runs %+v", w.Status.Runs)
+		}
+		return w.hasSucceeded(&halted)
+	})
 	w.setSuspend(true)
 	w.waitRetained()
 	for _, r := range w.Status.Runs {

@@ -32,6 +32,7 @@ import (
 	harvesterv1beta1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
+	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/test/wait"
@@ -56,7 +57,8 @@ type Lab struct {
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	return s, errors.Join(clientgoscheme.AddToScheme(s), kubevirtv1.AddToScheme(s), backupv1alpha1.AddToScheme(s), exportv1beta1.AddToScheme(s),
-		velerov1.AddToScheme(s), velerov2.AddToScheme(s), harvesterv1beta1.AddToScheme(s), vmsnapshotv1.AddToScheme(s), snapshotv1.AddToScheme(s))
+		velerov1.AddToScheme(s), velerov2.AddToScheme(s), harvesterv1beta1.AddToScheme(s), varvev1.AddToScheme(s),
+		vmsnapshotv1.AddToScheme(s), snapshotv1.AddToScheme(s))
 }
 
 // Open connects to the cluster of kubeconfig, and creates the namespace with these labels if it does not exist. build

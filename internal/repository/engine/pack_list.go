@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 
@@ -25,11 +26,26 @@ type PackList struct {
 	checkedAgain map[blob.ID]bool
 }
 
+// listAttempts is how often a list that is cut off is asked for. It has many parts, each of which may be cut.
+const listAttempts = 5
+
 // ListPacks lists the packs. It asks the storage itself: kopia caches lists of index blobs only. All names are asked for, because the
-// few blobs that are no packs cost less than one list for each kind of pack.
+// few blobs that are no packs cost less than one list for each kind of pack. A list that is cut off is asked for again.
 func ListPacks(ctx context.Context, blobs blob.Reader) (*PackList, error) {
+	for attempt := 1; ; attempt++ {
+		p, err := listPacksOnce(ctx, blobs)
+		switch {
+		case err == nil:
+			return p, nil
+		case !errors.Is(err, io.ErrUnexpectedEOF) || attempt == listAttempts || ctx.Err() != nil:
+			return nil, fmt.Errorf("list the blobs: %w", err)
+		}
+	}
+}
+
+func listPacksOnce(ctx context.Context, blobs blob.Reader) (*PackList, error) {
 	p := &PackList{blobs: blobs, bytes: map[blob.ID]int64{}, damaged: map[blob.ID]bool{}, checkedAgain: map[blob.ID]bool{}}
-	err := blobs.ListBlobs(ctx, "", func(b blob.Metadata) error {
+	return p, blobs.ListBlobs(ctx, "", func(b blob.Metadata) error {
 		name := string(b.BlobID)
 		if pack, ok := strings.CutPrefix(name, storage.DamagedPrefix); ok {
 			p.damaged[blob.ID(pack)] = true
@@ -38,10 +54,6 @@ func ListPacks(ctx context.Context, blobs blob.Reader) (*PackList, error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list the blobs: %w", err)
-	}
-	return p, nil
 }
 
 // isPack says whether a blob is a pack by its name.
