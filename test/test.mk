@@ -72,6 +72,7 @@ test-peers: peers tiers-tool ## The repository against the upstream kopia and a 
 .PHONY: test-e2e
 test-e2e: NODES = 2
 test-e2e: box-s3 install guest virtctl velero tiers-tool ## Real pods, virtual machines and guests on the box; bytes compared
+	hack/deps.sh interop # a client of pull backups writes qcow2 with qemu-storage-daemon
 	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 60m ./test/e2e/
 
 # Two lanes share the processors: guests of the end-to-end and interop tests boot and wait while the other tiers compute. What both lanes need is there before.
