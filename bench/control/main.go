@@ -1,6 +1,6 @@
 // Command control measures what Varve's controller costs that has much to look after and nothing to do: 1,000 schedules
-// of machines, each with the backups that it keeps, and 1,000 repositories, one of them of 10 TiB. It needs no box: a control plane is enough. It writes the rows to
-// build/bench.json.
+// of machines, each with the backups that it keeps, and 1,000 repositories, one of them of 10 TiB. It needs no box: a
+// control plane is enough. It writes the rows to build/bench.json.
 package main
 
 import (

@@ -80,22 +80,21 @@ func (h *scheduleTimes) changeTimes(req admission.Request, o *harvesterv1.Schedu
 
 // addOthers reads the schedules of all namespaces.
 func (h *scheduleTimes) addOthers(ctx context.Context, check *schedule.OffsetCheck) error {
-	next := ""
-	for {
-		var list harvesterv1.ScheduleVMBackupList
-		if err := h.schedules.List(ctx, &list, client.Limit(schedulePage), client.Continue(next)); err != nil {
-			return fmt.Errorf("list the ScheduleVMBackups: %w", err)
-		}
-		for i := range list.Items {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
+	newList := func() *harvesterv1.ScheduleVMBackupList { return &harvesterv1.ScheduleVMBackupList{} }
+	err := reconcile.ListPages(ctx, h.schedules, schedulePage, newList,
+		func(page *harvesterv1.ScheduleVMBackupList) error {
+			for i := range page.Items {
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				check.Add(&page.Items[i])
 			}
-			check.Add(&list.Items[i])
-		}
-		if next = list.Continue; next == "" {
 			return nil
-		}
+		})
+	if err != nil {
+		return fmt.Errorf("list the ScheduleVMBackups: %w", err)
 	}
+	return nil
 }
 
 // refuseSchedule returns a refusal that says that the object is wrong, and not that the user may not write it.

@@ -64,7 +64,7 @@ func ReadStoragePatience(config map[string]string) (*metav1.Duration, error) {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d < 0 {
-		return nil, fmt.Errorf("spec.dataMoverConfig: %s %.80q is no duration, such as 1h30m", ConfigStoragePatience, text)
+		return nil, fmt.Errorf("spec.dataMoverConfig: %s %.80q is not a duration such as 1h30m", ConfigStoragePatience, text)
 	}
 	return &metav1.Duration{Duration: d}, nil
 }

@@ -71,13 +71,13 @@ func (c *OffsetCheck) Err() error {
 		near = fmt.Sprintf("within %s of %s", c.distance, other)
 	}
 	return fmt.Errorf("spec.cron: %q is due %s, and schedules that are due equally often must be %s apart: %s, or "+
-		"set the annotation %s to \"enable\"", c.schedule.Spec.Cron, near, harvesterv1.LeastOffset, c.advise(),
+		"set the annotation %s to \"enable\"", c.schedule.Spec.Cron, near, harvesterv1.LeastOffset, c.suggestTime(),
 		harvesterv1.AnnotationSkipCronCheck)
 }
 
-// advise returns what to write instead: the nearest minute of the same hours that comes too near to no schedule, if
+// suggestTime says what to write instead: the nearest minute of the same hours that comes too near to no schedule, if
 // there is one.
-func (c *OffsetCheck) advise() string {
+func (c *OffsetCheck) suggestTime() string {
 	minute := c.times.Minute()
 	for shift := 1; shift < 60; shift++ {
 		for _, m := range []int{minute + shift, minute - shift} {
@@ -85,7 +85,7 @@ func (c *OffsetCheck) advise() string {
 				continue
 			}
 			if free := c.times.AtMinute(m); free != nil && c.isFree(free) {
-				return fmt.Sprintf("use %q, which is free", c.write(free))
+				return fmt.Sprintf("use %q, which is free", c.formatAsWritten(free))
 			}
 		}
 	}
@@ -101,8 +101,8 @@ func (c *OffsetCheck) isFree(times *cron.Schedule) bool {
 	return true
 }
 
-// write returns an expression as the user has written it: with its time zone, if that is in spec.cron.
-func (c *OffsetCheck) write(times *cron.Schedule) string {
+// formatAsWritten returns an expression as the user has written it: with its time zone, if that is in spec.cron.
+func (c *OffsetCheck) formatAsWritten(times *cron.Schedule) string {
 	if strings.Contains(c.schedule.Spec.Cron, "TZ=") {
 		return times.String()
 	}

@@ -55,6 +55,33 @@ type Decision struct {
 	Reasons []string
 }
 
+// DecideRetention says which backups of a schedule stay, as Decide does, by the schedule's own rules. Those that it has
+// taken over from a deleted one stay until it has made a good one itself, so that a schedule that was made again with
+// other rules by mistake removes nothing at once. An error means that nobody can tell: remove nothing then.
+func DecideRetention(
+	o *harvesterv1.ScheduleVMBackup, location *time.Location, now time.Time,
+	backups []*harvesterv1.VirtualMachineBackup,
+) ([]Decision, error) {
+	policy, err := ReadPolicy(o, location)
+	if err != nil {
+		return nil, err
+	}
+	decisions, err := Decide(policy, now, backups)
+	if err != nil {
+		return nil, err
+	}
+	isOwn := func(b *harvesterv1.VirtualMachineBackup) bool { return b.Name == BackupName(o, DueTime(b)) }
+	if slices.ContainsFunc(backups, func(b *harvesterv1.VirtualMachineBackup) bool { return b.IsReady() && isOwn(b) }) {
+		return decisions, nil
+	}
+	for i := range decisions {
+		if d := &decisions[i]; !d.Keep && d.Backup.DeletionTimestamp == nil && !isOwn(d.Backup) {
+			d.Keep, d.Reasons = true, []string{"taken over, and the schedule has no good backup of its own yet"}
+		}
+	}
+	return decisions, nil
+}
+
 // Decide says which backups of a schedule stay, the oldest first: those that the policy keeps of all that can be
 // restored. These always stay, too: what is pinned, the latest one that can be restored, what has not ended, and the
 // latest one of all. What is pinned takes nothing away from others.

@@ -135,19 +135,15 @@ func decideRetention(
 	if err != nil {
 		return nil, failure.New("", "the retention of schedule %s: %w", o.Name, err)
 	}
-	policy, err := schedule.ReadPolicy(o, times.Location())
-	if err != nil {
-		return nil, failure.New("", "the retention of schedule %s: %w", o.Name, err)
-	}
 	var made []*harvesterv1.VirtualMachineBackup
 	for i := range backups {
 		if schedule.IsScheduled(&backups[i]) {
 			made = append(made, &backups[i])
 		}
 	}
-	decisions, err := schedule.Decide(policy, now, made)
+	decisions, err := schedule.DecideRetention(o, times.Location(), now, made)
 	if err != nil {
-		return nil, fmt.Errorf("schedule %s: %w", o.Name, err)
+		return nil, failure.New("", "the retention of schedule %s: %w", o.Name, err)
 	}
 	r := &retentionResult{
 		Schedule: o.Name, Rules: retentionRules{Retain: o.Spec.Retain, Also: describeKeepRules(o)},

@@ -41,7 +41,19 @@ func TestRetention(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags []string
 		want  []string
+		taken bool // the backups are those of a schedule that was deleted
 	}{
+		"taken over": {
+			[]string{"--retain=2", "--keep-daily=0"}, []string{
+				"2026-11-29T01:00:00Z Pending kept it has not ended",
+				"2026-11-28T01:00:00Z Failed kept failed last",
+				"2026-11-27T01:00:00Z Ready kept last good one, last 2",
+				"2026-11-26T01:00:00Z Ready kept last 2",
+				"2026-11-25T01:00:00Z Ready kept pinned",
+				"2026-11-24T01:00:00Z Ready kept taken over, and the schedule has no good backup of its own yet",
+				"schedule s retains 2: 6 kept, 0 to go",
+			}, true,
+		},
 		"as the schedule says": {
 			nil, []string{
 				"2026-11-29T01:00:00Z Pending kept it has not ended",
@@ -51,7 +63,7 @@ func TestRetention(t *testing.T) {
 				"2026-11-25T01:00:00Z Ready kept pinned",
 				"2026-11-24T01:00:00Z Ready goes no rule keeps it",
 				"schedule s retains 2 and also keeps 1 daily: 5 kept, 1 to go",
-			},
+			}, false,
 		},
 		"with other rules": {
 			[]string{"--retain=3", "--keep-daily=0", "--keep-within=2d"}, []string{
@@ -62,10 +74,13 @@ func TestRetention(t *testing.T) {
 				"2026-11-25T01:00:00Z Ready kept pinned",
 				"2026-11-24T01:00:00Z Ready kept last 3",
 				"schedule s retains 3 and also keeps all within 2d: 6 kept, 0 to go",
-			},
+			}, false,
 		},
 	} {
 		s, now := testSchedule()
+		if s.UID = "u"; c.taken {
+			s.UID = "made-again"
+		}
 		s.Name, s.Spec.Retain, s.Annotations = "s", 2, map[string]string{harvesterv1.AnnotationKeepDaily: "1"}
 		var rules ruleFlags
 		cmd := &cobra.Command{}

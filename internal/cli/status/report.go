@@ -49,7 +49,7 @@ type machine struct {
 	// Growth is how many bytes are new or changed a day, by the backups of the last week, before they are compressed. It
 	// is nil if too few backups tell.
 	Growth *int64 `json:"growthBytesPerDay,omitempty"`
-	// MadeAgain says that the machine is another one than that of its last good backup.
+	// MadeAgain says that the machine was deleted and made again after its last good backup.
 	MadeAgain bool `json:"madeAgain,omitempty"`
 	// Next is when the next backup is due.
 	Next *time.Time `json:"nextScheduleTime,omitempty"`
@@ -169,7 +169,7 @@ func (m *machine) judge(now time.Time) {
 	m.NeedsAttention = m.State.NeedsAttention()
 }
 
-// madeAgain is said of a machine that is another one than that of its last good backup.
+// madeAgain is the message for a machine that was deleted and made again after its last good backup.
 const madeAgain = "the machine was made again since: its last good backup is of the one before"
 
 // goodBackups returns the backups that can be restored. They are in the order of the backups.

@@ -77,13 +77,22 @@ func (m Maker) Delete(ctx context.Context, owner types.UID, o client.Object) err
 	return m.Remove(ctx, o)
 }
 
-// Remove deletes an object as it was read, unless it is being deleted already.
+// Remove deletes an object, unless another one has its name by now, or it is being deleted already.
 func (m Maker) Remove(ctx context.Context, o client.Object) error {
+	return m.deleteObject(ctx, o, client.Preconditions{UID: ptr.To(o.GetUID())})
+}
+
+// RemoveUnchanged is Remove for an object that has not changed since it was read. If it has, the error is a conflict.
+func (m Maker) RemoveUnchanged(ctx context.Context, o client.Object) error {
+	return m.deleteObject(ctx, o,
+		client.Preconditions{UID: ptr.To(o.GetUID()), ResourceVersion: ptr.To(o.GetResourceVersion())})
+}
+
+func (m Maker) deleteObject(ctx context.Context, o client.Object, only client.Preconditions) error {
 	if o.GetDeletionTimestamp() != nil {
 		return nil
 	}
-	if err := m.Writer.Delete(ctx, o,
-		client.Preconditions{UID: ptr.To(o.GetUID())}); client.IgnoreNotFound(err) != nil {
+	if err := m.Writer.Delete(ctx, o, only); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete %s %s: %w", kindOf(o), client.ObjectKeyFromObject(o), err)
 	}
 	return nil

@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 const (
@@ -39,17 +39,13 @@ func (s *Set) Start(ctx context.Context) error {
 func (s *Set) NeedLeaderElection() bool { return true }
 
 func (s *Set) readHistory(ctx context.Context) error {
-	var list backupv1.VirtualMachineBackupList
-	for {
-		page := []client.ListOption{client.Limit(historyPage), client.Continue(list.Continue)}
-		list = backupv1.VirtualMachineBackupList{}
-		if err := s.live.List(ctx, &list, page...); err != nil {
-			return fmt.Errorf("list backups: %w", err)
-		}
-		s.rememberEnded(list.Items)
-		if list.Continue == "" {
-			break
-		}
+	newList := func() *backupv1.VirtualMachineBackupList { return &backupv1.VirtualMachineBackupList{} }
+	err := reconcile.ListPages(ctx, s.live, historyPage, newList, func(page *backupv1.VirtualMachineBackupList) error {
+		s.rememberEnded(page.Items)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list backups: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

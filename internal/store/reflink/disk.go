@@ -124,7 +124,7 @@ func checkEmpty(dir string) error {
 func readHeader(dir string) (header, error) {
 	data, err := os.ReadFile(filepath.Join(dir, headerFile))
 	if errors.Is(err, os.ErrNotExist) {
-		return header{}, errclass.Errorf(errclass.NotFound, "%s is no disk of Varve: it has no %s", dir, headerFile)
+		return header{}, errclass.Errorf(errclass.NotFound, "%s is not a disk of Varve: %s is missing", dir, headerFile)
 	}
 	if err != nil {
 		return header{}, err
@@ -140,7 +140,7 @@ func readHeader(dir string) (header, error) {
 }
 
 // Open opens a disk for this process alone, and removes what a crash has left. The error has class NotFound if the
-// directory is no disk, Invalid if its file system has no reflinks or a newer version wrote it, and Conflict if another
+// directory is not a disk, Invalid if its file system cannot reflink or a newer version wrote it, and Conflict if another
 // process uses it.
 func Open(ctx context.Context, dir string, o Options) (_ *Disk, err error) {
 	h, err := readHeader(dir)

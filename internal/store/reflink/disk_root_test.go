@@ -65,7 +65,7 @@ func TestOpen_refuses(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	wantOpenError(t, t.TempDir(), errclass.NotFound, "is no disk of Varve")
+	wantOpenError(t, t.TempDir(), errclass.NotFound, "is not a disk of Varve")
 	for dir, words := range map[string]string{
 		plain.dir: "use XFS made with reflink=1", ext4.dir: "neither XFS nor btrfs",
 	} {

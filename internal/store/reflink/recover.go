@@ -120,7 +120,7 @@ func checkIntact(path string, o entry) error {
 		return err
 	}
 	if !info.Mode().IsRegular() || info.Size() != o.Bytes {
-		return fmt.Errorf("%s has %d bytes, not %d, or is no file (%s)", path, info.Size(), o.Bytes, info.Mode())
+		return fmt.Errorf("%s must be a regular file of %d bytes: it has %d, and its mode is %s", path, o.Bytes, info.Size(), info.Mode())
 	}
 	if o.Kind == disk.KindHead {
 		return nil

@@ -477,7 +477,7 @@ func TestMisnamedObjects_failAndHoldUpNothing(t *testing.T) {
 	uploads := map[string]func(o *velerov2.DataUpload){
 		`spec.sourcePVC "" is no`:    func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "" },
 		`spec.sourcePVC "a/b" is no`: func(o *velerov2.DataUpload) { o.Spec.SourcePVC = "a/b" },
-		`spec.dataMoverConfig: storagePatience "long" is no`: func(o *velerov2.DataUpload) {
+		`spec.dataMoverConfig: storagePatience "long" is not a duration`: func(o *velerov2.DataUpload) {
 			o.Spec.DataMoverConfig = map[string]string{datamove.ConfigStoragePatience: "long"}
 		},
 		`spec.operationTimeout "1d" is no`: func(o *velerov2.DataUpload) { o.Spec.OperationTimeout = velerov1.Duration{Invalid: "1d"} },

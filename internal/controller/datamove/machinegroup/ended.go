@@ -14,6 +14,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 const (
@@ -47,13 +48,12 @@ func (e *endedBackups) Start(ctx context.Context) error {
 
 // find reads no more of a backup than its metadata.
 func (e *endedBackups) find(ctx context.Context) error {
-	next := ""
-	for {
-		page := &metav1.PartialObjectMetadataList{}
-		page.SetGroupVersionKind(backupv1.GroupVersion.WithKind("VirtualMachineBackupList"))
-		if err := e.live.List(ctx, page, client.HasLabels{layout.LabelEnded}, client.Limit(endedPage), client.Continue(next)); err != nil {
-			return fmt.Errorf("list backups: %w", err)
-		}
+	newList := func() *metav1.PartialObjectMetadataList {
+		list := &metav1.PartialObjectMetadataList{}
+		list.SetGroupVersionKind(backupv1.GroupVersion.WithKind("VirtualMachineBackupList"))
+		return list
+	}
+	err := reconcile.ListPages(ctx, e.live, endedPage, newList, func(page *metav1.PartialObjectMetadataList) error {
 		for i := range page.Items {
 			if page.Items[i].Annotations[datamove.AnnotationGroup] == "" {
 				continue
@@ -64,8 +64,10 @@ func (e *endedBackups) find(ctx context.Context) error {
 				return ctx.Err()
 			}
 		}
-		if next = page.Continue; next == "" {
-			return nil
-		}
+		return nil
+	}, client.HasLabels{layout.LabelEnded})
+	if err != nil {
+		return fmt.Errorf("list backups: %w", err)
 	}
+	return nil
 }

@@ -58,11 +58,11 @@ func decide(in *input) *decision {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(&in.policy.Spec.Selector)
 	if err != nil {
-		return d.refuse(have, varvev1.ReasonInvalidSelector, fmt.Errorf("spec.selector: %w", err))
+		return d.leaveAll(have, varvev1.ReasonInvalidSelector, fmt.Errorf("spec.selector: %w", err))
 	}
 	t, err := readTemplate(in.policy)
 	if err != nil {
-		return d.refuse(have, varvev1.ReasonInvalidTemplate, err)
+		return d.leaveAll(have, varvev1.ReasonInvalidTemplate, err)
 	}
 	for i := range in.machines {
 		if m := &in.machines[i]; selects(selector, m) {
@@ -70,13 +70,13 @@ func decide(in *input) *decision {
 		}
 	}
 	if in.deselectsAll(selector, have) {
-		return (&decision{}).refuse(have, varvev1.ReasonSelectsNothing, errors.New("spec.selector selects no machine "+
+		return (&decision{}).leaveAll(have, varvev1.ReasonSelectsNothing, errors.New("spec.selector selects no machine "+
 			"that exists: correct it, or delete the policy"))
 	}
 	for _, o := range have { // of machines that are gone, or not selected any more
 		d.removeSchedule(o)
 	}
-	d.sort()
+	d.sortByName()
 	return d
 }
 
@@ -105,8 +105,8 @@ func (in *input) refusedBefore() bool {
 	return c != nil && c.Reason == varvev1.ReasonSelectsNothing
 }
 
-// refuse leaves all schedules as they are.
-func (d *decision) refuse(have map[string]*harvesterv1.ScheduleVMBackup, reason string, why error) *decision {
+// leaveAll leaves all schedules as they are.
+func (d *decision) leaveAll(have map[string]*harvesterv1.ScheduleVMBackup, reason string, why error) *decision {
 	d.scheduled, d.reason, d.invalid = len(have), reason, why
 	return d
 }
@@ -147,8 +147,8 @@ func (d *decision) removeSchedule(o *harvesterv1.ScheduleVMBackup) {
 	}
 }
 
-// sort sorts by name: maps and caches have no order.
-func (d *decision) sort() {
+// sortByName makes the order certain: maps and caches have no order.
+func (d *decision) sortByName() {
 	byName := func(a, b *harvesterv1.ScheduleVMBackup) int { return strings.Compare(a.Name, b.Name) }
 	slices.SortFunc(d.create, byName)
 	slices.SortFunc(d.update, func(a, b update) int { return byName(a.have, b.have) })

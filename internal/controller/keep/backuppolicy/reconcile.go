@@ -107,22 +107,19 @@ func (r *reconciler) listSchedules(
 	ctx context.Context, policy *varvev1.BackupPolicy,
 ) ([]*harvesterv1.ScheduleVMBackup, error) {
 	var all []*harvesterv1.ScheduleVMBackup
-	next := ""
-	for {
-		var page harvesterv1.ScheduleVMBackupList
-		if err := r.live.List(ctx, &page, client.InNamespace(policy.Namespace), client.Limit(pageSize),
-			client.Continue(next), client.MatchingLabels{varvev1.LabelPolicy: string(policy.UID)}); err != nil {
-			return nil, fmt.Errorf("list the schedules of the policy: %w", err)
-		}
+	newList := func() *harvesterv1.ScheduleVMBackupList { return &harvesterv1.ScheduleVMBackupList{} }
+	err := reconcile.ListPages(ctx, r.live, pageSize, newList, func(page *harvesterv1.ScheduleVMBackupList) error {
 		for i := range page.Items {
 			o := page.Items[i] // a copy, so that the statuses of the page do not stay in memory
 			o.Status = harvesterv1.ScheduleVMBackupStatus{}
 			all = append(all, &o)
 		}
-		if next = page.Continue; next == "" {
-			return all, nil
-		}
+		return nil
+	}, client.InNamespace(policy.Namespace), client.MatchingLabels{varvev1.LabelPolicy: string(policy.UID)})
+	if err != nil {
+		return nil, fmt.Errorf("list the schedules of the policy: %w", err)
 	}
+	return all, nil
 }
 
 // carryOut does what a decision says, and adds to it what the API server refuses, and which machines have a schedule

@@ -39,7 +39,7 @@ func (r *reconciler) adoptBackups(ctx context.Context, o *harvesterv1.ScheduleVM
 	}
 	for i := range list.Items {
 		b := &list.Items[i]
-		if b.Annotations[harvesterv1.AnnotationSchedule] != o.Namespace+"/"+o.Name || r.strangers.has(o, b.UID) {
+		if b.Annotations[harvesterv1.AnnotationSchedule] != o.Namespace+"/"+o.Name || r.strangers.hasBackup(o, b.UID) {
 			continue
 		}
 		if err := r.adoptBackup(ctx, o, client.ObjectKeyFromObject(b)); err != nil {
@@ -58,7 +58,7 @@ func (r *reconciler) adoptBackup(
 		return err
 	case b.DeletionTimestamp != nil || !schedule.IsScheduled(b) ||
 		b.Spec.Source.Name != o.Spec.VMBackupSpec.Source.Name || b.Spec.Type != o.Spec.VMBackupSpec.Type:
-		r.strangers.add(o, b.UID)
+		r.strangers.addBackup(o, b.UID)
 		return nil
 	}
 	base := b.DeepCopy()
@@ -81,14 +81,14 @@ type strangersOf struct {
 	backups  sets.Set[types.UID]
 }
 
-func (s *strangers) has(o *harvesterv1.ScheduleVMBackup, backup types.UID) bool {
+func (s *strangers) hasBackup(o *harvesterv1.ScheduleVMBackup, backup types.UID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	of := s.of[client.ObjectKeyFromObject(o)]
 	return of != nil && of.schedule == o.UID && of.backups.Has(backup)
 }
 
-func (s *strangers) add(o *harvesterv1.ScheduleVMBackup, backup types.UID) {
+func (s *strangers) addBackup(o *harvesterv1.ScheduleVMBackup, backup types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := client.ObjectKeyFromObject(o)
@@ -103,7 +103,7 @@ func (s *strangers) add(o *harvesterv1.ScheduleVMBackup, backup types.UID) {
 	of.backups.Insert(backup)
 }
 
-func (s *strangers) forget(key types.NamespacedName) {
+func (s *strangers) forgetSchedule(key types.NamespacedName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.of, key)

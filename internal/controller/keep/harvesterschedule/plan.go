@@ -102,30 +102,14 @@ func (in *input) sayReady(s *harvesterv1.ScheduleVMBackupStatus, wrong error) {
 	condition.Set(&s.Conditions, in.now, harvesterv1.ConditionReady, status, reason, message)
 }
 
-// chooseOld chooses the backups that go. If it cannot tell, none does, and the schedule goes on. Those that it has taken
-// over stay until it has made a good one itself, so that a schedule that was made again with other rules by mistake
-// removes nothing at once.
+// chooseOld chooses the backups that go. If it cannot tell, none does, and the schedule goes on.
 func (in *input) chooseOld(p *plan, location *time.Location) error {
-	policy, err := schedule.ReadPolicy(in.schedule, location)
-	if err != nil {
-		return fmt.Errorf("backups are made, and none is removed: %w", err)
-	}
-	decisions, err := schedule.Decide(policy, in.now, in.backups)
+	decisions, err := schedule.DecideRetention(in.schedule, location, in.now, in.backups)
 	if err != nil {
 		return fmt.Errorf("backups are made, and none is removed: %w", err)
 	}
 	p.remove = schedule.Old(decisions)
-	if !slices.ContainsFunc(in.backups, func(b *harvesterv1.VirtualMachineBackup) bool {
-		return b.IsReady() && in.isOwn(b)
-	}) {
-		p.remove = slices.DeleteFunc(p.remove, func(b *harvesterv1.VirtualMachineBackup) bool { return !in.isOwn(b) })
-	}
 	return nil
-}
-
-// isOwn says whether the schedule made a backup, and did not take it over from a deleted one.
-func (in *input) isOwn(b *harvesterv1.VirtualMachineBackup) bool {
-	return b.Name == schedule.BackupName(in.schedule, schedule.DueTime(b))
 }
 
 // decideNext says when the schedule is looked at again.
@@ -144,8 +128,8 @@ func (in *input) decideNext(p *plan, times *schedule.Times) {
 	if asked := in.pendingRequest(s); asked.After(in.now) {
 		soonest(asked)
 	}
-	if len(s.Runs) > 0 && s.Runs[0].Result == harvesterv1.RunRetrying && s.Runs[0].RetryTime.After(in.now) {
-		soonest(s.Runs[0].RetryTime.Time)
+	if run := retryingRun(s); run != nil && run.RetryTime.After(in.now) {
+		soonest(run.RetryTime.Time)
 	}
 }
 
@@ -159,8 +143,8 @@ func (in *input) adoptUnrecorded(s *harvesterv1.ScheduleVMBackupStatus, times *s
 		case known || b.Name != schedule.BackupName(in.schedule, due):
 		case ahead > clockError || ahead > 0 && (b.IsReady() || b.HasFailed()): // made by a clock that was wrong
 		case b.Annotations[annotationRetryOf] != "":
-			if len(s.Runs) > 0 && in.isRetry(&s.Runs[0], b) {
-				noteRetry(&s.Runs[0], b.Name)
+			if run := retryingRun(s); run != nil && b.Name == schedule.BackupName(in.schedule, run.RetryTime.Time) {
+				noteRetry(run, b.Name)
 			}
 		case b.Annotations[annotationRequested] != "":
 			in.adoptRequested(s, b)
@@ -202,8 +186,9 @@ func (in *input) decideSuspension(p *plan, times *schedule.Times) {
 			p.waits = true
 			return
 		}
-		if last := in.lastRun(s, times); !in.dueRun(last, times).Due.IsZero() {
-			recordSuspended(s, times, last, in.dueRun(last, times))
+		last := in.lastRun(s, times)
+		if d := in.dueRun(last, times); !d.Due.IsZero() {
+			recordSuspended(s, times, last, d)
 		}
 		s.Suspended, s.Failure = false, 0
 		begun := in.now.Add(-times.Delay)
@@ -249,10 +234,7 @@ func (in *input) decideRun(p *plan, times *schedule.Times) {
 	last := in.lastRun(s, times)
 	s.LastScheduleTime, s.ObservedCron = ptr.To(metav1.NewTime(last)), times.String()
 	d := in.dueRun(last, times)
-	asked := in.pendingRequest(s)
-	if asked.After(in.now) {
-		asked = time.Time{}
-	}
+	asked := in.dueRequest(s)
 	if d.Due.IsZero() && asked.IsZero() {
 		in.decideRetry(p, times)
 		return

@@ -43,8 +43,8 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	}
 	if o == nil || o.DeletionTimestamp != nil {
 		r.alarms.wakeAt(key, time.Time{})
-		r.strangers.forget(key)
-		forgetMetrics(key)
+		r.strangers.forgetSchedule(key)
+		measures.Forget(key)
 		return ctrl.Result{}, nil
 	}
 	in, err := r.readInput(ctx, o)
@@ -139,24 +139,12 @@ func (r *reconciler) carryOut(ctx context.Context, o *harvesterv1.ScheduleVMBack
 	if err := reconcile.WriteStatus(ctx, r.cached, base, o); err != nil {
 		return err
 	}
-	recordMetrics(base, o)
+	measures.Record(base, o)
 	r.emitEvents(o, p, base.Status.Suspended)
-	for _, b := range p.remove {
-		if err := r.removeBackup(ctx, b); err != nil {
+	for _, b := range p.remove { // but not one that somebody has pinned meanwhile
+		if err := r.children.RemoveUnchanged(ctx, b); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// removeBackup deletes a backup if it is as it was read: not one that somebody has pinned meanwhile.
-func (r *reconciler) removeBackup(ctx context.Context, b *harvesterv1.VirtualMachineBackup) error {
-	if b.DeletionTimestamp != nil {
-		return nil
-	}
-	err := r.cached.Delete(ctx, b, client.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion})
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete VirtualMachineBackup %s: %w", client.ObjectKeyFromObject(b), err)
 	}
 	return nil
 }

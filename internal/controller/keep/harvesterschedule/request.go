@@ -21,6 +21,15 @@ func (in *input) pendingRequest(s *harvesterv1.ScheduleVMBackupStatus) time.Time
 	return asked
 }
 
+// dueRequest is pendingRequest if that time has come.
+func (in *input) dueRequest(s *harvesterv1.ScheduleVMBackupStatus) time.Time {
+	asked := in.pendingRequest(s)
+	if asked.After(in.now) {
+		return time.Time{}
+	}
+	return asked
+}
+
 // readRequest returns what AnnotationRunAt says, or zero.
 func (in *input) readRequest() (time.Time, error) {
 	text := in.schedule.Annotations[harvesterv1.AnnotationRunAt]

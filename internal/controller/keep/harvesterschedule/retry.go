@@ -49,18 +49,16 @@ func (in *input) canRetry(s *harvesterv1.ScheduleVMBackupStatus, times *schedule
 	if times == nil || s.Suspended || in.schedule.Spec.Suspend {
 		return false
 	}
-	asked := in.pendingRequest(s)
-	return in.dueRun(in.lastRun(s, times), times).Due.IsZero() && (asked.IsZero() || asked.After(in.now))
+	return in.dueRun(in.lastRun(s, times), times).Due.IsZero() && in.dueRequest(s).IsZero()
 }
 
 // decideRetry makes another backup for the newest run, if it is time.
 func (in *input) decideRetry(p *plan, times *schedule.Times) {
 	s := &p.status
-	if s.Suspended || len(s.Runs) == 0 || s.Runs[0].Result != harvesterv1.RunRetrying ||
-		s.Runs[0].RetryTime.After(in.now) {
+	run := retryingRun(s)
+	if s.Suspended || run == nil || run.RetryTime.After(in.now) {
 		return
 	}
-	run := &s.Runs[0]
 	switch {
 	case in.unfinishedBackup() != "":
 		p.waits = true
@@ -75,10 +73,12 @@ func (in *input) decideRetry(p *plan, times *schedule.Times) {
 	}
 }
 
-// isRetry says whether a backup is the one that a run was to make after a failure.
-func (in *input) isRetry(run *harvesterv1.ScheduledRun, b *harvesterv1.VirtualMachineBackup) bool {
-	return run.Result == harvesterv1.RunRetrying &&
-		b.Name == schedule.BackupName(in.schedule, run.RetryTime.Time)
+// retryingRun returns the newest run if its backup has failed and another one is to be made, or nil.
+func retryingRun(s *harvesterv1.ScheduleVMBackupStatus) *harvesterv1.ScheduledRun {
+	if len(s.Runs) == 0 || s.Runs[0].Result != harvesterv1.RunRetrying {
+		return nil
+	}
+	return &s.Runs[0]
 }
 
 func noteRetry(run *harvesterv1.ScheduledRun, backup string) {
