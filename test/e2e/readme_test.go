@@ -3,29 +3,36 @@
 package e2e
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/varvebackup/varve/test/lab"
 )
 
-// TestReadme runs what the README tells a newcomer to try after the demo, word for word except the namespace.
+// TestReadme runs what the README tells a newcomer to try after the demo, word for word except the names of the namespace
+// and the location.
 func TestReadme(t *testing.T) {
 	s := newScene(t, "readme")
 	s.vm = "demo"
 	s.boot(lab.Disk{Name: "data", Bytes: 128 * mib})
 	s.target("backups", gib)
 	s.tracker("nightly")
+	location, err := s.BucketLocation(t.Context(), "e2e-readme", os.Getenv("VARVE_BOX_DIR"))
+	s.must(err)
+	t.Cleanup(func() { s.must(location.Remove(context.WithoutCancel(t.Context()))) })
 	script := s.commands("README.md", "What to try next")
 	if len(script) < 5 {
 		t.Fatalf("the README's section has the commands %q", script)
 	}
-	replace := strings.NewReplacer("varve-demo", s.Namespace, "/var/lib/varve-box/kubeconfig", cluster.kubeconfig)
+	replace := strings.NewReplacer("varve-demo", s.Namespace, "--location demo", "--location "+location.Name, "/var/lib/varve-box/kubeconfig", cluster.kubeconfig)
 	out := s.shell(replace.Replace(strings.Join(script, "\n")))
-	for _, want := range []string{"Running", "backup saturday done: Full", "pvcName", s.Namespace} {
+	for _, want := range []string{"Running", "backup saturday done: Full", "harvesterhci.io/schedulevmbackup", "pvcName", s.Namespace} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in the output:\n%s", want, out)
 		}
@@ -50,11 +57,15 @@ func (s *scene) commands(file, section string) (script []string) {
 	return script
 }
 
-// shell runs a script as a user would who has just built Varve, and returns what it wrote.
+// shell runs a script as a user would who has just built Varve, and returns what it wrote. It has ten minutes.
 func (s *scene) shell(script string) string {
 	s.t.Helper()
 	root := filepath.Dir(cluster.build)
-	cmd := exec.CommandContext(s.t.Context(), "bash", "-euxo", "pipefail", "-c", script)
+	ctx, cancel := context.WithTimeout(s.t.Context(), 10*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euxo", "pipefail", "-c", script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(cluster.build, "bin")+":"+filepath.Join(cluster.build, "kube", "bin")+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
