@@ -24,7 +24,7 @@ const (
 // the test: give it a place here and in docs/architecture.md.
 var layers = [][]string{
 	{
-		"api/backup", "api/export", "api/harvester", "api/kubevirt", "api/snapshot", "api/varve", "api/velero",
+		"api/backup", "api/export", "api/harvester", "api/kubevirt", "api/longhorn", "api/snapshot", "api/varve", "api/velero",
 		"internal/durable", "internal/errclass", "internal/guard", "internal/version",
 	},
 	{
@@ -34,17 +34,17 @@ var layers = [][]string{
 		"internal/qmp", "internal/reconcile", "internal/reporter", "internal/repository/storage",
 		"internal/retention", "internal/sparse", "internal/templatediff", "internal/tracking",
 	},
-	{"internal/backupstate", "internal/datamove", "internal/instancepod", "internal/nbd", "internal/podtool", "internal/repository/table", "internal/runepoch", "internal/schedule", "internal/stateclaim", "internal/store/disk"},
-	{"internal/admission", "internal/disk", "internal/domain", "internal/export", "internal/location", "internal/repository/engine", "internal/repository/files", "internal/store/reflink"},
+	{"internal/backupstate", "internal/datamove", "internal/instancepod", "internal/nbd", "internal/podtool", "internal/repository/table", "internal/runepoch", "internal/schedule", "internal/stateclaim", "internal/store/disk", "internal/store/handover"},
+	{"internal/admission", "internal/disk", "internal/domain", "internal/export", "internal/location", "internal/repository/engine", "internal/repository/files", "internal/store/diskset", "internal/store/names", "internal/store/reflink"},
 	{"internal/repository/image", "internal/repository/verify"},
 	{"internal/repository/maintain"},
 	{"internal/repository"},
 	{"internal/collection", "internal/csichanges", "internal/mover", "internal/repositoryaccess"},
 	{"internal/controller/child", "internal/controller/metric"},
 	// The wings of the controllers: none of the first three needs another one, and keep stands on them.
-	{"internal/controller/backup", "internal/controller/datamove", "internal/controller/machine"},
+	{"internal/controller/backup", "internal/controller/datamove", "internal/controller/machine", "internal/controller/store"},
 	{"internal/controller/keep"},
-	{"internal/cli", "internal/controller", "internal/handler", "internal/launcher", "internal/moverpod"},
+	{"internal/cli", "internal/controller", "internal/handler", "internal/launcher", "internal/moverpod", "internal/store"},
 	{"cmd/varve", "cmd/varve-launcher"},
 	{"test"},
 	{"bench", "demo", "deploy", "docs", "internal/layering"},

@@ -1,0 +1,205 @@
+package v1beta2
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// DataEngine is the engine of an image or a volume.
+type DataEngine string
+
+// DataEngineV2 is the only engine that Varve has.
+const DataEngineV2 DataEngine = "v2"
+
+// SourceType is where the first copy of an image comes from.
+type SourceType string
+
+// The sources of images.
+const (
+	// SourceDownload: from the address in the parameter url.
+	SourceDownload SourceType = "download"
+	// SourceUpload: from a client.
+	SourceUpload SourceType = "upload"
+	// SourceExport: from the volume in the parameter volume-name.
+	SourceExport SourceType = "export-from-volume"
+	// SourceClone: from the image in the parameter backing-image.
+	SourceClone SourceType = "clone"
+	// SourceRestore: from a restore point of a repository.
+	SourceRestore SourceType = "restore"
+)
+
+// Keys of BackingImageSpec.SourceParameters.
+const (
+	// ParameterURL is the http or https address of a download. Its file is raw or qcow2, and may be compressed with gzip,
+	// xz or zstd.
+	ParameterURL = "url"
+	// ParameterVolumeName is the volume of an export.
+	ParameterVolumeName = "volume-name"
+	// ParameterBackingImage is the image that a clone is made of.
+	ParameterBackingImage = "backing-image"
+)
+
+// BackingImageState says how far an image's copy is.
+type BackingImageState string
+
+// The states of copies.
+const (
+	StatePending    BackingImageState = "pending"
+	StateInProgress BackingImageState = "in-progress"
+	StateReady      BackingImageState = "ready"
+	StateFailed     BackingImageState = "failed"
+	StateUnknown    BackingImageState = "unknown" // nothing has reported it since it was reported last
+)
+
+// BackingImageFinalizer is on an image while a disk may have a copy of it.
+const BackingImageFinalizer = "longhorn.io"
+
+// ConditionReady is the condition of an image that is True if a copy of it is ready, and of a disk that can be used.
+const ConditionReady = "Ready"
+
+// BackingImage is an image that volumes are cloned from. A copy of it is on each disk in spec.diskFileSpecMap.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=lhbi,categories=all
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=varve"
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="SOURCETYPE",type=string,JSONPath=`.spec.sourceType`
+// +kubebuilder:printcolumn:name="FIRSTCOPY",type=string,JSONPath=`.status.v2FirstCopyStatus`
+// +kubebuilder:printcolumn:name="SIZE",type=integer,JSONPath=`.status.size`
+// +kubebuilder:printcolumn:name="COPIES",type=integer,JSONPath=`.status.readyCopies`
+// +kubebuilder:printcolumn:name="READY",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="AGE",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="UUID",type=string,JSONPath=`.status.uuid`,priority=1
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63",message="metadata.name must be at most 63 characters: claims and pods are named after it"
+type BackingImage struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec BackingImageSpec `json:"spec"`
+	// +optional
+	Status BackingImageStatus `json:"status,omitempty"`
+}
+
+// BackingImageList is a list of BackingImages.
+//
+// +kubebuilder:object:root=true
+type BackingImageList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []BackingImage `json:"items"`
+}
+
+// BackingImageSpec says where an image comes from, and on which disks it is.
+//
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'download' || 'url' in self.sourceParameters && self.sourceParameters['url'].matches('^https?://[^/]+')",message="sourceParameters.url must be an address that begins with http:// or https://",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'export-from-volume' || 'volume-name' in self.sourceParameters",message="sourceParameters.volume-name must name the volume",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'clone' || 'backing-image' in self.sourceParameters",message="sourceParameters.backing-image must name the image",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType == oldSelf.sourceType && self.sourceParameters == oldSelf.sourceParameters",message="sourceType and sourceParameters cannot change: make another image"
+type BackingImageSpec struct {
+	// dataEngine is v2.
+	// +kubebuilder:default=v2
+	// +kubebuilder:validation:XValidation:rule="self == 'v2'",message="must be v2: Varve has no v1 engine"
+	// +optional
+	DataEngine DataEngine `json:"dataEngine,omitempty"`
+	// sourceType is where the first copy comes from.
+	// +kubebuilder:validation:Enum=download;upload;export-from-volume;clone;restore
+	SourceType SourceType `json:"sourceType"`
+	// sourceParameters are those of the source type: url, volume-name or backing-image.
+	// +kubebuilder:validation:MaxProperties=16
+	// +optional
+	SourceParameters map[string]string `json:"sourceParameters,omitempty"`
+	// checksum is what the image must have: the SHA-512 or the SHA-256 of the raw image in lower-case hexadecimal.
+	// +kubebuilder:validation:Pattern=`^([0-9a-f]{64}|[0-9a-f]{128})?$`
+	// +optional
+	Checksum string `json:"checksum,omitempty"`
+	// minNumberOfCopies is on how many disks the image is at least.
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	// +optional
+	MinNumberOfCopies int `json:"minNumberOfCopies,omitempty"`
+	// diskFileSpecMap are the disks that have a copy, by their UUIDs. The controller adds and removes some; a user may,
+	// too.
+	// +optional
+	DiskFileSpecMap map[string]*BackingImageDiskFileSpec `json:"diskFileSpecMap,omitempty"`
+	// diskSelector are tags that a disk has to have.
+	// +optional
+	DiskSelector []string `json:"diskSelector,omitempty"`
+	// nodeSelector are tags that the disk's node has to have.
+	// +optional
+	NodeSelector []string `json:"nodeSelector,omitempty"`
+}
+
+// BackingImageDiskFileSpec is what is wanted of a copy.
+type BackingImageDiskFileSpec struct {
+	// evictionRequested is true if the copy is to go when there are enough others.
+	// +optional
+	EvictionRequested bool `json:"evictionRequested,omitempty"`
+	// dataEngine is v2.
+	// +optional
+	DataEngine DataEngine `json:"dataEngine,omitempty"`
+}
+
+// BackingImageStatus says what is there of an image.
+type BackingImageStatus struct {
+	// uuid identifies the image on disks. It never changes.
+	// +optional
+	UUID string `json:"uuid,omitempty"`
+	// size is how many bytes the image has. It is known when the first copy is ready.
+	// +optional
+	Size int64 `json:"size,omitempty"`
+	// virtualSize is the same as size, because copies are raw.
+	// +optional
+	VirtualSize int64 `json:"virtualSize,omitempty"`
+	// realSize is how many bytes the first copy takes on its disk.
+	// +optional
+	RealSize int64 `json:"realSize,omitempty"`
+	// checksum is the SHA-512 of the image in hexadecimal, of what was read back from the first copy's disk.
+	// +optional
+	Checksum string `json:"checksum,omitempty"`
+	// v2FirstCopyStatus says how far the first copy is: pending, in-progress, ready, failed or unknown.
+	// +optional
+	V2FirstCopyStatus BackingImageState `json:"v2FirstCopyStatus,omitempty"`
+	// v2FirstCopyDisk is the UUID of the first copy's disk.
+	// +optional
+	V2FirstCopyDisk string `json:"v2FirstCopyDisk,omitempty"`
+	// firstCopyAttempts is how often the first copy has failed.
+	// +optional
+	FirstCopyAttempts int32 `json:"firstCopyAttempts,omitempty"`
+	// firstCopyRetryTime is when it is tried again.
+	// +optional
+	FirstCopyRetryTime *metav1.Time `json:"firstCopyRetryTime,omitempty"`
+	// readyCopies is how many copies are ready.
+	// +optional
+	ReadyCopies int32 `json:"readyCopies"`
+	// diskFileStatusMap says how far each copy is, by its disk's UUID.
+	// +optional
+	DiskFileStatusMap map[string]*BackingImageDiskFileStatus `json:"diskFileStatusMap,omitempty"`
+	// diskLastRefAtMap says when each copy was used last, by its disk's UUID.
+	// +optional
+	DiskLastRefAtMap map[string]string `json:"diskLastRefAtMap,omitempty"`
+	// conditions are Ready: whether volumes can be cloned from the image.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// BackingImageDiskFileStatus says how far a copy is.
+type BackingImageDiskFileStatus struct {
+	// dataEngine is v2.
+	// +optional
+	DataEngine DataEngine `json:"dataEngine,omitempty"`
+	// state is pending, in-progress, ready, failed or unknown.
+	// +optional
+	State BackingImageState `json:"state,omitempty"`
+	// progress is how much of the copy is there, in percent.
+	// +optional
+	Progress int `json:"progress"`
+	// message says why the copy failed, or what it waits for.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// lastStateTransitionTime is when state changed last.
+	// +optional
+	LastStateTransitionTime string `json:"lastStateTransitionTime,omitempty"`
+}

@@ -1,0 +1,57 @@
+// Package names says what images, volumes and their sources are called: on a disk, in CSI and in Kubernetes.
+package names
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	"github.com/varvebackup/varve/internal/store/disk"
+)
+
+// Driver is the name of the CSI driver.
+const Driver = "store.varvebackup.io"
+
+// TopologyNode is the label of a Kubernetes node, and the key in a volume's topology, whose value is the node's name.
+const TopologyNode = Driver + "/node"
+
+// ContextDisk is the key in a volume's context whose value is the UUID of its disk.
+const ContextDisk = "diskUUID"
+
+// sourcePrefix begins the handles of volumes into which images are made.
+const sourcePrefix = "source-"
+
+// Image returns the name that the copy of an image has on a disk.
+func Image(image string) disk.Name { return disk.Name("image/" + image) }
+
+// IsImage returns the image whose copy has a name on a disk.
+func IsImage(n disk.Name) (image string, ok bool) { return strings.CutPrefix(string(n), "image/") }
+
+// SourceHead returns the name that the head has on a disk into which the first copy of an image is made.
+func SourceHead(imageUUID string) disk.Name { return disk.Name("source/" + imageUUID) }
+
+// Copy returns the name that a copy of an image has on a disk while it is read from another disk.
+func Copy(imageUUID string) disk.Name { return disk.Name("copy/" + imageUUID) }
+
+// SourceHandle returns the CSI handle of the volume into which the first copy of an image is made.
+func SourceHandle(imageUUID string) string { return sourcePrefix + imageUUID }
+
+// VolumeHandle returns the CSI handle of a volume that was asked for by a name: the name if it can be one, and
+// otherwise one that is made from it. It is a valid name of a Kubernetes object, and a valid disk.UID.
+func VolumeHandle(name string) string {
+	valid := disk.UID(name).Validate() == nil && len(name) <= 63 && !strings.HasPrefix(name, "-") &&
+		!strings.HasSuffix(name, "-") && !strings.HasPrefix(name, sourcePrefix)
+	if valid {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return "v-" + hex.EncodeToString(sum[:16])
+}
+
+// Head returns the name that the head of a volume has on its disk.
+func Head(handle string) disk.Name {
+	if uuid, ok := strings.CutPrefix(handle, sourcePrefix); ok {
+		return SourceHead(uuid)
+	}
+	return disk.Name("volume/" + handle)
+}

@@ -1,0 +1,44 @@
+package names_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
+)
+
+// Handles of volumes and of sources never meet, and name heads that never meet an image.
+func TestVolumeHandle_isAUIDAndNoSource(t *testing.T) {
+	t.Parallel()
+	seen := map[string]string{}
+	for _, name := range []string{
+		"pvc-0b1e5a0e-9f3c-4b43-8a34-1f1b2f0f9c11", "Sanity Volume/1", "", "-a", "a-", "source-1", strings.Repeat("x", 64),
+		strings.Repeat("x", 63),
+	} {
+		handle := names.VolumeHandle(name)
+		if err := disk.UID(handle).Validate(); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+		if names.Head(handle) == names.Head(names.SourceHandle("1")) || strings.HasPrefix(handle, "source-") {
+			t.Errorf("%q has the handle %q, which is a source's", name, handle)
+		}
+		if other, ok := seen[handle]; ok {
+			t.Errorf("%q and %q have the handle %q", name, other, handle)
+		}
+		seen[handle] = name
+	}
+	if got := names.VolumeHandle("pvc-1"); got != "pvc-1" {
+		t.Errorf("handle %q", got)
+	}
+}
+
+func TestIsImage_findsTheImage(t *testing.T) {
+	t.Parallel()
+	if image, ok := names.IsImage(names.Image("ubuntu-22.04")); !ok || image != "ubuntu-22.04" {
+		t.Errorf("%q, %t", image, ok)
+	}
+	if image, ok := names.IsImage(names.Head("image")); ok {
+		t.Errorf("a head is image %q", image)
+	}
+}
