@@ -21,6 +21,7 @@ generate: ## Generate deepcopy, CRDs, RBAC, protobuf code, the operator's alerts
 	sed -i '/pattern: ^\[A-Za-z\](\[A-Za-z0-9_,:\]/d' deploy/crd/backup.kubevirt.io_virtualmachinebackups.yaml
 	$(CONTROLLER_GEN) rbac:roleName=varve-controller paths="./internal/controller/...;./internal/admission/..." output:rbac:dir=deploy/rbac/controller
 	$(CONTROLLER_GEN) rbac:roleName=varve-handler paths=./internal/handler/... output:rbac:dir=deploy/rbac/handler
+	$(CONTROLLER_GEN) rbac:roleName=varve-store paths=./internal/store/... output:rbac:dir=deploy/store
 	GOBIN=$(CURDIR)/build/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11
 	GOBIN=$(CURDIR)/build/bin $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.1
 	PATH=$(CURDIR)/build/bin:$$PATH protoc -I $(PROTO) --go_out=$(PROTO) --go_opt=paths=source_relative \

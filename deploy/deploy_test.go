@@ -69,7 +69,7 @@ func manifests(t *testing.T) map[string][]runtime.Object {
 		if err == nil && path == "monitoring" {
 			return fs.SkipDir
 		}
-		if err != nil || d.IsDir() || filepath.Ext(path) != ".yaml" || path == "kustomization.yaml" {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".yaml" || filepath.Base(path) == "kustomization.yaml" {
 			return err
 		}
 		text, err := os.ReadFile(path)
@@ -124,9 +124,10 @@ func find[T runtime.Object](t *testing.T, name string) T {
 	return found[0]
 }
 
-func TestKustomizationHasEveryManifest(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile("kustomization.yaml")
+// resources returns what a kustomization lists, as paths in deploy/.
+func resources(t *testing.T, dir string) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "kustomization.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,17 +137,29 @@ func TestKustomizationHasEveryManifest(t *testing.T) {
 	if err := yaml.Unmarshal(text, &k); err != nil {
 		t.Fatal(err)
 	}
+	var paths []string
+	for _, r := range k.Resources {
+		paths = append(paths, filepath.Join(dir, r))
+	}
+	return paths
+}
+
+func TestKustomizationHasEveryManifest(t *testing.T) {
+	t.Parallel()
 	var want []string
 	for path := range manifests(t) {
-		velero := strings.HasPrefix(path, "crd/velero.io_") || strings.HasPrefix(path, "crd/harvesterhci.io_") // Applied with the rest, they would replace those of a Velero.
-		if !strings.HasPrefix(path, "box/") && !strings.HasPrefix(path, "network/") && !velero {
+		// Applied with the rest, they would replace those of Velero, of Harvester or of Longhorn: see install.sh.
+		others := strings.HasPrefix(path, "crd/velero.io_") || strings.HasPrefix(path, "crd/harvesterhci.io_") ||
+			strings.HasPrefix(path, "crd/longhorn.io_")
+		if !strings.HasPrefix(path, "box/") && !strings.HasPrefix(path, "network/") && !others {
 			want = append(want, path)
 		}
 	}
-	slices.Sort(k.Resources)
+	got := append(resources(t, "."), resources(t, "store")...)
+	slices.Sort(got)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, k.Resources); diff != "" {
-		t.Errorf("files and kustomization.yaml differ: %s", diff)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("files and the kustomizations differ: %s", diff)
 	}
 }
 
@@ -525,8 +538,8 @@ func TestEveryBindingHasItsRoleAndAccount(t *testing.T) {
 			}
 		}
 	}
-	if seen != 5 {
-		t.Errorf("%d bindings, want 5", seen)
+	if seen != 6 {
+		t.Errorf("%d bindings, want 6", seen)
 	}
 }
 

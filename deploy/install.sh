@@ -44,13 +44,15 @@ fi
 # Velero's kinds are those of the Velero that is there, in its version: Varve works with them, and adds only what is missing.
 veleros=$(foreign_kinds $(velero_kinds))
 harvesters=$(foreign_kinds $(harvester_kinds))
+longhorns=$(foreign_kinds $(longhorn_kinds))
 [ -z "$veleros" ] || echo "install: this cluster has Velero; these kinds of it stay as they are:" $veleros
 [ -z "$harvesters" ] || echo "install: this cluster has Harvester, which backs whole machines up itself; these kinds of it stay as they are:" $harvesters
+[ -z "$longhorns" ] || echo "install: this cluster has Longhorn; its kinds stay as they are, and Varve's store of images is not installed:" $longhorns
 echo "install: kinds"
 ours=
 for file in deploy/crd/*.yaml; do
 	kind=$(sed -n 's/^  name: //p' "$file")
-	case " $(echo $veleros $harvesters) " in
+	case " $(echo $veleros $harvesters $longhorns) " in
 	*" $kind "*) ;;
 	*) ours="$ours -f $file" ;;
 	esac
@@ -60,6 +62,7 @@ apply $ours
 "$kubectl" wait --for=condition=Established --timeout=180s -f deploy/crd >/dev/null
 echo "install: components"
 apply -k "$rendered"
+[ -n "$longhorns" ] || apply -k "$rendered/store"
 for object in "$@"; do
 	apply -f "$object"
 done
@@ -73,4 +76,5 @@ echo "install: waiting until they run"
 "$kubectl" -n varve rollout status deployment/varve-controller --timeout="$timeout" || diagnose
 "$kubectl" -n varve rollout status daemonset/varve-handler --timeout="$timeout" || diagnose
 "$kubectl" -n varve rollout status deployment/varve-exportproxy --timeout="$timeout" || diagnose
+[ -n "$longhorns" ] || "$kubectl" -n varve rollout status daemonset/varve-store --timeout="$timeout" || diagnose
 "$kubectl" -n varve get pods -o wide

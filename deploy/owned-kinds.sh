@@ -15,6 +15,11 @@ harvester_kinds() {
 	sed -n 's/^  name: \(.*\.harvesterhci\.io\)$/\1/p' deploy/crd/*.yaml
 }
 
+# longhorn_kinds are those that it installs in Longhorn's group, with its store, if Longhorn is not there.
+longhorn_kinds() {
+	sed -n 's/^  name: \(.*\.longhorn\.io\)$/\1/p' deploy/crd/*.yaml
+}
+
 # varve_kinds are those of Varve's own group.
 varve_kinds() {
 	sed -n 's/^  name: \(.*\.varvebackup\.io\)$/\1/p' deploy/crd/*.yaml

@@ -3,7 +3,7 @@
 # components can still clean up what they made, and data movement is cancelled. What is left after $UNINSTALL_TIMEOUT (120s) loses its
 # finalizers: a warning names it, because something of it may be left on a node. Claims, and the backups on them, stay. So do restore
 # points in repositories, VolumeSnapshots of machines, kinds that Varve did not install, such as those of KubeVirt, Velero and Harvester, and their objects. Kinds that Varve installed
-# and Velero uses stay as well. The namespace varve stays with its Secrets if one of them is the password of repositories: nobody could
+# and Velero uses stay as well. Volumes of the store, and images that they are cloned from, stay on the disks of their nodes. The namespace varve stays with its Secrets if one of them is the password of repositories: nobody could
 # read the backups without it.
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,7 +16,7 @@ timeout=${UNINSTALL_TIMEOUT:-120s}
 read_owners
 foreign=$(foreign_kinds $(kubevirt_kinds))
 operators=$(kubevirt_operators)
-veleros=$(foreign_kinds $(velero_kinds) $(harvester_kinds))
+veleros=$(foreign_kinds $(velero_kinds) $(harvester_kinds) $(longhorn_kinds))
 velero=$(velero_signs)
 [ -z "$foreign$veleros" ] || echo "uninstall: these kinds are not Varve's, and stay with all their objects:" $foreign $veleros >&2
 ours() {
@@ -41,6 +41,14 @@ release_all() {
 		while read -r namespace name; do
 			"$kubectl" -n "$namespace" patch "$1" "$name" --type merge -p '{"metadata":{"finalizers":null}}' >/dev/null
 		done
+}
+
+# delete_images deletes images, with their copies, unless volumes are cloned from them.
+delete_images() {
+	ours backingimages.longhorn.io || return 0
+	echo "uninstall: backingimages.longhorn.io"
+	"$kubectl" -n varve delete backingimages.longhorn.io --all --timeout="$timeout" ||
+		echo "uninstall: warning: images that are left stay on the disks of their nodes" >&2
 }
 
 # keep_machine_snapshots takes the VolumeSnapshots of machines from their owners, with which they would go.
@@ -68,6 +76,7 @@ if ours kubevirts.kubevirt.io; then
 	"$kubectl" delete kubevirts.kubevirt.io --all --all-namespaces --timeout="$timeout"
 fi
 stop_movers
+delete_images
 read_owners # That took its time, and somebody may have installed something since.
 delete_kept_snapshots
 keep_machine_snapshots
@@ -96,7 +105,13 @@ echo "uninstall: components and kinds"
 passwords=$("$kubectl" -n varve get secrets --no-headers -o custom-columns=NAME:.metadata.name)
 passwords=$(echo "$passwords" | grep '^repository-password-' || true)
 # Nothing here but the namespace has anything to end: it is waited for, and not each of the others.
-"$kubectl" kustomize deploy | awk -v keep="$(echo $passwords)" '
+{
+	"$kubectl" kustomize deploy
+	if ours backingimages.longhorn.io; then
+		echo ---
+		"$kubectl" kustomize deploy/store
+	fi
+} | awk -v keep="$(echo $passwords)" '
 	function flush() { if (!stays) printf "%s", text; text = ""; stays = 0 }
 	/^---$/ { flush() }
 	/^kind: CustomResourceDefinition$/ { stays = 1 }
@@ -108,7 +123,7 @@ passwords=$(echo "$passwords" | grep '^repository-password-' || true)
 [ -n "$passwords" ] || "$kubectl" wait namespace/varve --for=delete --timeout=300s
 read_owners
 stay= gone=
-for kind in $(kubevirt_kinds) $(velero_kinds) $(harvester_kinds) $(varve_kinds); do
+for kind in $(kubevirt_kinds) $(velero_kinds) $(harvester_kinds) $(longhorn_kinds) $(varve_kinds); do
 	ours "$kind" || continue
 	case "$kind" in
 	*.velero.io)
@@ -120,6 +135,8 @@ for kind in $(kubevirt_kinds) $(velero_kinds) $(harvester_kinds) $(varve_kinds);
 	esac
 	gone="$gone $kind"
 done
+# Without the stores, the deletion of an image deletes no copies.
+! ours backingimages.longhorn.io || release_all backingimages.longhorn.io
 [ -z "$gone" ] || "$kubectl" delete crd $gone --timeout=300s
 [ -z "$stay" ] || echo "uninstall: Varve installed these kinds, but Velero uses them: they stay with all their objects:$stay" >&2
 if [ -n "$passwords" ]; then

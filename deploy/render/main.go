@@ -1,5 +1,5 @@
-// Command render writes the kustomization that installs Varve with the images of an index: build/images/images.json in,
-// build/deploy/kustomization.yaml out. `kubectl apply -k build/deploy` does the rest.
+// Command render writes the kustomizations that install Varve with the images of an index: build/images/images.json in,
+// build/deploy/kustomization.yaml and build/deploy/store/kustomization.yaml out. `kubectl apply -k` does the rest.
 package main
 
 import (
@@ -46,14 +46,16 @@ func run(index, base, out string) error {
 	if err != nil {
 		return fmt.Errorf("path from %s to %s: %w", out, base, err)
 	}
-	rendered, err := kustomization(relative, images)
-	if err != nil {
-		return err
+	policy := "IfNotPresent"
+	if strings.HasPrefix(images.varve, localRegistry) {
+		policy = "Never"
 	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
-		return fmt.Errorf("write: %w", err)
-	}
-	return os.WriteFile(filepath.Join(out, "kustomization.yaml"), rendered, 0o644)
+	store := filepath.Join("..", relative, "store")
+	return errors.Join(
+		writeKustomization(out, relative, images, containerPatches(images, policy)),
+		writeKustomization(filepath.Join(out, "store"), store, images, []object{
+			patchContainer("DaemonSet", "varve-store", object{"name": "store", "imagePullPolicy": policy}),
+		}))
 }
 
 // references are the images of an installation.
@@ -79,31 +81,43 @@ const localRegistry = "varve.local/"
 
 type object = map[string]any
 
-// kustomization is base with these images.
-func kustomization(base string, r references) ([]byte, error) {
-	name, tag, ok := strings.Cut(r.varve, ":")
-	if !ok || strings.Contains(tag, "/") || strings.Contains(r.varve, "@") {
-		return nil, fmt.Errorf("image %s: want name:tag", r.varve)
+// writeKustomization writes a kustomization into a directory: base with these images and patches.
+func writeKustomization(dir, base string, r references, patches []object) error {
+	var images []object
+	for name, ref := range map[string]string{"varve": r.varve, "varve-launcher": r.launcher} {
+		newName, tag, ok := strings.Cut(ref, ":")
+		if !ok || strings.Contains(tag, "/") || strings.Contains(ref, "@") {
+			return fmt.Errorf("image %s: want name:tag", ref)
+		}
+		images = append(images, object{"name": name, "newName": newName, "newTag": tag})
 	}
-	policy := "IfNotPresent"
-	if strings.HasPrefix(r.varve, localRegistry) {
-		policy = "Never"
-	}
-	return yaml.Marshal(object{
+	rendered, err := yaml.Marshal(object{
 		"apiVersion": "kustomize.config.k8s.io/v1beta1",
 		"kind":       "Kustomization",
 		"resources":  []string{base},
-		"images":     []object{{"name": "varve", "newName": name, "newTag": tag}},
-		"patches": []object{
-			patchContainer("Deployment", "varve-controller", object{"name": "controller", "imagePullPolicy": policy, "env": []object{
-				{"name": "VARVE_IMAGE", "value": r.varve},
-				{"name": "VARVE_LAUNCHER_IMAGE", "value": r.launcher},
-				{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
-			}}),
-			patchContainer("DaemonSet", "varve-handler", object{"name": "handler", "imagePullPolicy": policy}),
-			patchContainer("Deployment", "varve-exportproxy", object{"name": "exportproxy", "imagePullPolicy": policy}),
-		},
+		"images":     images,
+		"patches":    patches,
 	})
+	if err != nil {
+		return fmt.Errorf("write the kustomization of %s: %w", base, err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("write the kustomization of %s: %w", base, err)
+	}
+	return os.WriteFile(filepath.Join(dir, "kustomization.yaml"), rendered, 0o644)
+}
+
+// containerPatches are the changes to everything but the store.
+func containerPatches(r references, policy string) []object {
+	return []object{
+		patchContainer("Deployment", "varve-controller", object{"name": "controller", "imagePullPolicy": policy, "env": []object{
+			{"name": "VARVE_IMAGE", "value": r.varve},
+			{"name": "VARVE_LAUNCHER_IMAGE", "value": r.launcher},
+			{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
+		}}),
+		patchContainer("DaemonSet", "varve-handler", object{"name": "handler", "imagePullPolicy": policy}),
+		patchContainer("Deployment", "varve-exportproxy", object{"name": "exportproxy", "imagePullPolicy": policy}),
+	}
 }
 
 // patchContainer changes one container of a workload.

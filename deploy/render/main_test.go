@@ -38,8 +38,12 @@ func build(t *testing.T, index string) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	store, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(out, "store"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	objects := map[string]string{}
-	for _, r := range built.Resources() {
+	for _, r := range append(built.Resources(), store.Resources()...) {
 		objects[r.GetKind()+"/"+r.GetName()] = r.MustYaml()
 	}
 	return objects
@@ -74,6 +78,13 @@ func TestRender(t *testing.T) {
 	if h.Image != "varve.local/varve:0123" || h.ImagePullPolicy != "Never" || h.SecurityContext == nil || !*h.SecurityContext.Privileged {
 		t.Errorf("handler: image %s, pull %s, security %v", h.Image, h.ImagePullPolicy, h.SecurityContext)
 	}
+	var store appsv1.DaemonSet
+	if err := yaml.UnmarshalStrict([]byte(objects["DaemonSet/varve-store"]), &store); err != nil {
+		t.Fatal(err)
+	}
+	if c := store.Spec.Template.Spec.Containers[0]; c.Image != "varve.local/varve-launcher:4567" || c.ImagePullPolicy != "Never" {
+		t.Errorf("store: image %s, pull %s", c.Image, c.ImagePullPolicy)
+	}
 }
 
 func TestRenderForARegistry(t *testing.T) {
@@ -95,7 +106,7 @@ func TestRenderNeedsBothImages(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 	for _, ref := range []string{"varve", "host:5000/varve", "varve@sha256:00"} {
-		if _, err := kustomization("..", references{varve: ref, launcher: "b:c"}); err == nil {
+		if err := writeKustomization(t.TempDir(), "..", references{varve: ref, launcher: "b:c"}, nil); err == nil {
 			t.Errorf("%s was accepted", ref)
 		}
 	}

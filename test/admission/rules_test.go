@@ -17,6 +17,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
@@ -77,6 +78,10 @@ func policyWith(edit func(*varvev1.BackupPolicy)) func(string) client.Object {
 		edit(o)
 		return o
 	}
+}
+
+func imageWith(edit func(*longhornv1.BackingImage)) func(string) client.Object {
+	return func(ns string) client.Object { return gen.Image(gen.Meta(ns, "i"), edit) }
 }
 
 func policyAnnotated(name string) func(string) client.Object {
@@ -504,6 +509,52 @@ var rules = []rule{
 		snapshotWith(func(s *vmsnapshotv1.VirtualMachineSnapshotSpec) {
 			s.DeletionPolicy = ptr.To(vmsnapshotv1.DeletionPolicy("Keep"))
 		}), nil,
+	},
+	{
+		"engine of an image", "must be v2: Varve has no v1 engine",
+		imageWith(func(o *longhornv1.BackingImage) { o.Spec.DataEngine = "v1" }), nil,
+	},
+	{
+		"long name of an image", "metadata.name must be at most 63 characters: claims",
+		imageWith(func(o *longhornv1.BackingImage) { o.Name = strings.Repeat("x", 64) }), nil,
+	},
+	{
+		"image without an address", "sourceParameters.url must be an address that begins with http:// or https://",
+		imageWith(func(o *longhornv1.BackingImage) { o.Spec.SourceParameters = nil }), nil,
+	},
+	{
+		"address of an image", "sourceParameters.url must be an address that begins with http:// or https://",
+		imageWith(func(o *longhornv1.BackingImage) {
+			o.Spec.SourceParameters[longhornv1.ParameterURL] = "file:///etc/passwd"
+		}), nil,
+	},
+	{
+		"image of no volume", "sourceParameters.volume-name must name the volume",
+		imageWith(func(o *longhornv1.BackingImage) { o.Spec.SourceType = longhornv1.SourceExport }), nil,
+	},
+	{
+		"image of no image", "sourceParameters.backing-image must name the image",
+		imageWith(func(o *longhornv1.BackingImage) { o.Spec.SourceType = longhornv1.SourceClone }), nil,
+	},
+	{
+		"another type of an image's source", "sourceType cannot change: make another image",
+		imageWith(func(*longhornv1.BackingImage) {}), func(o client.Object) {
+			o.(*longhornv1.BackingImage).Spec.SourceType = longhornv1.SourceUpload
+		},
+	},
+	{
+		"another source of an image", "sourceParameters cannot change: make another image",
+		imageWith(func(*longhornv1.BackingImage) {}), func(o client.Object) {
+			o.(*longhornv1.BackingImage).Spec.SourceParameters[longhornv1.ParameterURL] = "https://example.com/other"
+		},
+	},
+	{
+		"checksum of an image", "spec.checksum",
+		imageWith(func(o *longhornv1.BackingImage) { o.Spec.Checksum = "abc" }), nil,
+	},
+	{
+		"image on no disk", "spec.minNumberOfCopies in body should be greater than or equal to 1",
+		imageWith(func(o *longhornv1.BackingImage) { o.Spec.MinNumberOfCopies = -1 }), nil,
 	},
 	{
 		"machine type", "spec.domain.machine.type",

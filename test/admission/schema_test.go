@@ -108,7 +108,9 @@ func TestShortNames(t *testing.T) {
 		"virtualmachinerestores.harvesterhci.io":              "machinerestore",
 		"schedulevmbackups.harvesterhci.io":                   "svmbackup",
 		"backuppolicies.varvebackup.io":                       "vbp",
-		"datauploads.velero.io":                               "du", "datadownloads.velero.io": "dd",
+		"backingimages.longhorn.io":                           "lhbi", "nodes.longhorn.io": "lhn", "instancemanagers.longhorn.io": "lhim",
+		"volumes.longhorn.io": "lhv", "replicas.longhorn.io": "lhr",
+		"datauploads.velero.io": "du", "datadownloads.velero.io": "dd",
 		"backupstoragelocations.velero.io": "bsl",
 		"backuprepositories.velero.io":     "", "deletebackuprequests.velero.io": "", // none, as Velero has them
 	}

@@ -55,6 +55,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
@@ -294,6 +295,7 @@ func newScheme() (*kruntime.Scheme, error) {
 		clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme,
 		harvesterv1.AddToScheme, varvev1.AddToScheme,
 		velerov1.AddToScheme, velerov2.AddToScheme, snapshotv1.AddToScheme, vmsnapshotv1.AddToScheme,
+		longhornv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			return nil, err

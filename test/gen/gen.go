@@ -19,6 +19,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -146,6 +147,17 @@ func Policy(
 			Spec:        varvev1.ScheduleTemplateSpec{Cron: "0 1 * * *"},
 		},
 	}}, changes)
+}
+
+// Image returns an image that is downloaded.
+func Image(meta metav1.ObjectMeta, changes ...func(*longhornv1.BackingImage)) *longhornv1.BackingImage {
+	return modified(&longhornv1.BackingImage{
+		ObjectMeta: meta,
+		Spec: longhornv1.BackingImageSpec{
+			DataEngine: longhornv1.DataEngineV2, SourceType: longhornv1.SourceDownload, MinNumberOfCopies: 1,
+			SourceParameters: map[string]longhornv1.ParameterValue{longhornv1.ParameterURL: "https://example.com/debian.qcow2"},
+		},
+	}, changes)
 }
 
 // SetTTL sets how long an export exists.

@@ -91,10 +91,9 @@ type BackingImageList struct {
 
 // BackingImageSpec says where an image comes from, and on which disks it is.
 //
-// +kubebuilder:validation:XValidation:rule="self.sourceType != 'download' || 'url' in self.sourceParameters && self.sourceParameters['url'].matches('^https?://[^/]+')",message="sourceParameters.url must be an address that begins with http:// or https://",fieldPath=".sourceParameters"
-// +kubebuilder:validation:XValidation:rule="self.sourceType != 'export-from-volume' || 'volume-name' in self.sourceParameters",message="sourceParameters.volume-name must name the volume",fieldPath=".sourceParameters"
-// +kubebuilder:validation:XValidation:rule="self.sourceType != 'clone' || 'backing-image' in self.sourceParameters",message="sourceParameters.backing-image must name the image",fieldPath=".sourceParameters"
-// +kubebuilder:validation:XValidation:rule="self.sourceType == oldSelf.sourceType && self.sourceParameters == oldSelf.sourceParameters",message="sourceType and sourceParameters cannot change: make another image"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'download' || self.?sourceParameters[?'url'].orValue('').startsWith('http://') || self.?sourceParameters[?'url'].orValue('').startsWith('https://')",message="sourceParameters.url must be an address that begins with http:// or https://",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'export-from-volume' || self.?sourceParameters[?'volume-name'].orValue('') != ''",message="sourceParameters.volume-name must name the volume",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'clone' || self.?sourceParameters[?'backing-image'].orValue('') != ''",message="sourceParameters.backing-image must name the image",fieldPath=".sourceParameters"
 type BackingImageSpec struct {
 	// dataEngine is v2.
 	// +kubebuilder:default=v2
@@ -103,11 +102,12 @@ type BackingImageSpec struct {
 	DataEngine DataEngine `json:"dataEngine,omitempty"`
 	// sourceType is where the first copy comes from.
 	// +kubebuilder:validation:Enum=download;upload;export-from-volume;clone;restore
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="sourceType cannot change: make another image"
 	SourceType SourceType `json:"sourceType"`
 	// sourceParameters are those of the source type: url, volume-name or backing-image.
 	// +kubebuilder:validation:MaxProperties=16
 	// +optional
-	SourceParameters map[string]string `json:"sourceParameters,omitempty"`
+	SourceParameters map[string]ParameterValue `json:"sourceParameters,omitempty"`
 	// checksum is what the image must have: the SHA-512 or the SHA-256 of the raw image in lower-case hexadecimal.
 	// +kubebuilder:validation:Pattern=`^([0-9a-f]{64}|[0-9a-f]{128})?$`
 	// +optional
@@ -129,6 +129,12 @@ type BackingImageSpec struct {
 	// +optional
 	NodeSelector []string `json:"nodeSelector,omitempty"`
 }
+
+// ParameterValue is the value of a source's parameter.
+//
+// +kubebuilder:validation:MaxLength=16384
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="sourceParameters cannot change: make another image"
+type ParameterValue string
 
 // BackingImageDiskFileSpec is what is wanted of a copy.
 type BackingImageDiskFileSpec struct {

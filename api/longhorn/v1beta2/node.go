@@ -108,9 +108,10 @@ type DiskStatus struct {
 	// diskPath is spec.disks[].path.
 	// +optional
 	DiskPath string `json:"diskPath,omitempty"`
-	// storageMaximum and storageAvailable are how many bytes the disk has, and has free.
+	// storageMaximum is how many bytes the disk has.
 	// +optional
 	StorageMaximum int64 `json:"storageMaximum"`
+	// storageAvailable is how many bytes of it are free.
 	// +optional
 	StorageAvailable int64 `json:"storageAvailable"`
 	// storageScheduled is the sum of the sizes of the volumes on the disk. It may exceed storageMaximum, because space is

@@ -68,9 +68,10 @@ type VolumeSpec struct {
 	// +kubebuilder:default=1
 	// +optional
 	NumberOfReplicas int `json:"numberOfReplicas,omitempty"`
-	// diskSelector and nodeSelector are tags that the replica's disk and node have to have.
+	// diskSelector are tags that the replica's disk has to have.
 	// +optional
 	DiskSelector []string `json:"diskSelector,omitempty"`
+	// nodeSelector are tags that the replica's node has to have.
 	// +optional
 	NodeSelector []string `json:"nodeSelector,omitempty"`
 }
@@ -96,9 +97,10 @@ type KubernetesStatus struct {
 	// pvName is the PersistentVolume.
 	// +optional
 	PVName string `json:"pvName,omitempty"`
-	// namespace and pvcName are the claim that it was made for.
+	// namespace is that of the claim.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
+	// pvcName is the claim that it was made for.
 	// +optional
 	PVCName string `json:"pvcName,omitempty"`
 }
@@ -145,8 +147,9 @@ type ReplicaSpec struct {
 	// +kubebuilder:default=v2
 	// +optional
 	DataEngine DataEngine `json:"dataEngine,omitempty"`
-	// nodeID is the node, and diskID the UUID of the disk.
+	// nodeID is the Kubernetes node.
 	NodeID string `json:"nodeID"`
+	// diskID is the UUID of the disk.
 	DiskID string `json:"diskID"`
 	// backingImage is the image that the data was cloned from.
 	// +optional

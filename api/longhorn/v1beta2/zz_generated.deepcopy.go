@@ -103,7 +103,7 @@ func (in *BackingImageSpec) DeepCopyInto(out *BackingImageSpec) {
 	*out = *in
 	if in.SourceParameters != nil {
 		in, out := &in.SourceParameters, &out.SourceParameters
-		*out = make(map[string]string, len(*in))
+		*out = make(map[string]ParameterValue, len(*in))
 		for key, val := range *in {
 			(*out)[key] = val
 		}

@@ -85,6 +85,13 @@ func (n Node) Conf(name string) string { return filepath.Join(n.Dir(), "conf", n
 // Volumes has the backing files of the volumes that were provisioned on the node.
 func (n Node) Volumes() string { return filepath.Join(n.Box.Volumes(), n.Name) }
 
+// Store has the disk of Varve's store on the node, which sees it at StorePath. It is below Volumes, so that the loop
+// devices on it are detached with those of volumes.
+func (n Node) Store() string { return filepath.Join(n.Volumes(), "store") }
+
+// StorePath is where a node sees its Store: the default of `varve store`.
+const StorePath = "/var/lib/varve-store"
+
 // FormerVolumes is where a box of an earlier version kept the node's volumes, outside of the file system that can share blocks.
 func (n Node) FormerVolumes() string { return filepath.Join(n.Dir(), "volumes") }
 

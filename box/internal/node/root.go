@@ -41,6 +41,7 @@ func buildRoot(spec Spec, hs []cgroup.Hierarchy) error {
 		func() error { return pinSysctls(root) },
 		func() error { return bindBelow(string(spec.Dir), root, 0) },
 		func() error { return bindBelow(spec.Dir.Volumes(), root, 0) }, // a bind leaves out the mounts below its source
+		func() error { return bindStore(spec.Layout(), root) },
 	} {
 		if err := step(); err != nil {
 			return err
@@ -202,6 +203,20 @@ func bindBelow(path, root string, flags uintptr) error {
 	}
 	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""); err != nil {
 		return fmt.Errorf("bind %s into the node: %w", path, err)
+	}
+	return nil
+}
+
+// bindStore gives the node a directory on the file system of the volumes, which has reflinks, for Varve's store.
+func bindStore(l layout.Node, root string) error {
+	target := filepath.Join(root, layout.StorePath)
+	for _, dir := range []string{l.Store(), target} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(l.Store(), target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s into the node: %w", l.Store(), err)
 	}
 	return nil
 }

@@ -1,0 +1,155 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"crypto/sha512"
+	"encoding/hex"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
+)
+
+const imageTimeout = 5 * time.Minute
+
+// TestImage_isClonedBackedUpAndBack has a Debian image on a disk of each node, once from a qcow2 file and once from the
+// raw one. A machine boots from a clone, is backed up twice, the second time by what changed, is lost, and comes back.
+func TestImage_isClonedBackedUpAndBack(t *testing.T) {
+	s := newScene(t, "image")
+	ctx := t.Context()
+	files := t.TempDir()
+	qcow2, raw := filepath.Join(files, "debian-13.1.qcow2"), filepath.Join(files, "debian-13.1.raw")
+	s.must(os.Link(filepath.Join(s.GuestDir, lab.Debian.RootDisk), qcow2))
+	out, err := exec.CommandContext(ctx, "qemu-img", "convert", "-f", "qcow2", "-O", "raw", qcow2, raw).CombinedOutput()
+	if err != nil {
+		t.Fatalf("qemu-img: %v: %s", err, out)
+	}
+	address, stop, err := lab.ServeFiles(ctx, os.Getenv("VARVE_BOX_DIR"), files)
+	s.must(err)
+	t.Cleanup(stop)
+
+	var images []string
+	for _, file := range []string{qcow2, raw} {
+		name := "e2e-" + filepath.Base(file)
+		images = append(images, name)
+		s.freshImage(name)
+		began := time.Now()
+		image, err := s.DownloadImage(ctx, name, address+"/"+filepath.Base(file), 2, imageTimeout)
+		s.must(err)
+		t.Logf("image %s: 2 copies of %d MiB (%d MiB on the disk) after %s", name, image.Status.Size/mib,
+			image.Status.RealSize/mib, time.Since(began).Round(100*time.Millisecond))
+		if sum, size := sumFile(t, raw); image.Status.Checksum != sum || image.Status.Size != size {
+			verdict.Errorf(t, "image %s has %d bytes with the SHA-512 %s, and its source %d with %s", name,
+				image.Status.Size, image.Status.Checksum, size, sum)
+		}
+	}
+	s.bootClone(images[0])
+	s.must(s.DeleteImage(ctx, images[1], time.Minute))
+}
+
+// freshImage removes an image and its storage class, which an earlier run may have left, now and after the test.
+func (s *scene) freshImage(name string) {
+	s.t.Helper()
+	remove := func(ctx context.Context) {
+		s.must(s.DeleteImageClass(ctx, name))
+		s.must(s.DeleteImage(ctx, name, time.Minute))
+	}
+	remove(s.t.Context())
+	s.t.Cleanup(func() { // after the volumes are gone
+		ctx := context.WithoutCancel(s.t.Context())
+		if err := s.DeleteNamespace(ctx, 4*time.Minute); err != nil {
+			s.t.Error(err)
+		}
+		remove(ctx)
+	})
+}
+
+// bootClone boots a machine from a clone of an image, and takes it through backups, loss and restore.
+func (s *scene) bootClone(image string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	s.must(s.ImageClass(ctx, image))
+	claim := lab.ClaimName(s.vm, "root")
+	s.must(s.CloneClaim(ctx, claim, image, 3*gib))
+	bound := make(chan time.Duration, 1)
+	go func() {
+		d, err := s.MeasureBinding(ctx, claim, bootTimeout)
+		if err != nil {
+			s.t.Error(err)
+		}
+		bound <- d
+	}()
+	s.disks = []lab.Disk{{Name: "root", Bytes: 3 * gib, Block: true}}
+	s.must(s.StartTracked(ctx, s.vm, lab.Debian, 2*bootTimeout, s.disks...))
+	s.t.Logf("a clone of 3 GiB was bound after %s", (<-bound).Round(time.Millisecond))
+	err := s.Delete(ctx, &longhornv1.BackingImage{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: image}})
+	if err == nil || !strings.Contains(err.Error(), s.volumeOf(claim)) {
+		s.t.Errorf("an image that a volume is cloned from was deleted: %v", err)
+	}
+
+	location, err := s.BucketLocation(ctx, "e2e-image", os.Getenv("VARVE_BOX_DIR"))
+	s.must(err)
+	s.t.Cleanup(func() { s.must(location.Remove(context.WithoutCancel(ctx))) })
+	s.guest("echo alive >/root/proof; sync")
+	_, err = s.BackUpMachine(ctx, "image-1", s.vm, "true", moveTimeout, location)
+	s.must(err)
+	s.guest("echo again >>/root/proof; sync")
+	second, err := s.BackUpMachine(ctx, "image-2", s.vm, "true", moveTimeout, location)
+	s.must(err)
+	for _, v := range second.Status.VolumeBackups {
+		s.t.Logf("volume %s: %d MiB changed", v.VolumeName, v.ChangedBytes/mib)
+		if v.FullReason != "" || v.ChangedBytes >= 100*mib {
+			s.t.Errorf("volume %s of the second backup: %+v", v.VolumeName, v)
+		}
+	}
+	s.lose(s.vm)
+	r, err := s.RestoreMachine(ctx, second, s.vm, moveTimeout)
+	s.must(err)
+	for _, v := range r.Status.VolumeRestores {
+		s.holds(v.PersistentVolumeClaim, second.Sums[v.VolumeName])
+	}
+	s.strategy("Always")
+	_, err = s.WaitAgent(ctx, s.vm, 2*bootTimeout)
+	s.must(err)
+	if got := s.guest("cat /root/proof"); strings.TrimSpace(got) != "alive\nagain" {
+		verdict.Errorf(s.t, "the restored machine has %q", got)
+	}
+}
+
+// volumeOf returns the volume of a claim.
+func (s *scene) volumeOf(claim string) string {
+	s.t.Helper()
+	pvc := &corev1.PersistentVolumeClaim{}
+	s.must(s.Get(s.t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: claim}, pvc))
+	return names.VolumeHandle(pvc.Spec.VolumeName)
+}
+
+// sumFile returns the SHA-512 of a file in hexadecimal, and its size.
+func sumFile(t *testing.T, path string) (sum string, size int64) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	h := sha512.New()
+	if size, err = io.Copy(h, f); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), size
+}

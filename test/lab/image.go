@@ -1,0 +1,157 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/test/s3"
+	"github.com/varvebackup/varve/test/wait"
+)
+
+// ServeFiles serves the files of a directory over HTTP where the pods of the box in boxDir reach them, until stop is
+// called. It returns the address of the directory.
+func ServeFiles(ctx context.Context, boxDir, dir string) (address string, stop func(), err error) {
+	store, _, err := s3.OnBox(boxDir)
+	if err != nil {
+		return "", nil, err
+	}
+	host, _, err := net.SplitHostPort(store.Address)
+	if err != nil {
+		return "", nil, fmt.Errorf("find the address of the box: %w", err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return "", nil, fmt.Errorf("serve %s: %w", dir, err)
+	}
+	server := &http.Server{Handler: http.FileServer(http.Dir(dir)), ReadHeaderTimeout: time.Minute}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = server.Serve(listener) // it ends with Close
+	}()
+	return "http://" + listener.Addr().String(), func() {
+		_ = server.Close() // nothing is written
+		<-ended
+	}, nil
+}
+
+// DownloadImage makes an image from an address, with a copy on so many disks, and waits until they are ready.
+func (l *Lab) DownloadImage(ctx context.Context, name, address string, copies int, timeout time.Duration) (*longhornv1.BackingImage, error) {
+	image := &longhornv1.BackingImage{
+		ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: name},
+		Spec: longhornv1.BackingImageSpec{
+			DataEngine: longhornv1.DataEngineV2, SourceType: longhornv1.SourceDownload, MinNumberOfCopies: copies,
+			SourceParameters: map[string]longhornv1.ParameterValue{longhornv1.ParameterURL: longhornv1.ParameterValue(address)},
+		},
+	}
+	if err := l.Create(ctx, image); err != nil {
+		return nil, fmt.Errorf("create image %s: %w", name, err)
+	}
+	return image, l.WaitImage(ctx, image, copies, timeout)
+}
+
+// WaitImage waits until an image has so many copies that are ready.
+func (l *Lab) WaitImage(ctx context.Context, image *longhornv1.BackingImage, copies int, timeout time.Duration) error {
+	return wait.For(ctx, timeout, fmt.Sprintf("%d copies of image %s", copies, image.Name),
+		func(ctx context.Context) (bool, string, error) {
+			if err := l.Get(ctx, client.ObjectKeyFromObject(image), image); err != nil {
+				return false, "", err
+			}
+			seen := fmt.Sprintf("first copy %s, %d ready", image.Status.V2FirstCopyStatus, image.Status.ReadyCopies)
+			for uuid, c := range image.Status.DiskFileStatusMap {
+				seen += fmt.Sprintf("; disk %s: %+v", uuid, *c)
+			}
+			if c := meta.FindStatusCondition(image.Status.Conditions, longhornv1.ConditionReady); c != nil {
+				seen += fmt.Sprintf("; %s %s: %s", c.Status, c.Reason, c.Message)
+			}
+			return int(image.Status.ReadyCopies) >= copies, seen, nil
+		})
+}
+
+// DeleteImage deletes an image, and waits until no copy is left.
+func (l *Lab) DeleteImage(ctx context.Context, name string, timeout time.Duration) error {
+	image := &longhornv1.BackingImage{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: name}}
+	if err := client.IgnoreNotFound(l.Delete(ctx, image)); err != nil {
+		return fmt.Errorf("delete image %s: %w", name, err)
+	}
+	return l.WaitGone(ctx, image, timeout)
+}
+
+// ImageClass makes a StorageClass whose volumes are clones of an image. It has the image's name.
+func (l *Lab) ImageClass(ctx context.Context, image string) error {
+	class := &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: image}, Provisioner: names.Driver,
+		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+		Parameters:        map[string]string{"dataEngine": "v2", "numberOfReplicas": "1", "backingImage": image},
+	}
+	if err := l.Create(ctx, class); err != nil {
+		return fmt.Errorf("create storage class %s: %w", image, err)
+	}
+	return nil
+}
+
+// DeleteImageClass deletes what ImageClass made.
+func (l *Lab) DeleteImageClass(ctx context.Context, image string) error {
+	return client.IgnoreNotFound(l.Delete(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: image}}))
+}
+
+// CloneClaim makes a Block claim of a storage class.
+func (l *Lab) CloneClaim(ctx context.Context, name, class string, bytes int64) error {
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &class,
+			VolumeMode: ptr.To(corev1.PersistentVolumeBlock),
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI),
+			}},
+		},
+	}
+	if err := l.Create(ctx, claim); err != nil {
+		return fmt.Errorf("create claim %s: %w", name, err)
+	}
+	return nil
+}
+
+// MeasureBinding waits until a claim that waits for its first consumer is bound, and returns how long that took from the
+// moment at which the scheduler chose its node.
+func (l *Lab) MeasureBinding(ctx context.Context, name string, timeout time.Duration) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	watcher, err := l.Clientset.CoreV1().PersistentVolumeClaims(l.Namespace).Watch(ctx, metav1.ListOptions{
+		FieldSelector: "metadata.name=" + name,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("watch claim %s: %w", name, err)
+	}
+	defer watcher.Stop()
+	var chosen time.Time
+	for event := range watcher.ResultChan() {
+		claim, ok := event.Object.(*corev1.PersistentVolumeClaim)
+		if !ok {
+			continue
+		}
+		if chosen.IsZero() && claim.Annotations["volume.kubernetes.io/selected-node"] != "" {
+			chosen = time.Now()
+		}
+		if claim.Status.Phase == corev1.ClaimBound {
+			return time.Since(chosen), nil
+		}
+	}
+	return 0, errors.Join(fmt.Errorf("claim %s was not bound", name), ctx.Err())
+}
