@@ -8,6 +8,8 @@ package disk
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"iter"
 	"unicode"
 	"unicode/utf8"
@@ -110,10 +112,29 @@ type Source struct {
 type Seal struct {
 	UID  UID  // of the snapshot or the image
 	Kind Kind // KindSnapshot or KindImage
-	// Checksum is what the data must have, as in Object. If it is empty, an image gets the one that was read, and a
-	// snapshot has none, so that it is not read at all.
+	// Bytes is how many bytes an image has: the first ones of its head, at most all of them. 0 stands for all. A snapshot
+	// always has all.
+	Bytes int64
+	// Checksum is what the data must have: a SHA-512, or a SHA-256 of 64 digits. Object.Checksum is the SHA-512 in any
+	// case. If it is empty, an image gets the one that was read, and a snapshot has none, so that it is not read at all.
 	Checksum string
 }
+
+// PieceBytes is the size of the pieces of an image that have hashes of their own. The last piece may be smaller.
+const PieceBytes = 1 << 20
+
+// PieceHash is the SHA-256 of a piece of an image.
+type PieceHash = [sha256.Size]byte
+
+// ChecksumError is an error of class Corrupt: data does not have the checksum that it must have.
+type ChecksumError struct{ Algorithm, Found, Wanted string }
+
+func (e *ChecksumError) Error() string {
+	return fmt.Sprintf("%v: its %s is %s, not %s", errclass.Corrupt, e.Algorithm, e.Found, e.Wanted)
+}
+
+// Is reports whether target is the error's class.
+func (e *ChecksumError) Is(target error) bool { return target == errclass.Corrupt }
 
 // Usage is the space of a disk, in bytes.
 type Usage struct {
@@ -151,6 +172,10 @@ type Disk interface {
 	Changed(ctx context.Context, name, since Name) iter.Seq2[extent.Extent, error]
 	// Open leases an object for its user, who may be one of many.
 	Open(ctx context.Context, name Name) (Lease, error)
+	// Pieces returns the hashes of an image's pieces, in order, as they were when it was sealed.
+	Pieces(ctx context.Context, name Name) ([]PieceHash, error)
+	// Users returns how many leases of an object are open.
+	Users(ctx context.Context, name Name) (int, error)
 	// Delete removes an object. It returns Conflict with the clones' names if heads of others are clones of it, or while a
 	// lease is open. The clones within its own replica become clones of its parent.
 	Delete(ctx context.Context, name Name) error

@@ -40,6 +40,9 @@ func (d *Disk) createHead(ctx context.Context, name disk.Name, from disk.Source)
 func (d *Disk) beginCreate(wanted *entry, group string, from disk.Name) (source *lease, done bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.checkOpen(context.Background()); err != nil {
+		return nil, false, err
+	}
 	var parent located
 	if from != "" {
 		if parent, err = d.findIntact(from); err != nil {

@@ -24,7 +24,7 @@ func (d *Disk) deleteObject(ctx context.Context, name disk.Name) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	o, err := d.findByName(name)
-	if err = errors.Join(err, ctx.Err()); err != nil {
+	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
 		return err
 	}
 	if err := d.checkUnused(o); err != nil {

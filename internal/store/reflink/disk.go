@@ -34,6 +34,7 @@ import (
 const (
 	headerFile   = "varve-disk.json"
 	metadataFile = "meta.json"
+	hashesFile   = "hashes"
 	imagesDir    = "images"
 	volumesDir   = "volumes"
 	snapshotsDir = "snapshots"
@@ -66,6 +67,7 @@ type Disk struct {
 	pending map[disk.UID]disk.Name // objects that are being made
 	sealing map[disk.UID]bool      // heads of which a snapshot or an image is being made
 	leases  map[disk.UID]int
+	closed  bool // by CloseUnused
 }
 
 var _ disk.Disk = (*Disk)(nil)
@@ -177,11 +179,48 @@ func Open(ctx context.Context, dir string, o Options) (_ *Disk, err error) {
 	return d, nil
 }
 
+// ReadUUID returns the UUID of the disk that a directory is. The error has class NotFound if it is none.
+func ReadUUID(dir string) (disk.UID, error) {
+	h, err := readHeader(dir)
+	return h.UUID, err
+}
+
+// CheckDirectory returns an error of class Invalid if a disk cannot be in a directory, because its file system is neither
+// XFS with reflinks nor btrfs. It writes a file to find that out, and removes it.
+func CheckDirectory(dir string) error {
+	if err := checkFileSystem(dir); err != nil {
+		return fmt.Errorf("check %s: %w", dir, err)
+	}
+	return nil
+}
+
 // UUID returns the disk's UUID.
 func (d *Disk) UUID() disk.UID { return d.header.UUID }
 
 // Recovered says what Open found beside the objects: what it removed, and what it left alone because it cannot be read.
 func (d *Disk) Recovered() []string { return slices.Clone(d.recovered) }
+
+// CloseUnused closes the disk if nobody uses an object of it, and returns Conflict otherwise. Every later call fails.
+func (d *Disk) CloseUnused() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if used := len(d.leases) + len(d.pending); used > 0 {
+		return errclass.Errorf(errclass.Conflict, "close disk %s: %d objects on it are in use", d.dir, used)
+	}
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	return d.Close()
+}
+
+// checkOpen returns an error after CloseUnused. The caller has the mutex.
+func (d *Disk) checkOpen(ctx context.Context) error {
+	if d.closed {
+		return errclass.Errorf(errclass.NotFound, "disk %s is closed, because it is no longer a disk of the node", d.dir)
+	}
+	return ctx.Err()
+}
 
 // Close ends the use of the disk by this process. No call may be under way.
 func (d *Disk) Close() error {
@@ -193,29 +232,35 @@ func (d *Disk) Close() error {
 func (d *Disk) List(ctx context.Context) ([]disk.Object, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.checkOpen(ctx); err != nil {
+		return nil, err
+	}
 	var all []disk.Object
 	for o := range d.allObjects() {
 		all = append(all, d.describe(o))
 	}
 	slices.SortFunc(all, func(a, b disk.Object) int { return cmp.Compare(a.Name, b.Name) })
-	return all, ctx.Err()
+	return all, nil
 }
 
 // Usage implements [disk.Disk].
 func (d *Disk) Usage(ctx context.Context) (disk.Usage, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.checkOpen(ctx); err != nil {
+		return disk.Usage{}, err
+	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(d.lock.Fd()), &fs); err != nil {
 		return disk.Usage{}, fmt.Errorf("read the usage of disk %s: %w", d.dir, err)
 	}
 	u := disk.Usage{Capacity: int64(fs.Blocks) * fs.Frsize, Available: int64(fs.Bavail) * fs.Frsize}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	for o := range d.allObjects() {
 		if o.Kind == disk.KindHead {
 			u.Provisioned += o.Bytes
 		}
 	}
-	return u, ctx.Err()
+	return u, nil
 }
 
 // reach is called after each durable step of a change.

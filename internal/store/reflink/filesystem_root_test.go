@@ -6,13 +6,11 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -24,59 +22,21 @@ import (
 
 // fileSystem is one of its own in a sparse file.
 type fileSystem struct {
-	kind, device, dir, mountOptions string
-	mounted                         bool
+	*loop.FileSystem
+
+	dir, mountOptions string
 }
 
 // newFileSystem makes and mounts a file system: xfs, btrfs or ext4.
 func newFileSystem(tb testing.TB, kind string, options ...string) *fileSystem {
 	tb.Helper()
-	image := filepath.Join(tb.TempDir(), kind)
-	err := os.WriteFile(image, nil, 0o600)
-	if err == nil {
-		err = os.Truncate(image, 400<<20)
-	}
-	if err != nil {
-		tb.Fatal(err)
-	}
-	mkfs := exec.CommandContext(tb.Context(), "mkfs."+kind, append([]string{"-q"}, append(options, image)...)...)
-	if out, err := mkfs.CombinedOutput(); err != nil {
-		tb.Fatalf("mkfs.%s (Debian's packages xfsprogs, btrfs-progs and e2fsprogs): %v: %s", kind, err, out)
-	}
-	s := &fileSystem{kind: kind, device: loop.Device(tb, image), dir: tb.TempDir()}
-	s.mount(tb)
-	tb.Cleanup(func() {
-		if s.mounted {
-			s.unmount(tb)
-		}
-	})
-	return s
+	made := loop.NewFileSystem(tb, kind, options...)
+	return &fileSystem{FileSystem: made, dir: made.Dir}
 }
 
-func (s *fileSystem) mount(tb testing.TB) {
-	tb.Helper()
-	if err := unix.Mount(s.device, s.dir, s.kind, unix.MS_NOATIME, s.mountOptions); err != nil {
-		tb.Fatal(err)
-	}
-	s.mounted = true
-}
+func (s *fileSystem) mount(tb testing.TB) { s.Mount(tb, s.mountOptions) }
 
-// unmount fails if the disk leaves anything open. A program that another test starts has the files of this process until
-// its exec ends, so a busy file system gets some time.
-func (s *fileSystem) unmount(tb testing.TB) {
-	tb.Helper()
-	s.mounted = false
-	err := unix.Unmount(s.dir, 0)
-	poll := time.NewTicker(10 * time.Millisecond)
-	defer poll.Stop()
-	for i := 0; errors.Is(err, unix.EBUSY) && i < 1000; i++ {
-		<-poll.C
-		err = unix.Unmount(s.dir, 0)
-	}
-	if err != nil {
-		tb.Fatalf("unmount: %v, then %v", err, unix.Unmount(s.dir, unix.MNT_DETACH))
-	}
-}
+func (s *fileSystem) unmount(tb testing.TB) { s.Unmount(tb) }
 
 // From the kernel's include/uapi/linux/fs.h (older: fs/xfs/libxfs/xfs_fs.h).
 const (

@@ -9,17 +9,19 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
 )
 
-// pieceBytes is what a hash of an image's hashes covers.
-const pieceBytes = 1 << 20
+const pieceBytes = disk.PieceBytes
 
 // hashes are those of an image: of each piece, so that a bad one can be fetched from another copy, and of all.
 type hashes struct {
 	pieces [][sha256.Size]byte
 	all    [sha512.Size]byte
+	all256 [sha256.Size]byte // of all, too; it is not written to the disk
 }
 
 // hashFile reads a file that was just cloned: nothing of it is in the page cache, so this is what the disk has.
@@ -34,7 +36,7 @@ func hashFile(ctx context.Context, path string) (h hashes, err error) {
 
 func hashReader(ctx context.Context, r io.Reader) (hashes, error) {
 	var h hashes
-	all, buffer := sha512.New(), make([]byte, pieceBytes)
+	all, all256, buffer := sha512.New(), sha256.New(), make([]byte, pieceBytes)
 	for {
 		if err := ctx.Err(); err != nil {
 			return hashes{}, err
@@ -43,9 +45,10 @@ func hashReader(ctx context.Context, r io.Reader) (hashes, error) {
 		if n > 0 {
 			h.pieces = append(h.pieces, sha256.Sum256(buffer[:n]))
 			_, _ = all.Write(buffer[:n]) // a hash returns no error
+			_, _ = all256.Write(buffer[:n])
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			h.all = [sha512.Size]byte(all.Sum(nil))
+			h.all, h.all256 = [sha512.Size]byte(all.Sum(nil)), [sha256.Size]byte(all256.Sum(nil))
 			return h, nil
 		}
 		if err != nil {
@@ -58,10 +61,14 @@ func (h hashes) checksum() string { return hex.EncodeToString(h.all[:]) }
 
 // matchChecksum returns an error of class Corrupt if the data has not the checksum that it must have, if there is one.
 func (h hashes) matchChecksum(wanted string) error {
-	if wanted == "" || wanted == h.checksum() {
+	name, found := "SHA-512", h.checksum()
+	if isSHA256(wanted) {
+		name, found = "SHA-256", hex.EncodeToString(h.all256[:])
+	}
+	if wanted == "" || wanted == found {
 		return nil
 	}
-	return fmt.Errorf("%w: its SHA-512 is %s, not %s", errclass.Corrupt, h.checksum(), wanted)
+	return &disk.ChecksumError{Algorithm: name, Found: found, Wanted: wanted}
 }
 
 // encodeHashes returns the content of the file hashes: the SHA-256 of each piece in order, and then the SHA-512 of all.
@@ -71,4 +78,45 @@ func (h hashes) encodeHashes() []byte {
 		out = append(out, p[:]...)
 	}
 	return append(out, h.all[:]...)
+}
+
+// decodeHashes reads the content of the file hashes of an image.
+func decodeHashes(data []byte, image entry) ([]disk.PieceHash, error) {
+	pieces := (image.Bytes + pieceBytes - 1) / pieceBytes
+	if int64(len(data)) != pieces*sha256.Size+sha512.Size {
+		return nil, fmt.Errorf("%w: %d bytes of hashes for %d pieces", errclass.Corrupt, len(data), pieces)
+	}
+	if all := hex.EncodeToString(data[pieces*sha256.Size:]); all != image.Checksum {
+		return nil, fmt.Errorf("%w: the hashes are those of %s, not of %s", errclass.Corrupt, all, image.Checksum)
+	}
+	out := make([]disk.PieceHash, pieces)
+	for i := range out {
+		out[i] = disk.PieceHash(data[i*sha256.Size:])
+	}
+	return out, nil
+}
+
+// Pieces implements [disk.Disk].
+func (d *Disk) Pieces(ctx context.Context, name disk.Name) ([]disk.PieceHash, error) {
+	pieces, err := d.readPieces(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("read the hashes of %q: %w", name, err)
+	}
+	return pieces, nil
+}
+
+func (d *Disk) readPieces(ctx context.Context, name disk.Name) (_ []disk.PieceHash, err error) {
+	l, err := d.openLease(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	if l.object.Kind != disk.KindImage {
+		return nil, errclass.Errorf(errclass.Invalid, "it is no image, but a %s", l.object.Kind)
+	}
+	data, err := os.ReadFile(filepath.Join(d.dir, l.object.group, hashesFile))
+	if err != nil {
+		return nil, err
+	}
+	return decodeHashes(data, l.object.entry)
 }

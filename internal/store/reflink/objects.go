@@ -140,9 +140,23 @@ func (d *Disk) Open(ctx context.Context, name disk.Name) (disk.Lease, error) {
 func (d *Disk) openLease(ctx context.Context, name disk.Name) (*lease, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.checkOpen(ctx); err != nil {
+		return nil, err
+	}
 	o, err := d.findIntact(name)
-	if err = errors.Join(err, ctx.Err()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return d.leaseObject(o), nil
+}
+
+// Users implements [disk.Disk].
+func (d *Disk) Users(ctx context.Context, name disk.Name) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o, err := d.findByName(name)
+	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
+		return 0, fmt.Errorf("count the users of %q: %w", name, err)
+	}
+	return d.leases[o.UID], nil
 }

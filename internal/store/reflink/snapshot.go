@@ -1,6 +1,7 @@
 package reflink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,26 +21,48 @@ func (d *Disk) Snapshot(ctx context.Context, head, name disk.Name, seal disk.Sea
 }
 
 func (d *Disk) sealHead(ctx context.Context, head, name disk.Name, seal disk.Seal) error {
-	wanted := entry{Name: name, UID: seal.UID, Kind: seal.Kind, Bytes: 1, Checksum: seal.Checksum}
-	if err := errors.Join(wanted.validate(), ctx.Err()); err != nil {
+	wanted := entry{Name: name, UID: seal.UID, Kind: seal.Kind, Bytes: 1}
+	if err := errors.Join(wanted.validate(), validateSealChecksum(seal.Checksum), ctx.Err()); err != nil {
 		return err
 	}
-	if seal.Kind == disk.KindHead {
+	switch {
+	case seal.Kind == disk.KindHead:
 		return errclass.Errorf(errclass.Invalid, "the kind is %s: use %s or %s", seal.Kind, disk.KindSnapshot, disk.KindImage)
+	case seal.Bytes < 0, seal.Bytes > 0 && seal.Kind != disk.KindImage:
+		return errclass.Errorf(errclass.Invalid, "%d bytes of a %s: use 0", seal.Bytes, seal.Kind)
 	}
+	wanted.Bytes = seal.Bytes
+	wanted.Checksum = seal.Checksum
 	source, done, err := d.beginSnapshot(head, wanted)
+	if done && isSHA256(seal.Checksum) {
+		return d.matchExisting(ctx, name, seal.Checksum)
+	}
 	if err != nil || done {
 		return err
 	}
 	defer d.endSnapshot(source)
-	wanted.Bytes, wanted.Origin = source.object.Bytes, source.object.UID
+	wanted.Bytes, wanted.Origin = cmp.Or(seal.Bytes, source.object.Bytes), source.object.UID
 	if seal.Kind == disk.KindImage {
 		group := filepath.Join(imagesDir, string(seal.UID))
 		err := d.writeImage(ctx, &wanted, group, source)
 		return d.finishPending(wanted, group, err)
 	}
-	err = d.writeSnapshot(ctx, wanted, source)
+	err = d.writeSnapshot(ctx, &wanted, source)
 	return d.finishSnapshot(wanted, source.object, err)
+}
+
+// matchExisting compares the SHA-256 of what was sealed before, which the disk does not record.
+func (d *Disk) matchExisting(ctx context.Context, name disk.Name, wanted string) (err error) {
+	l, err := d.openLease(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	h, err := hashFile(ctx, l.Path())
+	if err != nil {
+		return err
+	}
+	return h.matchChecksum(wanted)
 }
 
 // beginSnapshot reserves the new object, and keeps its head from being deleted or sealed twice at once. Done means that
@@ -47,11 +70,12 @@ func (d *Disk) sealHead(ctx context.Context, head, name disk.Name, seal disk.Sea
 func (d *Disk) beginSnapshot(head disk.Name, wanted entry) (source *lease, done bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.checkOpen(context.Background()); err != nil {
+		return nil, false, err
+	}
 	from, err := d.findIntact(head)
 	if there, ok := d.findByUID(wanted.UID); ok && !d.damaged[there.UID] {
-		same := there.Name == wanted.Name && there.Kind == wanted.Kind && (err != nil || there.Origin == from.UID) &&
-			(wanted.Checksum == "" || there.Checksum == wanted.Checksum)
-		if same {
+		if isSealed(there.entry, wanted, from.entry, err == nil) {
 			return nil, true, nil
 		}
 	}
@@ -64,6 +88,9 @@ func (d *Disk) beginSnapshot(head disk.Name, wanted entry) (source *lease, done 
 	switch {
 	case from.Kind != disk.KindHead:
 		return nil, false, errclass.Errorf(errclass.Invalid, "%q is no head, but a %s: clone it", head, from.Kind)
+	case wanted.Bytes > from.Bytes:
+		return nil, false, errclass.Errorf(errclass.Invalid, "%d bytes are more than the %d that %q has", wanted.Bytes,
+			from.Bytes, head)
 	case d.sealing[from.UID]:
 		return nil, false, errclass.Errorf(errclass.Transient, "another snapshot of it is being made: try again")
 	case wanted.Kind == disk.KindImage:
@@ -74,6 +101,16 @@ func (d *Disk) beginSnapshot(head disk.Name, wanted entry) (source *lease, done 
 	d.pending[wanted.UID] = wanted.Name
 	d.sealing[from.UID] = true
 	return d.leaseObject(from), false, nil
+}
+
+// isSealed reports whether an object is what wanted, which Snapshot was called with, makes of a head. The head may be gone.
+func isSealed(there, wanted, head entry, headExists bool) bool {
+	if headExists && (there.Origin != head.UID || there.Bytes != cmp.Or(wanted.Bytes, head.Bytes)) {
+		return false
+	}
+	return there.Name == wanted.Name && there.Kind == wanted.Kind &&
+		(wanted.Bytes == 0 || there.Bytes == wanted.Bytes) &&
+		(wanted.Checksum == "" || isSHA256(wanted.Checksum) || there.Checksum == wanted.Checksum)
 }
 
 func (d *Disk) endSnapshot(source *lease) {
@@ -98,7 +135,7 @@ func (d *Disk) writeImage(ctx context.Context, wanted *entry, group string, sour
 		return err
 	}
 	wanted.Checksum = h.checksum()
-	if err := durable.Write(filepath.Join(dir, "hashes"), h.encodeHashes()); err != nil {
+	if err := durable.Write(filepath.Join(dir, hashesFile), h.encodeHashes()); err != nil {
 		return err
 	}
 	if err := d.reach("hashes"); err != nil {
@@ -111,8 +148,8 @@ func (d *Disk) writeImage(ctx context.Context, wanted *entry, group string, sour
 }
 
 // writeSnapshot makes the file of a snapshot, which does not exist before the replica's metadata has it.
-func (d *Disk) writeSnapshot(ctx context.Context, wanted entry, source *lease) error {
-	path := d.dataPath(located{entry: wanted, group: source.object.group})
+func (d *Disk) writeSnapshot(ctx context.Context, wanted *entry, source *lease) error {
+	path := d.dataPath(located{entry: *wanted, group: source.object.group})
 	if err := errors.Join(removeTree(path), removeTree(path+newSuffix)); err != nil { // of a call that failed
 		return err
 	}
@@ -127,6 +164,7 @@ func (d *Disk) writeSnapshot(ctx context.Context, wanted entry, source *lease) e
 		if err != nil {
 			return err
 		}
+		wanted.Checksum = h.checksum()
 	}
 	if err := durable.Rename(path+newSuffix, path); err != nil {
 		return err

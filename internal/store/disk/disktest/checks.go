@@ -3,9 +3,13 @@ package disktest
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -164,6 +168,74 @@ func checkImage(t *testing.T, d Disk) {
 	d.must(l.Close())
 }
 
+// An image may have fewer bytes than its head, and any number of them. A SHA-256 is as good as a SHA-512.
+func checkPart(t *testing.T, d Disk) {
+	ctx := t.Context()
+	data := Noise(12, 3*mib)
+	d.NewHead("h", "h", "", 1<<40)
+	d.Write("h", 0, data)
+	d.Write("h", 1<<40-4096, Noise(13, 4096))
+	part := data[:oddSize]
+	sum := sha256.Sum256(part)
+	seal := disk.Seal{UID: "i", Kind: disk.KindImage, Bytes: oddSize, Checksum: hex.EncodeToString(sum[:])}
+	for words, change := range map[string]func(*disk.Seal){
+		"more than":   func(s *disk.Seal) { s.Bytes = 1<<40 + 1 },
+		"-1 bytes":    func(s *disk.Seal) { s.Bytes = -1 },
+		"a snapshot":  func(s *disk.Seal) { s.Kind = disk.KindSnapshot },
+		"not SHA-256": func(s *disk.Seal) { s.Checksum = strings.Repeat("G", 64) },
+	} {
+		wrong := seal
+		change(&wrong)
+		wantClass(t, d.Snapshot(ctx, "h", "i", wrong), errclass.Invalid, strings.TrimPrefix(words, "not "))
+	}
+	wrong := seal
+	wrong.Bytes++
+	err := d.Snapshot(ctx, "h", "i", wrong)
+	wantClass(t, err, errclass.Corrupt, seal.Checksum)
+	var mismatch *disk.ChecksumError
+	if !errors.As(err, &mismatch) || mismatch.Algorithm != "SHA-256" || mismatch.Wanted != seal.Checksum {
+		t.Errorf("%v", err)
+	}
+	for range 2 {
+		d.must(d.Snapshot(ctx, "h", "i", seal))
+	}
+	wantBytes(t, "part", d.Read("i"), part)
+	if o := d.Find("i"); o.Bytes != oddSize || o.Checksum != Checksum(part) {
+		t.Errorf("%+v", o)
+	}
+	wantClass(t, d.Snapshot(ctx, "h", "i", wrong), errclass.Conflict)
+	all := seal
+	all.Bytes, all.Checksum = 0, ""
+	wantClass(t, d.Snapshot(ctx, "h", "i", all), errclass.Conflict) // 0 stands for all of the head
+	other := seal
+	other.Checksum = strings.Repeat("0", 64)
+	wantClass(t, d.Snapshot(ctx, "h", "i", other), errclass.Corrupt)
+	d.must(d.Delete(ctx, "h"))
+	d.must(d.Snapshot(ctx, "h", "i", seal)) // also without its head
+	d.NewHead("clone", "clone", "i", 2*mib)
+	wantBytes(t, "grown clone", d.Read("clone"), append(bytes.Clone(part), make([]byte, 2*mib-oddSize)...))
+}
+
+func checkPieces(t *testing.T, d Disk) {
+	ctx := t.Context()
+	data := Noise(14, 2*mib+1)
+	d.NewImage("i", "i", data)
+	d.NewHead("h", "h", "i", 3*mib)
+	pieces, err := d.Pieces(ctx, "i")
+	d.must(err)
+	var want []disk.PieceHash
+	for part := range slices.Chunk(data, disk.PieceBytes) {
+		want = append(want, sha256.Sum256(part))
+	}
+	if diff := cmp.Diff(want, pieces); diff != "" {
+		t.Error(diff)
+	}
+	_, err = d.Pieces(ctx, "h")
+	wantClass(t, err, errclass.Invalid, "no image")
+	_, err = d.Pieces(ctx, "none")
+	wantClass(t, err, errclass.NotFound)
+}
+
 func checkDelete(t *testing.T, d Disk) {
 	ctx := t.Context()
 	d.NewImage("base", "base", Noise(6, mib))
@@ -193,7 +265,10 @@ func checkLeases(t *testing.T, d Disk) {
 	second, err := d.Open(ctx, "h")
 	d.must(err)
 	d.NewSnapshot("h", "s", "s")
-	for range 2 { // a second Close ends no other lease
+	for i := range 2 { // a second Close ends no other lease
+		if n, err := d.Users(ctx, "h"); n != 2-i || err != nil {
+			t.Errorf("%d users, %v", n, err)
+		}
 		wantClass(t, d.Delete(ctx, "h"), errclass.Conflict, "in use")
 		d.must(first.Close())
 	}
