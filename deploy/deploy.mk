@@ -3,6 +3,7 @@
 KUBECTL ?= $(CURDIR)/build/kube/bin/kubectl
 CONTROLLER_GEN := $(GO) run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
 PROTO := internal/launcher/launcherpb
+STORE_PROTO := internal/store/storepb
 
 .PHONY: install uninstall generate verify-generate docs
 
@@ -26,6 +27,8 @@ generate: ## Generate deepcopy, CRDs, RBAC, protobuf code, the operator's alerts
 	GOBIN=$(CURDIR)/build/bin $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.1
 	PATH=$(CURDIR)/build/bin:$$PATH protoc -I $(PROTO) --go_out=$(PROTO) --go_opt=paths=source_relative \
 		--go-grpc_out=$(PROTO) --go-grpc_opt=paths=source_relative launcher.proto
+	PATH=$(CURDIR)/build/bin:$$PATH protoc -I $(STORE_PROTO) --go_out=$(STORE_PROTO) --go_opt=paths=source_relative \
+		--go-grpc_out=$(STORE_PROTO) --go-grpc_opt=paths=source_relative store.proto
 	$(GO) test ./internal/cli -run '^TestReference$$' -update
 	$(GO) test ./deploy -run '^TestOperatorManifest_hasTheSameRules$$' -update
 	$(GO) test ./docs -run '^Test(API|Metrics)Reference$$|^TestDataMovers_showsTheExampleAsItIs$$' -update

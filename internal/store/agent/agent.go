@@ -1,0 +1,246 @@
+// Package agent is what `varve store` does with the disks of its node and with the copies of images on them. It opens the
+// disks of its Node, makes the first copies of images out of what source pods have written, reads further copies from
+// other stores, deletes those that nobody wants any more, and reports all of it in its Node and InstanceManager.
+//
+// What a disk holds is the only truth: after a restart at any moment the agent goes on from there. It never deletes what
+// no BackingImage names, nor because of an error. One goroutine decides and reports; what takes long (sealing and
+// copying) runs beside it, one at a time for a copy.
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/peer"
+)
+
+const (
+	// heartbeatInterval is how often the agent checks its disks and reports, if nothing changes.
+	heartbeatInterval = 30 * time.Second
+	// progressInterval is how often it reports progress.
+	progressInterval = 2 * time.Second
+	// retryInterval is how long it waits after the API server or a disk has returned an error.
+	retryInterval = 5 * time.Second
+	// shortestInterval is between two looks at everything, however much happens.
+	shortestInterval = 200 * time.Millisecond
+)
+
+// Options say what the agent works with.
+type Options struct {
+	// Node is the Kubernetes node, and Namespace that of the objects.
+	Node, Namespace string
+	// HostRoot is where this process sees the node's file system; empty for /.
+	HostRoot string
+	// DefaultDisk is the node's directory that becomes its first disk; empty for none.
+	DefaultDisk string
+	// Disks receives the disks that are open.
+	Disks *diskset.Set
+	// Opened is called with a disk before it is in Disks and before anything on it is deleted or sealed. Whoever has
+	// attached volumes of the disk leases them there again. It may be nil.
+	Opened func(context.Context, diskset.Disk) error
+	// Config connects to the API server.
+	Config *rest.Config
+	// PodIP is the address for other stores. Port and NBDPort are the ports there: peer.DefaultPort and
+	// peer.DefaultNBDPort if they are 0. Port is the same for all stores of a cluster.
+	PodIP         string
+	Port, NBDPort int
+	// TLSDir has tls.crt, tls.key and ca.crt, with the name peer.ServerName.
+	TLSDir string
+	Clock  clock.WithTicker
+	Logger *slog.Logger
+}
+
+// agent is the state of Run. Only the goroutine of its loop uses it, but for what mu protects.
+type agent struct {
+	Options
+
+	// cached reads from the cache of BackingImages and of the node's own Node.
+	cached client.Reader
+	// live reads from the API server, and writes.
+	live client.Client
+
+	disks map[string]*openDisk // by their names in spec.disks
+	// known are the disks that were at a name of spec.disks before: an empty directory there is not formatted.
+	known map[string]disk.UID
+	// copies remember attempts, by copy.
+	copies map[copyKey]*copyState
+	wake   chan struct{}
+	// written is what the InstanceManager says, and writtenAt when it was told. Its ResourceVersion is empty if that is not
+	// known.
+	written   longhornv1.InstanceManager
+	writtenAt time.Time
+	// nodeWrittenAt is when the status of the Node was compared with the disks.
+	nodeWrittenAt time.Time
+
+	jobs      sync.WaitGroup
+	mu        sync.Mutex
+	reported  map[copyKey]longhornv1.BackingImageV2CopyInfo
+	reportNew chan struct{} // closed when reported changes
+	// reached is called after each step of a job, and may fail it. Tests crash there.
+	reached func(step string) error
+}
+
+// Run works until ctx ends, and then returns nil. It also serves other stores. Another error says that it cannot work at
+// all.
+func Run(ctx context.Context, o Options) error {
+	scheme := runtime.NewScheme()
+	if err := longhornv1.AddToScheme(scheme); err != nil {
+		return err
+	}
+	live, err := client.New(o.Config, client.Options{Scheme: scheme})
+	if err != nil {
+		return fmt.Errorf("make a client for the store's agent: %w", err)
+	}
+	informers, err := cache.New(o.Config, cache.Options{
+		Scheme:            scheme,
+		DefaultNamespaces: map[string]cache.Config{o.Namespace: {}},
+		DefaultTransform:  cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&longhornv1.Node{}: {Field: fields.OneTermEqualSelector("metadata.name", o.Node)},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("make a cache for the store's agent: %w", err)
+	}
+	a := newAgent(o, informers, live)
+	for _, kind := range []client.Object{&longhornv1.Node{}, &longhornv1.BackingImage{}} {
+		informer, err := informers.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", kind, err)
+		}
+		handler := toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { a.wakeUp() },
+			UpdateFunc: func(_, _ any) { a.wakeUp() },
+			DeleteFunc: func(any) { a.wakeUp() },
+		}
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return fmt.Errorf("watch %T: %w", kind, err)
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return informers.Start(ctx) })
+	group.Go(func() error { return a.servePeers(ctx) })
+	group.Go(func() error {
+		if !informers.WaitForCacheSync(ctx) {
+			return ctx.Err()
+		}
+		return a.loop(ctx)
+	})
+	if err := group.Wait(); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("run the store's agent: %w", err)
+	} else if err != nil && context.Cause(ctx) != context.Canceled {
+		return fmt.Errorf("run the store's agent: %w", err)
+	}
+	return nil
+}
+
+func newAgent(o Options, cached client.Reader, live client.Client) *agent {
+	o.Port = cmp.Or(o.Port, peer.DefaultPort)
+	return &agent{
+		Options: o, cached: cached, live: live, disks: map[string]*openDisk{},
+		known: map[string]disk.UID{}, copies: map[copyKey]*copyState{},
+		wake: make(chan struct{}, 1), reported: map[copyKey]longhornv1.BackingImageV2CopyInfo{},
+		reportNew: make(chan struct{}),
+	}
+}
+
+func (a *agent) servePeers(ctx context.Context) error {
+	return peer.Run(ctx, peer.Options{
+		IP: a.PodIP, Port: a.Port, NBDPort: a.NBDPort, TLSDir: a.TLSDir, Disks: a.Disks, Copies: a, Clock: a.Clock,
+		Logger: a.Logger,
+	})
+}
+
+// wakeUp makes the loop look at everything soon.
+func (a *agent) wakeUp() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// loop looks at everything whenever something has changed, and every heartbeatInterval. When ctx ends it waits for the
+// jobs, and closes the disks.
+func (a *agent) loop(ctx context.Context) error {
+	defer a.closeAll()
+	for ctx.Err() == nil {
+		next, err := a.lookAtAll(ctx)
+		if err != nil && ctx.Err() == nil {
+			a.Logger.Warn("the store's agent tries again", "after", retryInterval, "error", err)
+			next = retryInterval
+		}
+		if a.waitFor(ctx, shortestInterval, nil) != nil || a.waitFor(ctx, next, a.wake) != nil {
+			break
+		}
+	}
+	return nil
+}
+
+// waitFor waits for a time, or until early has something.
+func (a *agent) waitFor(ctx context.Context, d time.Duration, early <-chan struct{}) error {
+	timer := a.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+	case <-early:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+// lookAtAll brings disks and copies nearer to what is wanted, and reports. It returns when to look again.
+func (a *agent) lookAtAll(ctx context.Context) (time.Duration, error) {
+	node, err := a.findNode(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := a.recallReport(ctx); err != nil {
+		return 0, err
+	}
+	states := a.lookAtDisks(ctx, node)
+	var images longhornv1.BackingImageList
+	if err := a.cached.List(ctx, &images, client.InNamespace(a.Namespace)); err != nil {
+		return 0, fmt.Errorf("list the images: %w", err)
+	}
+	busy, err := a.lookAtCopies(ctx, states, images.Items)
+	if err != nil {
+		return 0, err
+	}
+	if err := a.writeNode(ctx, node, states); err != nil {
+		return 0, err
+	}
+	if err := a.writeReport(ctx); err != nil {
+		return 0, err
+	}
+	if busy {
+		return progressInterval, nil
+	}
+	return heartbeatInterval, nil
+}
+
+// closeAll waits for the jobs, whose context has ended, and closes the disks.
+func (a *agent) closeAll() {
+	a.jobs.Wait()
+	for name, d := range a.disks {
+		a.Disks.Remove(d.UUID)
+		if err := d.files.CloseUnused(); err != nil {
+			a.Logger.Info("the store's disk stays open until the process ends", "disk", name, "error", err)
+		}
+	}
+}

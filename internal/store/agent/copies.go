@@ -1,0 +1,328 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/handover"
+	"github.com/varvebackup/varve/internal/store/names"
+)
+
+// maxNamed is how many objects a note names.
+const maxNamed = 10
+
+// lookAtCopies brings the copies on all disks nearer to what is wanted. Busy means that progress is to be reported.
+func (a *agent) lookAtCopies(
+	ctx context.Context, states []*diskState, images []longhornv1.BackingImage,
+) (busy bool, err error) {
+	wantedCopies := map[copyKey]bool{}
+	reports := map[copyKey]longhornv1.BackingImageV2CopyInfo{}
+	for _, s := range states {
+		if s.open == nil || !s.wanted {
+			continue
+		}
+		for i := range images {
+			image := &images[i]
+			if _, wanted := image.Spec.DiskFileSpecMap[string(s.open.UUID)]; !wanted || image.Status.UUID == "" ||
+				image.DeletionTimestamp != nil {
+				continue
+			}
+			info := a.lookAtCopy(ctx, s, image)
+			busy = busy || info.State == longhornv1.StateInProgress
+			key := copyKey{info.DiskUUID, info.UUID}
+			reports[key], wantedCopies[key] = info, true
+		}
+		for key, info := range a.clearDisk(ctx, s, images) {
+			reports[key] = info
+		}
+		s.notes = describeDamage(s.objects, images)
+	}
+	for key, s := range a.copies {
+		switch {
+		case wantedCopies[key]:
+		case s.job == nil, s.job.isDone():
+			delete(a.copies, key)
+		default:
+			s.job.cancel()
+		}
+	}
+	a.setReported(reports)
+	return busy, ctx.Err()
+}
+
+// stateOf returns what is remembered of a copy.
+func (a *agent) stateOf(key copyKey) *copyState {
+	s := a.copies[key]
+	if s == nil {
+		s = &copyState{}
+		a.copies[key] = s
+	}
+	return s
+}
+
+// lookAtCopy does the next step for a copy that is wanted, and says what to report of it.
+func (a *agent) lookAtCopy(
+	ctx context.Context, s *diskState, image *longhornv1.BackingImage,
+) longhornv1.BackingImageV2CopyInfo {
+	key := copyKey{string(s.open.UUID), image.Status.UUID}
+	state := a.stateOf(key)
+	a.finishJob(state, image.Status.FirstCopyAttempts)
+	if state.job == nil { // what a job has made since the disk was listed
+		if objects, err := s.open.List(ctx); err == nil {
+			s.objects = objects
+		}
+	}
+	v := a.viewOf(ctx, s, image, state)
+	d := decide(v)
+	a.act(ctx, s, v, d)
+	info := longhornv1.BackingImageV2CopyInfo{
+		Name: image.Name, UUID: image.Status.UUID, DiskUUID: key.diskUUID, State: d.state, Progress: d.progress,
+		Message: d.message, Size: v.record.Bytes,
+	}
+	if d.state == longhornv1.StateInProgress {
+		state.progress = d.progress
+	}
+	if d.state == longhornv1.StateReady {
+		info.Size, info.CurrentChecksum, info.RealSize = v.copy.Bytes, v.copy.Checksum, v.realSize
+	} else if v.making != nil {
+		info.Size = v.making.Bytes
+	}
+	return info
+}
+
+// viewOf finds out all that the decision about a copy depends on.
+func (a *agent) viewOf(ctx context.Context, s *diskState, image *longhornv1.BackingImage, state *copyState) view {
+	v := view{image: image, diskUUID: string(s.open.UUID), pressed: s.pressed(), state: state, now: a.Clock.Now()}
+	for i := range s.objects {
+		o := &s.objects[i]
+		switch o.Name {
+		case names.Image(image.Name):
+			v.copy = o
+		case names.SourceHead(image.Status.UUID):
+			v.source = o
+		case names.Copy(image.Status.UUID):
+			v.making = o
+		}
+	}
+	if v.copy != nil {
+		v.realSize = s.open.realSize(ctx, *v.copy)
+	}
+	if v.source != nil && v.source.State == disk.StateWritable && v.copy == nil {
+		v.sourceUsers, v.record, v.recordErr = a.readSource(ctx, s.open, v.source.Name)
+	}
+	return v
+}
+
+// readSource says who uses the head of a source, and what the source has written of itself.
+func (a *agent) readSource(ctx context.Context, d *openDisk, head disk.Name) (int, handover.Record, error) {
+	users, err := d.Users(ctx, head)
+	if err != nil {
+		return 0, handover.Record{}, err
+	}
+	var record handover.Record
+	err = withFile(ctx, d, head, os.O_RDONLY, func(f *os.File) (err error) {
+		record, err = handover.Read(f)
+		return err
+	})
+	return users, record, err
+}
+
+// withFile opens the file of an object for do, and keeps the object from being deleted meanwhile.
+func withFile(ctx context.Context, d disk.Disk, name disk.Name, flags int, do func(*os.File) error) (err error) {
+	lease, err := d.Open(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lease.Close()) }()
+	f, err := os.OpenFile(lease.Path(), flags, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return do(f)
+}
+
+// realSize returns how many bytes an image takes, or 0 if that cannot be found out now.
+func (d *openDisk) realSize(ctx context.Context, image disk.Object) int64 {
+	if n, ok := d.realSizes[image.UID]; ok || image.State != disk.StateReady {
+		return n
+	}
+	var n int64
+	for e, err := range d.Changed(ctx, image.Name, "") {
+		if err != nil {
+			return 0
+		}
+		n += e.Length
+	}
+	d.realSizes[image.UID] = n
+	return n
+}
+
+// act does what was decided. What fails is tried again.
+func (a *agent) act(ctx context.Context, s *diskState, v view, d decision) {
+	uuid := v.image.Status.UUID
+	image, open := v.image.DeepCopy(), s.open
+	switch d.action {
+	case actionCreateSource:
+		a.startJob(ctx, v.state, d.action, func(ctx context.Context, _ *job) error { return createSource(ctx, open, uuid) })
+	case actionSeal:
+		a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
+			return a.sealSource(ctx, open, image, v.record.Bytes, j)
+		})
+	case actionSync:
+		attempt := v.state.attempts
+		a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
+			return a.syncCopy(ctx, open, image, attempt, j)
+		})
+	case actionDeleteHeads:
+		for _, o := range []*disk.Object{v.source, v.making} {
+			if o != nil {
+				a.deleteHead(ctx, open, o.Name)
+			}
+		}
+	case actionDeleteSource:
+		a.deleteHead(ctx, open, v.source.Name)
+	case actionNone:
+	}
+}
+
+// deleteHead deletes a head that nobody needs any more, unless it is still in use: then the next look does.
+func (a *agent) deleteHead(ctx context.Context, d *openDisk, head disk.Name) {
+	if err := d.Delete(ctx, head); err != nil && !errors.Is(err, errclass.NotFound) {
+		a.Logger.Info("the head of an image stays for now", "disk", d.UUID, "head", head, "error", err)
+	}
+}
+
+// copyOf returns the image's name and UUID whose copy an object is, or whose copy is made in it. The name is empty if the
+// object does not say it.
+func copyOf(o disk.Object) (image, uuid string, ok bool) {
+	if image, ok := names.IsImage(o.Name); ok && o.Kind == disk.KindImage {
+		return image, string(o.UID), true
+	}
+	for _, prefix := range []string{"source/", "copy/"} {
+		if uuid, ok := strings.CutPrefix(string(o.Name), prefix); ok && o.Kind == disk.KindHead {
+			return "", uuid, true
+		}
+	}
+	return "", "", false
+}
+
+// findImage returns the image whose copy has a UUID, and a name unless that is empty. It is nil if none is in the list.
+func findImage(images []longhornv1.BackingImage, name, uuid string) *longhornv1.BackingImage {
+	for i := range images {
+		if images[i].Status.UUID == uuid && (name == "" || images[i].Name == name) {
+			return &images[i]
+		}
+	}
+	return nil
+}
+
+// clearDisk deletes copies that nobody wants any more, and returns what to report of those that are still there.
+func (a *agent) clearDisk(
+	ctx context.Context, s *diskState, images []longhornv1.BackingImage,
+) map[copyKey]longhornv1.BackingImageV2CopyInfo {
+	left := map[copyKey]longhornv1.BackingImageV2CopyInfo{}
+	for _, o := range s.objects {
+		name, uuid, ok := copyOf(o)
+		if !ok {
+			continue
+		}
+		image := findImage(images, name, uuid)
+		if !isUnwanted(image, uuid, string(s.open.UUID)) {
+			continue
+		}
+		key := copyKey{string(s.open.UUID), uuid}
+		info := longhornv1.BackingImageV2CopyInfo{
+			Name: image.Name, UUID: uuid, DiskUUID: key.diskUUID, State: longhornv1.StateInProgress,
+		}
+		if o.Kind == disk.KindImage {
+			info.State, info.Progress = longhornv1.StateReady, 100
+			info.Size, info.CurrentChecksum = o.Bytes, o.Checksum
+		}
+		err := a.deleteObject(ctx, s.open, image.Name, uuid, o.Name)
+		if err == nil {
+			continue
+		}
+		info.Message = "the copy is to be deleted, and cannot be yet: " + err.Error()
+		if before, ok := left[key]; !ok || before.State != longhornv1.StateReady {
+			left[key] = info
+		}
+	}
+	return left
+}
+
+// deleteObject deletes an object of a copy that is unwanted, as the API server says now.
+func (a *agent) deleteObject(ctx context.Context, d *openDisk, image, uuid string, name disk.Name) error {
+	if s := a.copies[copyKey{string(d.UUID), uuid}]; s != nil && s.job != nil {
+		s.job.cancel()
+		if !s.job.isDone() {
+			return errclass.Errorf(errclass.Transient, "it is being made, and that ends")
+		}
+		s.job = nil
+	}
+	if err := a.confirmUnwanted(ctx, image, uuid, string(d.UUID)); err != nil {
+		return err
+	}
+	if err := d.Delete(ctx, name); err != nil && !errors.Is(err, errclass.NotFound) {
+		return err
+	}
+	return nil
+}
+
+// confirmUnwanted asks the API server itself whether a copy is unwanted. Every error means that it may be wanted.
+func (a *agent) confirmUnwanted(ctx context.Context, image, uuid, diskUUID string) error {
+	var now longhornv1.BackingImage
+	err := a.live.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: image}, &now)
+	switch {
+	case apierrors.IsNotFound(err):
+		return errclass.Errorf(errclass.Conflict, "the BackingImage %s does not exist: what no image names is not deleted",
+			image)
+	case err != nil:
+		return fmt.Errorf("read the BackingImage %s: %w", image, err)
+	case !isUnwanted(&now, uuid, diskUUID):
+		return errclass.Errorf(errclass.Conflict, "the BackingImage %s (%s) has the disk %s in spec.diskFileSpecMap, or "+
+			"another UUID: remove the disk there", image, now.Status.UUID, diskUUID)
+	}
+	return nil
+}
+
+// describeDamage names what is damaged on a disk, and what belongs to no image.
+func describeDamage(objects []disk.Object, images []longhornv1.BackingImage) []string {
+	var damaged, orphans []string
+	for _, o := range objects {
+		if o.State == disk.StateDamaged {
+			damaged = append(damaged, fmt.Sprintf("%s (%s)", o.Name, o.UID))
+		}
+		if name, uuid, ok := copyOf(o); ok && findImage(images, name, uuid) == nil {
+			orphans = append(orphans, fmt.Sprintf("%s (%s)", o.Name, o.UID))
+		}
+	}
+	var notes []string
+	if len(damaged) > 0 {
+		notes = append(notes, "damaged, and to be made again: "+listSome(damaged))
+	}
+	if len(orphans) > 0 {
+		notes = append(notes, "of images that no BackingImage has, so that they are not deleted: "+listSome(orphans))
+	}
+	return notes
+}
+
+func listSome(all []string) string {
+	slices.Sort(all)
+	text := strings.Join(all[:min(len(all), maxNamed)], ", ")
+	if more := len(all) - maxNamed; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}

@@ -1,0 +1,148 @@
+package agent
+
+import (
+	"fmt"
+	"time"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/handover"
+)
+
+// action is what the agent does next for a copy.
+type action string
+
+const (
+	actionNone         action = ""
+	actionCreateSource action = "create the head for the source"
+	actionSeal         action = "seal what the source wrote"
+	actionSync         action = "read the copy of another disk"
+	// actionDeleteHeads removes what a copy that is ready was made from.
+	actionDeleteHeads action = "delete the heads of a copy that is ready"
+	// actionDeleteSource removes what a source wrote that is not the image.
+	actionDeleteSource action = "delete the head of a source that failed"
+)
+
+// view is all that a decision about the copy of an image on a disk depends on.
+type view struct {
+	image    *longhornv1.BackingImage
+	diskUUID string
+	pressed  bool
+	// copy is the object with the image's name. source and making are the heads of the first and of a further copy.
+	copy, source, making *disk.Object
+	sourceUsers          int
+	record               handover.Record
+	recordErr            error
+	realSize             int64
+	state                *copyState
+	now                  time.Time
+}
+
+// decision is what to report of a copy, and what to do for it.
+type decision struct {
+	action
+	state    longhornv1.BackingImageState
+	progress int
+	message  string
+}
+
+func pending(message string) decision {
+	return decision{state: longhornv1.StatePending, message: message}
+}
+
+func failed(message string) decision {
+	return decision{state: longhornv1.StateFailed, message: message}
+}
+
+func inProgress(do action, progress int, message string) decision {
+	return decision{action: do, state: longhornv1.StateInProgress, progress: progress, message: message}
+}
+
+// decide says what to do for a copy that the image's spec.diskFileSpecMap has.
+func decide(v view) decision {
+	switch c := v.copy; {
+	case c == nil:
+		return decideMaking(v)
+	case string(c.UID) != v.image.Status.UUID:
+		return failed(fmt.Sprintf("the disk has another image of this name (%s), which no BackingImage has: if nobody needs "+
+			"it, make a BackingImage with that status.uuid and delete it", c.UID))
+	case c.State != disk.StateReady:
+		return failed("the copy is " + string(c.State) + ": remove the disk from spec.diskFileSpecMap, so that the copy is " +
+			"deleted, and add it again")
+	}
+	d := decision{state: longhornv1.StateReady, progress: 100}
+	if v.source != nil || v.making != nil {
+		d.action = actionDeleteHeads
+	}
+	return d
+}
+
+// decideMaking is decide for a copy that is not there yet.
+func decideMaking(v view) decision {
+	readyElsewhere := len(readyDisks(v.image, v.diskUUID)) > 0
+	status := v.image.Status
+	isFirst := status.V2FirstCopyDisk == v.diskUUID && status.V2FirstCopyStatus == longhornv1.StateInProgress
+	v.state.forgetFailure(v.now, isFirst, status.FirstCopyAttempts)
+	switch {
+	case v.state.failure != "":
+		d := failed(v.state.failure)
+		if v.source != nil {
+			d.action = actionDeleteSource
+		}
+		return d
+	case v.state.job != nil:
+		return inProgress(actionNone, v.state.job.percent(), v.state.job.describe(v.state.lastError))
+	case v.now.Before(v.state.retryAt):
+		return inProgress(actionNone, v.state.progress, v.state.describeRetry())
+	case v.pressed && v.source == nil && v.making == nil:
+		return pending("the disk has too little free space (spec.disks[].storageReserved): free some, or add some")
+	case readyElsewhere && status.Checksum == "":
+		return pending("status.checksum of the image is not known yet")
+	case readyElsewhere:
+		return inProgress(actionSync, v.state.progress, v.state.lastError)
+	case isFirst:
+		return decideFirst(v)
+	}
+	return pending("no other disk has a copy that is ready")
+}
+
+// decideFirst is decide for the first copy while its source writes it.
+func decideFirst(v view) decision {
+	attached := v.sourceUsers > 0
+	switch {
+	case v.source == nil:
+		return inProgress(actionCreateSource, 0, v.state.lastError)
+	case v.source.State != disk.StateWritable:
+		return decision{action: actionDeleteSource, state: longhornv1.StateFailed, message: "what the source wrote is damaged"}
+	case v.recordErr != nil && attached: // it may be in the middle of being written
+		return inProgress(actionNone, v.state.progress, v.recordErr.Error())
+	case v.recordErr != nil:
+		return failed(v.recordErr.Error())
+	case !v.record.Complete:
+		return inProgress(actionNone, v.record.Percent(), "")
+	case attached:
+		return inProgress(actionNone, 99, "it is complete, and is sealed when its source has detached it")
+	}
+	return inProgress(actionSeal, 99, v.state.lastError)
+}
+
+// readyDisks returns the disks beside one that have a copy that is ready, as the image's status says.
+func readyDisks(image *longhornv1.BackingImage, except string) []string {
+	var ready []string
+	for uuid, copied := range image.Status.DiskFileStatusMap {
+		if uuid != except && copied != nil && copied.State == longhornv1.StateReady {
+			ready = append(ready, uuid)
+		}
+	}
+	return ready
+}
+
+// isUnwanted reports whether a copy of an image with a UUID on a disk is to be deleted. A copy of an image that is not
+// there, or that has another UUID, never is.
+func isUnwanted(image *longhornv1.BackingImage, uuid, diskUUID string) bool {
+	if image == nil || uuid == "" || image.Status.UUID != uuid {
+		return false
+	}
+	_, wanted := image.Spec.DiskFileSpecMap[diskUUID]
+	return !wanted || image.DeletionTimestamp != nil
+}

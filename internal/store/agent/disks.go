@@ -1,0 +1,332 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/reflink"
+)
+
+// defaultDiskName is the name of the disk that the agent adds to its Node.
+const defaultDiskName = "default-disk"
+
+// reasonNoDisk is the reason of a Node's condition Ready if none of its disks can be used.
+const reasonNoDisk = "NoDiskReady"
+
+// openDisk is a disk that is in the set.
+type openDisk struct {
+	diskset.Disk
+
+	files *reflink.Disk
+	// specPath is spec.disks[].path.
+	specPath string
+	// realSizes are how many bytes images take, which never changes.
+	realSizes map[disk.UID]int64
+}
+
+// diskState is what was found out about a disk now.
+type diskState struct {
+	name string
+	// open is nil if the disk cannot be used. It is not nil for a disk that has left spec.disks and is still in use.
+	open   *openDisk
+	spec   longhornv1.DiskSpec
+	wanted bool // it is in spec.disks
+	usage  disk.Usage
+	err    error // why it cannot be used
+	// objects are what is on the disk, and notes what is wrong with some of them.
+	objects []disk.Object
+	notes   []string
+}
+
+// pressed reports whether nothing may be added to the disk.
+func (s *diskState) pressed() bool { return s.usage.Available < s.spec.StorageReserved }
+
+// findNode returns the agent's Node, which it makes if it is missing.
+func (a *agent) findNode(ctx context.Context) (*longhornv1.Node, error) {
+	node := &longhornv1.Node{}
+	key := client.ObjectKey{Namespace: a.Namespace, Name: a.Node}
+	err := a.cached.Get(ctx, key, node)
+	if apierrors.IsNotFound(err) {
+		err = a.live.Get(ctx, key, node)
+	}
+	if !apierrors.IsNotFound(err) {
+		if err != nil {
+			err = fmt.Errorf("read the node %s: %w", a.Node, err)
+		}
+		return node, err
+	}
+	node = &longhornv1.Node{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Node}}
+	node.Spec.AllowScheduling = true
+	if a.DefaultDisk != "" {
+		node.Spec.Disks = map[string]longhornv1.DiskSpec{
+			defaultDiskName: {Type: longhornv1.DiskTypeFilesystem, Path: a.DefaultDisk, AllowScheduling: true},
+		}
+	}
+	if err := a.live.Create(ctx, node); err != nil {
+		return nil, fmt.Errorf("make the node %s: %w", a.Node, err)
+	}
+	return node, nil
+}
+
+// lookAtDisks opens the disks that are wanted, closes the others, and says what each is like. The result is sorted by
+// names.
+func (a *agent) lookAtDisks(ctx context.Context, node *longhornv1.Node) []*diskState {
+	var states []*diskState
+	for name, spec := range node.Spec.Disks {
+		s := &diskState{name: name, spec: spec, wanted: true}
+		if before := node.Status.DiskStatus[name]; before != nil && before.DiskUUID != "" {
+			a.known[name] = disk.UID(before.DiskUUID)
+		}
+		s.err = a.lookAtDisk(ctx, s, a.known[name])
+		states = append(states, s)
+	}
+	maps.DeleteFunc(a.known, func(name string, _ disk.UID) bool {
+		_, ok := node.Spec.Disks[name]
+		return !ok
+	})
+	for name, d := range a.disks {
+		if _, ok := node.Spec.Disks[name]; ok {
+			continue
+		}
+		if err := a.closeDisk(d); err != nil {
+			s := &diskState{name: name, open: d, spec: longhornv1.DiskSpec{Path: d.specPath}}
+			s.err = fmt.Errorf("it is not in spec.disks any more, and stays until nothing on it is in use: %w", err)
+			s.usage, _ = d.Usage(ctx) // what it says does not count any more
+			states = append(states, s)
+		}
+	}
+	slices.SortFunc(states, func(x, y *diskState) int { return cmp.Compare(x.name, y.name) })
+	return states
+}
+
+// lookAtDisk opens a disk of spec.disks, or checks it if it is open. known is the UUID that it had before, if any.
+func (a *agent) lookAtDisk(ctx context.Context, s *diskState, known disk.UID) error {
+	d := a.disks[s.name]
+	if d != nil && d.specPath != s.spec.Path {
+		if err := a.closeDisk(d); err != nil {
+			return fmt.Errorf("spec.disks[%s].path was %s, and that disk is in use: %w", s.name, d.specPath, err)
+		}
+		d = nil
+	}
+	if d == nil {
+		var err error
+		if d, err = a.openDisk(ctx, s.name, s.spec.Path, known); err != nil {
+			return err
+		}
+	}
+	found, err := reflink.ReadUUID(d.Path)
+	if err == nil && found != d.UUID {
+		err = errclass.Errorf(errclass.Conflict, "%s has the disk %s now", s.spec.Path, found)
+	}
+	if err == nil {
+		s.usage, err = d.Usage(ctx)
+	}
+	if err == nil {
+		s.objects, err = d.List(ctx)
+	}
+	if err != nil {
+		return errors.Join(missingDisk(d.UUID, s.spec.Path, err), a.closeDisk(d))
+	}
+	s.open = d
+	return nil
+}
+
+// missingDisk says what to do about a disk that is not where it was.
+func missingDisk(uuid disk.UID, path string, err error) error {
+	return errclass.Errorf(errclass.NotFound, "the disk %s is not mounted at %s (%w): mount it, or remove the disk from "+
+		"spec.disks and add it under another name", uuid, path, err)
+}
+
+// openDisk opens the disk at a path of the node, and formats an empty directory unless a disk was there before.
+func (a *agent) openDisk(ctx context.Context, name, path string, known disk.UID) (*openDisk, error) {
+	dir := filepath.Join(cmp.Or(a.HostRoot, "/"), path)
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		err = errclass.Errorf(errclass.NotFound, "the directory %s does not exist on the node", path)
+	case err == nil && !info.IsDir():
+		err = errclass.Errorf(errclass.Invalid, "%s is no directory: correct spec.disks[%s].path", path, name)
+	}
+	if err != nil && known != "" {
+		err = missingDisk(known, path, err)
+	} else if errors.Is(err, errclass.NotFound) {
+		err = fmt.Errorf("%w: make it, on XFS or btrfs, or correct spec.disks[%s].path", err, name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	found, err := reflink.ReadUUID(dir)
+	switch {
+	case errors.Is(err, errclass.NotFound) && known != "":
+		return nil, missingDisk(known, path, err)
+	case errors.Is(err, errclass.NotFound):
+		found, err = formatDisk(dir)
+	case err == nil && known != "" && found != known:
+		err = missingDisk(known, path, fmt.Errorf("the disk %s is there", found))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if other, err := a.Disks.Find(found); err == nil {
+		return nil, errclass.Errorf(errclass.Conflict, "the disk %s is open as spec.disks[%s]: remove one of the two", found,
+			other.Name)
+	}
+	files, err := reflink.Open(ctx, dir, reflink.Options{})
+	if err != nil {
+		return nil, err
+	}
+	d := &openDisk{files: files, specPath: path, realSizes: map[disk.UID]int64{}}
+	d.Disk = diskset.Disk{Disk: files, Name: name, UUID: found, Path: dir}
+	if a.Opened != nil {
+		if err := a.Opened(ctx, d.Disk); err != nil {
+			return nil, errors.Join(fmt.Errorf("open the volumes of disk %s that are attached: %w", found, err), files.Close())
+		}
+	}
+	a.disks[name], a.known[name] = d, found
+	a.Disks.Put(d.Disk)
+	for _, line := range files.Recovered() {
+		a.Logger.Warn("the store's disk was not in order", "disk", name, "uuid", found, "found", line)
+	}
+	return d, nil
+}
+
+// formatDisk makes an empty directory a disk, if its file system is fit for that.
+func formatDisk(dir string) (disk.UID, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	if len(entries) == 0 {
+		if err := reflink.CheckDirectory(dir); err != nil {
+			return "", err
+		}
+	}
+	made := disk.UID(uuid.NewString())
+	return made, reflink.Format(dir, made)
+}
+
+// closeDisk takes a disk out of the set, unless an object of it is in use.
+func (a *agent) closeDisk(d *openDisk) error {
+	a.cancelJobs(d.UUID)
+	if err := d.files.CloseUnused(); err != nil {
+		return err
+	}
+	a.Disks.Remove(d.UUID)
+	delete(a.disks, d.Name)
+	return nil
+}
+
+// writeNode writes what the disks are like. Numbers that change alone wait for heartbeatInterval.
+func (a *agent) writeNode(ctx context.Context, cached *longhornv1.Node, states []*diskState) error {
+	next := cached.DeepCopy()
+	a.describeNode(next, states)
+	if a.Clock.Since(a.nodeWrittenAt) < heartbeatInterval && equality.Semantic.DeepEqual(
+		withoutSpace(cached.Status), withoutSpace(next.Status)) {
+		return nil
+	}
+	node := &longhornv1.Node{}
+	if err := a.live.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: a.Node}, node); err != nil {
+		return fmt.Errorf("read the node %s: %w", a.Node, err)
+	}
+	before := node.Status.DeepCopy()
+	a.describeNode(node, states)
+	if equality.Semantic.DeepEqual(before, &node.Status) {
+		a.nodeWrittenAt = a.Clock.Now()
+		return nil
+	}
+	if err := a.live.Status().Update(ctx, node); err != nil {
+		return fmt.Errorf("write the status of node %s: %w", a.Node, err)
+	}
+	a.nodeWrittenAt = a.Clock.Now()
+	return nil
+}
+
+// withoutSpace returns a status without what changes with each write to a disk.
+func withoutSpace(status longhornv1.NodeStatus) *longhornv1.NodeStatus {
+	out := status.DeepCopy()
+	for _, d := range out.DiskStatus {
+		d.StorageAvailable, d.StorageScheduled = 0, 0
+		for i := range d.Conditions {
+			if d.Conditions[i].Reason == longhornv1.ReasonDiskPressure {
+				d.Conditions[i].Message = ""
+			}
+		}
+	}
+	return out
+}
+
+// describeNode fills in the status of a Node. A disk that cannot be used keeps what was known of it.
+func (a *agent) describeNode(node *longhornv1.Node, states []*diskState) {
+	statuses := map[string]*longhornv1.DiskStatus{}
+	ready := 0
+	for _, s := range states {
+		status := &longhornv1.DiskStatus{}
+		if before := node.Status.DiskStatus[s.name]; before != nil {
+			status = before.DeepCopy()
+		}
+		status.DiskPath = s.spec.Path
+		if s.open != nil {
+			status.DiskUUID = string(s.open.UUID)
+			status.StorageMaximum, status.StorageAvailable = s.usage.Capacity, s.usage.Available
+			status.StorageScheduled = s.usage.Provisioned
+		}
+		c := s.condition()
+		if c.Status == metav1.ConditionTrue {
+			ready++
+		}
+		c.LastTransitionTime = metav1.NewTime(a.Clock.Now())
+		meta.SetStatusCondition(&status.Conditions, c)
+		statuses[s.name] = status
+	}
+	node.Status.DiskStatus = statuses
+	c := metav1.Condition{
+		Type: longhornv1.ConditionReady, Status: metav1.ConditionTrue, Reason: longhornv1.ReasonDiskReady,
+		Message:            fmt.Sprintf("%d of %d disks are ready", ready, len(states)),
+		LastTransitionTime: metav1.NewTime(a.Clock.Now()),
+	}
+	if ready == 0 {
+		c.Status, c.Reason = metav1.ConditionFalse, reasonNoDisk
+	}
+	meta.SetStatusCondition(&node.Status.Conditions, c)
+}
+
+// maxMessage is the length of the longest message of a condition.
+const maxMessage = 2000
+
+// condition returns the condition Ready of a disk.
+func (s *diskState) condition() metav1.Condition {
+	c := metav1.Condition{
+		Type: longhornv1.ConditionReady, Status: metav1.ConditionTrue, Reason: longhornv1.ReasonDiskReady,
+		Message: strings.Join(s.notes, "; "),
+	}
+	switch {
+	case s.err != nil:
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, longhornv1.ReasonDiskUnusable, s.err.Error()
+	case s.pressed():
+		c.Status, c.Reason = metav1.ConditionFalse, longhornv1.ReasonDiskPressure
+		c.Message = fmt.Sprintf("%d bytes are free, and spec.disks[%s].storageReserved is %d: free or add space",
+			s.usage.Available, s.name, s.spec.StorageReserved)
+	}
+	if len(c.Message) > maxMessage {
+		c.Message = strings.ToValidUTF8(c.Message[:maxMessage], "") + "…"
+	}
+	return c
+}

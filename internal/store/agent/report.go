@@ -1,0 +1,98 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+)
+
+// currentState is what the InstanceManager says while the agent runs.
+const currentState = "running"
+
+// recallReport reads the InstanceManager, or makes it, unless its content is known. The failures that it has count on.
+func (a *agent) recallReport(ctx context.Context) error {
+	if a.written.ResourceVersion != "" {
+		return nil
+	}
+	im := longhornv1.InstanceManager{}
+	err := a.live.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: a.Node}, &im)
+	if apierrors.IsNotFound(err) {
+		im = longhornv1.InstanceManager{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Node}}
+		im.Spec = longhornv1.InstanceManagerSpec{NodeID: a.Node, DataEngine: longhornv1.DataEngineV2}
+		err = a.live.Create(ctx, &im)
+	}
+	if err != nil {
+		return fmt.Errorf("read or make the instance manager %s: %w", a.Node, err)
+	}
+	a.written = im
+	for _, c := range im.Status.BackingImages {
+		key := copyKey{c.DiskUUID, c.UUID}
+		if c.State == longhornv1.StateFailed && a.copies[key] == nil {
+			a.copies[key] = &copyState{failure: c.Message, failedAt: a.Clock.Now(), recalled: true}
+		}
+	}
+	return nil
+}
+
+// setReported replaces what is known of the copies, and tells those who watch if it is something new.
+func (a *agent) setReported(reports map[copyKey]longhornv1.BackingImageV2CopyInfo) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if maps.Equal(a.reported, reports) {
+		return
+	}
+	a.reported = reports
+	close(a.reportNew)
+	a.reportNew = make(chan struct{})
+}
+
+// ListCopies implements [peer.Copies].
+func (a *agent) ListCopies() ([]longhornv1.BackingImageV2CopyInfo, <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := slices.SortedFunc(maps.Values(a.reported), func(x, y longhornv1.BackingImageV2CopyInfo) int {
+		return cmp.Or(cmp.Compare(x.DiskUUID, y.DiskUUID), cmp.Compare(x.Name, y.Name))
+	})
+	return all, a.reportNew
+}
+
+// writeReport writes the InstanceManager if something has changed, or if that was long ago. Progress alone waits for
+// progressInterval.
+func (a *agent) writeReport(ctx context.Context) error {
+	all, _ := a.ListCopies()
+	copies := map[string]longhornv1.BackingImageV2CopyInfo{}
+	for _, c := range all {
+		copies[copyKey{c.DiskUUID, c.UUID}.String()] = c
+	}
+	before := a.written.Status
+	since := a.Clock.Since(a.writtenAt)
+	same := before.IP == a.PodIP && before.CurrentState == currentState && maps.EqualFunc(copies, before.BackingImages,
+		func(x, y longhornv1.BackingImageV2CopyInfo) bool {
+			if since < progressInterval {
+				x.Progress, x.Size = y.Progress, y.Size
+			}
+			return x == y
+		})
+	if same && since < heartbeatInterval {
+		return nil
+	}
+	next := a.written.DeepCopy()
+	now := metav1.NewMicroTime(a.Clock.Now())
+	next.Status = longhornv1.InstanceManagerStatus{
+		CurrentState: currentState, IP: a.PodIP, HeartbeatTime: &now, BackingImages: copies,
+	}
+	if err := a.live.Status().Update(ctx, next); err != nil {
+		a.written.ResourceVersion = "" // read it again
+		return fmt.Errorf("write the status of instance manager %s: %w", a.Node, err)
+	}
+	a.written, a.writtenAt = *next, a.Clock.Now()
+	return nil
+}

@@ -1,0 +1,169 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+)
+
+const (
+	// maxJobs is how many copies are sealed or read at once. Each takes a processor for its hashes.
+	maxJobs = 2
+	// A job that failed is tried again after firstRetry, and then after twice as long, up to longestRetry.
+	firstRetry   = 5 * time.Second
+	longestRetry = 5 * time.Minute
+	// maxAttempts is how many attempts in a row may make no progress before a copy has failed.
+	maxAttempts = 5
+	// failureLasts is how long a further copy has failed before it is tried again by itself.
+	failureLasts = 5 * time.Minute
+)
+
+// copyKey names a copy.
+type copyKey struct{ diskUUID, imageUUID string }
+
+func (k copyKey) String() string { return k.diskUUID + "/" + k.imageUUID }
+
+// copyState is what the agent remembers of a copy that is not ready. A restart forgets it, but for a failure.
+type copyState struct {
+	job *job // running, or nil
+	// attempts is how many in a row made no progress.
+	attempts  int
+	retryAt   time.Time
+	lastError string
+	progress  int
+	// failure says why the copy has failed, since failedAt. A first copy has failed in the attempt of the controller that
+	// firstAttempt counts.
+	failure      string
+	failedAt     time.Time
+	failedFirst  bool
+	firstAttempt int32
+	// recalled: an earlier process of the agent has reported the failure.
+	recalled bool
+}
+
+// forgetFailure forgets a failure that does not count any more: of a first copy if the controller tries again, and of
+// another one after a while.
+func (s *copyState) forgetFailure(now time.Time, isFirst bool, attempt int32) {
+	again := now.Sub(s.failedAt) >= failureLasts
+	if s.recalled {
+		s.recalled, s.failedFirst, s.firstAttempt = false, isFirst, attempt
+	}
+	if s.failedFirst {
+		again = isFirst && attempt > s.firstAttempt
+	}
+	if s.failure != "" && again {
+		*s = copyState{}
+	}
+}
+
+func (s *copyState) describeRetry() string {
+	return fmt.Sprintf("attempt %d failed, and the next one is at %s: %s", s.attempts, s.retryAt.UTC().Format(time.TimeOnly),
+		s.lastError)
+}
+
+// job is something that takes long.
+type job struct {
+	what   action
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error // valid when done is closed
+
+	progress atomic.Int32 // in percent
+	// moved is set when the job made progress that a later attempt does not have to repeat.
+	moved atomic.Bool
+}
+
+func (j *job) percent() int { return int(j.progress.Load()) }
+
+func (j *job) isDone() bool {
+	select {
+	case <-j.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (j *job) describe(lastError string) string {
+	if j.what == actionSeal {
+		return "what the source wrote is being read back and compared"
+	}
+	return lastError
+}
+
+// startJob runs do beside the loop, which is woken up when it has ended. It does nothing if enough jobs run.
+func (a *agent) startJob(ctx context.Context, s *copyState, what action, do func(context.Context, *job) error) {
+	running := 0
+	for _, other := range a.copies {
+		if other.job != nil && !other.job.isDone() {
+			running++
+		}
+	}
+	if running >= maxJobs && what != actionCreateSource {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	j := &job{what: what, cancel: cancel, done: make(chan struct{})}
+	j.progress.Store(int32(s.progress)) //nolint:gosec // percent
+	s.job = j
+	a.jobs.Go(func() {
+		defer a.wakeUp()
+		defer close(j.done)
+		defer cancel()
+		j.err = do(ctx, j)
+	})
+}
+
+// cancelJobs ends the jobs on a disk, and waits for them.
+func (a *agent) cancelJobs(diskUUID disk.UID) {
+	for key, s := range a.copies {
+		if key.diskUUID == string(diskUUID) && s.job != nil {
+			s.job.cancel()
+			<-s.job.done
+			s.job = nil
+		}
+	}
+}
+
+// finishJob takes note of how a job has ended, if it has.
+func (a *agent) finishJob(s *copyState, firstAttempt int32) {
+	j := s.job
+	if j == nil || !j.isDone() {
+		return
+	}
+	s.job, s.progress = nil, j.percent()
+	switch {
+	case j.err == nil:
+		*s = copyState{}
+		return
+	case errors.Is(j.err, context.Canceled):
+		return
+	case j.moved.Load():
+		s.attempts = 0
+	}
+	s.attempts++
+	s.lastError = j.err.Error()
+	s.retryAt = a.Clock.Now().Add(min(longestRetry, firstRetry<<(s.attempts-1)))
+	isFirst := j.what != actionSync
+	isWrong := isFirst && errors.Is(j.err, errclass.Corrupt) // which no further attempt changes
+	if s.attempts >= maxAttempts || isWrong {
+		*s = copyState{
+			failure: describeFailure(j.err), failedAt: a.Clock.Now(), failedFirst: isFirst, firstAttempt: firstAttempt,
+		}
+	}
+}
+
+// describeFailure shortens the checksums of an error: a message has to fit into a line.
+func describeFailure(err error) string {
+	var wrong *disk.ChecksumError
+	if errors.As(err, &wrong) {
+		return fmt.Sprintf("the image's %s is %.16s…, and it must be %.16s…: correct spec.checksum or the source",
+			wrong.Algorithm, wrong.Found, wrong.Wanted)
+	}
+	return err.Error()
+}

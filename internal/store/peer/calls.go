@@ -1,0 +1,212 @@
+package peer
+
+import (
+	"context"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/internal/store/storepb"
+)
+
+// maxHashBytes is how many bytes of hashes a message has.
+const maxHashBytes = 1 << 20
+
+// statusError gives an error the gRPC code of its class.
+func statusError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return status.Error(errclass.GRPCCode(err), err.Error())
+}
+
+func describeCopy(c longhornv1.BackingImageV2CopyInfo) *storepb.BackingImage {
+	return &storepb.BackingImage{
+		Name: c.Name, Uuid: c.UUID, DiskUuid: c.DiskUUID, Size: c.Size, Progress: int32(c.Progress), //nolint:gosec // percent
+		State: string(c.State), CurrentChecksum: c.CurrentChecksum, Message: c.Message, RealSize: c.RealSize,
+	}
+}
+
+// BackingImageCreate implements storepb.StoreServer, as do the other calls.
+func (s *server) BackingImageCreate(
+	ctx context.Context, r *storepb.BackingImageCreateRequest,
+) (*storepb.BackingImage, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	c, err := s.o.Copies.CreateCopy(ctx, Copy{Image: r.GetName(), UUID: r.GetUuid(), DiskUUID: r.GetDiskUuid()})
+	if err != nil {
+		return nil, statusError(err)
+	}
+	return describeCopy(c), nil
+}
+
+func (s *server) BackingImageDelete(
+	ctx context.Context, r *storepb.BackingImageDeleteRequest,
+) (*storepb.BackingImageDeleteResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := s.o.Copies.DeleteCopy(ctx, Copy{Image: r.GetName(), UUID: r.GetUuid(), DiskUUID: r.GetDiskUuid()})
+	if err != nil {
+		return nil, statusError(err)
+	}
+	return &storepb.BackingImageDeleteResponse{}, nil
+}
+
+func (s *server) BackingImageGet(
+	_ context.Context, r *storepb.BackingImageGetRequest,
+) (*storepb.BackingImage, error) {
+	all, _ := s.o.Copies.ListCopies()
+	i := slices.IndexFunc(all, func(c longhornv1.BackingImageV2CopyInfo) bool {
+		return c.Name == r.GetName() && c.DiskUUID == r.GetDiskUuid()
+	})
+	if i < 0 {
+		return nil, statusError(errclass.Errorf(errclass.NotFound, "disk %q of this node has no copy of image %q",
+			r.GetDiskUuid(), r.GetName()))
+	}
+	return describeCopy(all[i]), nil
+}
+
+func (s *server) BackingImageList(
+	context.Context, *storepb.BackingImageListRequest,
+) (*storepb.BackingImageListResponse, error) {
+	all, _ := s.o.Copies.ListCopies()
+	return describeCopies(all), nil
+}
+
+func describeCopies(all []longhornv1.BackingImageV2CopyInfo) *storepb.BackingImageListResponse {
+	var list storepb.BackingImageListResponse
+	for _, c := range all {
+		list.BackingImages = append(list.BackingImages, describeCopy(c))
+	}
+	return &list
+}
+
+func (s *server) BackingImageWatch(
+	_ *storepb.BackingImageWatchRequest, stream grpc.ServerStreamingServer[storepb.BackingImageListResponse],
+) error {
+	for {
+		all, changed := s.o.Copies.ListCopies()
+		if err := stream.Send(describeCopies(all)); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return statusError(stream.Context().Err())
+		case <-s.stopping:
+			return nil
+		}
+	}
+}
+
+func (s *server) BackingImageExpose(
+	r *storepb.BackingImageExposeRequest, stream grpc.ServerStreamingServer[storepb.Exposed],
+) error {
+	ctx := stream.Context()
+	d, image, err := s.findImage(ctx, r)
+	if err != nil {
+		return statusError(err)
+	}
+	x, err := openExposure(ctx, newID(), d, image, s.o.Clock)
+	if err != nil {
+		return statusError(err)
+	}
+	if err := s.addExposure(x); err != nil {
+		_ = x.close() // nothing was read or written
+		return statusError(err)
+	}
+	err = s.sendExposure(ctx, x, d, image, stream)
+	if err == nil {
+		err = s.awaitEnd(ctx, x)
+	}
+	if closeErr := s.removeExposure(x); err == nil {
+		err = closeErr
+	}
+	return statusError(err)
+}
+
+// findImage returns the image that a caller means, if it is ready.
+func (s *server) findImage(ctx context.Context, r *storepb.BackingImageExposeRequest) (disk.Disk, disk.Object, error) {
+	d, err := s.o.Disks.Find(disk.UID(r.GetDiskUuid()))
+	if err != nil {
+		return nil, disk.Object{}, err
+	}
+	objects, err := d.List(ctx)
+	if err != nil {
+		return nil, disk.Object{}, err
+	}
+	for _, o := range objects {
+		if o.Name == names.Image(r.GetName()) && o.Kind == disk.KindImage && string(o.UID) == r.GetUuid() {
+			if o.State != disk.StateReady {
+				return nil, disk.Object{}, errclass.Errorf(errclass.Corrupt, "the copy of image %q on disk %s is %s",
+					r.GetName(), d.UUID, o.State)
+			}
+			return d.Disk, o, nil
+		}
+	}
+	return nil, disk.Object{}, errclass.Errorf(errclass.NotFound, "disk %s has no copy of image %q (%s)", d.UUID,
+		r.GetName(), r.GetUuid())
+}
+
+func (s *server) sendExposure(
+	ctx context.Context, x *exposure, d disk.Disk, image disk.Object, stream grpc.ServerStreamingServer[storepb.Exposed],
+) error {
+	pieces, err := d.Pieces(ctx, image.Name)
+	if err != nil {
+		return err
+	}
+	first := &storepb.Exposed{Lease: &storepb.Lease{
+		Id: x.id, Export: x.id, NbdPort: int32(s.nbdPort), Size: image.Bytes, Checksum: image.Checksum, //nolint:gosec // a port
+	}}
+	if err := stream.Send(first); err != nil {
+		return err
+	}
+	for part := range slices.Chunk(pieces, maxHashBytes/len(disk.PieceHash{})) {
+		hashes := make([]byte, 0, maxHashBytes)
+		for _, p := range part {
+			hashes = append(hashes, p[:]...)
+		}
+		if err := stream.Send(&storepb.Exposed{Hashes: hashes}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitEnd returns when a lease is to end.
+func (s *server) awaitEnd(ctx context.Context, x *exposure) error {
+	ticker := s.o.Clock.NewTicker(idleInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-x.ended:
+			return nil
+		case <-s.stopping:
+			return errclass.Errorf(errclass.Transient, "the store is stopping")
+		case <-ticker.C():
+			if x.isIdle(idleLimit) {
+				return errclass.Errorf(errclass.Expired, "nobody has opened the export for %s", idleLimit)
+			}
+		}
+	}
+}
+
+func (s *server) BackingImageUnexpose(
+	_ context.Context, r *storepb.BackingImageUnexposeRequest,
+) (*storepb.BackingImageUnexposeResponse, error) {
+	s.mu.Lock()
+	x, ok := s.exposures[r.GetId()]
+	delete(s.exposures, r.GetId())
+	s.mu.Unlock()
+	if ok {
+		x.end()
+	}
+	return &storepb.BackingImageUnexposeResponse{}, nil
+}
