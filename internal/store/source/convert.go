@@ -1,0 +1,148 @@
+package source
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/nbd"
+	"github.com/varvebackup/varve/internal/privatesocket"
+)
+
+// qemuImgProgram converts images.
+const qemuImgProgram = "qemu-img"
+
+// convertRemote converts a qcow2 image on the server, without a copy of it.
+func (j *job) convertRemote(ctx context.Context, v *version) (int64, error) {
+	j.progress.done.Store(0) // The beginning is read again.
+	r := newRanges(j, v)
+	bytes, err := j.convert(ctx, r)
+	if cause := r.cause(); err != nil && cause != nil && ctx.Err() == nil {
+		err = cause // What QEMU saw is an input/output error.
+	}
+	return bytes, err
+}
+
+// convert converts a qcow2 image to the device, and returns the size of the disk in bytes.
+func (j *job) convert(ctx context.Context, image nbd.Backend) (size int64, err error) {
+	head := make([]byte, min(qcow2HeadBytes, image.Size()))
+	if err := image.ReadAt(ctx, head, 0); err != nil {
+		return 0, fmt.Errorf("read the header of the image: %w", err)
+	}
+	if size, err = checkQCOW2(head); err != nil {
+		return 0, err
+	}
+	dir, err := os.MkdirTemp(j.options.Scratch, "image-")
+	if err != nil {
+		return 0, fmt.Errorf("make a directory for the conversion: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	socket := filepath.Join(dir, "nbd")
+	listener, err := privatesocket.Listen(ctx, socket)
+	if err != nil {
+		return 0, fmt.Errorf("serve the image to %s: %w", qemuImgProgram, err)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	serving, stop := context.WithCancel(ctx)
+	defer stop()
+	server := &nbd.Server{
+		Exports: oneExport{pinnedHead{image, head}}, Log: j.options.Log,
+		Limits: nbd.Limits{Connections: 2, Workers: rangeReaders, MaxRequestBytes: rangeBytes},
+	}
+	group.Go(func() error { return server.Serve(serving, listener) })
+	group.Go(func() error {
+		defer stop()
+		return runQEMUImg(ctx, convertArguments(socket, j.options.Device)...)
+	})
+	if err := group.Wait(); err != nil {
+		return 0, fmt.Errorf("convert the qcow2 image: %w", err)
+	}
+	return size, nil
+}
+
+// pinnedHead is an image whose first cluster, which names other files, cannot change after it was checked.
+type pinnedHead struct {
+	nbd.Backend
+	head []byte
+}
+
+// ReadAt implements nbd.Backend.
+func (b pinnedHead) ReadAt(ctx context.Context, p []byte, offset int64) error {
+	if offset < int64(len(b.head)) {
+		n := copy(p, b.head[offset:])
+		p, offset = p[n:], offset+int64(n)
+	}
+	if len(p) == 0 {
+		return nil
+	}
+	return b.Backend.ReadAt(ctx, p, offset)
+}
+
+// oneExport is the only export of a server, with the empty name.
+type oneExport struct{ backend nbd.Backend }
+
+// Open implements nbd.Exports.
+func (o oneExport) Open(_ context.Context, name string) (nbd.Export, error) {
+	if name != "" {
+		return nbd.Export{}, nbd.ErrUnknownExport
+	}
+	return nbd.Export{Backend: o.backend, ReadOnly: true, MultiConn: true}, nil
+}
+
+// List implements nbd.Exports.
+func (oneExport) List(context.Context) ([]nbd.ListedExport, error) {
+	return []nbd.ListedExport{{}}, nil
+}
+
+// convertArguments returns the arguments of qemu-img. They name every driver, and that the image has no backing file, so
+// that nothing depends on what is in the image. The device is zero, and its size is not the image's.
+func convertArguments(socket, device string) []string {
+	image, err := json.Marshal(map[string]any{
+		"driver": "qcow2", "backing": nil,
+		"file": map[string]any{"driver": "nbd", "server": map[string]string{"type": "unix", "path": socket}},
+	})
+	if err != nil {
+		panic(fmt.Errorf("encode the description of an image: %w", err)) // Strings can always be encoded.
+	}
+	return []string{"convert", "-n", "--target-is-zero", "-W", "-O", "raw", "json:" + string(image), device}
+}
+
+// runQEMUImg runs qemu-img to its end. It gets no environment, which may have passwords and keys.
+func runQEMUImg(ctx context.Context, args ...string) error {
+	path, err := exec.LookPath(qemuImgProgram)
+	if err != nil {
+		return errclass.Errorf(errclass.Invalid, "a qcow2 image needs the program %s: %w", qemuImgProgram, err)
+	}
+	command := exec.CommandContext(ctx, path, args...)
+	command.Env = []string{} // nil would be this process' own
+	command.WaitDelay = time.Second
+	var stderr bytes.Buffer
+	command.Stderr = &boundedWriter{&stderr}
+	if err := command.Run(); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return fmt.Errorf("%s: %w: %s", qemuImgProgram, err, strings.Join(strings.Fields(stderr.String()), " "))
+	}
+	return nil
+}
+
+// boundedWriter keeps the beginning of what is written.
+type boundedWriter struct{ to *bytes.Buffer }
+
+// Write implements io.Writer.
+func (w *boundedWriter) Write(p []byte) (int, error) {
+	const maxBytes = 2048
+	w.to.Write(p[:min(len(p), max(0, maxBytes-w.to.Len()))])
+	return len(p), nil
+}

@@ -1,0 +1,126 @@
+//go:build nbd_interop
+
+package source_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/varvebackup/varve/internal/errclass"
+)
+
+// qcow2 returns a disk as a qcow2 image.
+func qcow2(t *testing.T, content []byte, options ...string) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "raw"), filepath.Join(dir, "qcow2")
+	if err := os.WriteFile(from, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	qemuImg(t, append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, options...), from, to)...)
+	image, err := os.ReadFile(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
+func qemuImg(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(context.Background(), "qemu-img", args...).CombinedOutput(); err != nil {
+		t.Fatalf("qemu-img %v (Debian's package qemu-utils, hack/deps.sh interop): %v\n%s", args, err, out)
+	}
+}
+
+func TestConvert(t *testing.T) {
+	t.Parallel()
+	content := image(40 * mib)
+	plain := qcow2(t, content)
+	other := append(make([]byte, 30*mib), image(2*mib)...)
+	for name, c := range map[string]struct {
+		server *server
+		breaks int64
+		want   []byte
+	}{
+		"over ranges":      {&server{content: plain}, 0, content},
+		"compressed in it": {&server{content: qcow2(t, content, "-c")}, 0, content},
+		"small clusters":   {&server{content: qcow2(t, content, "-o", "cluster_size=4096")}, 0, content},
+		"version 2":        {&server{content: qcow2(t, content, "-o", "compat=0.10")}, 0, content},
+		"in gzip":          {&server{content: compressed(t, "gzip", plain)}, 0, content},
+		"in xz":            {&server{content: compressed(t, "xz", qcow2(t, content[:mib]))}, 0, content[:mib]},
+		"no ranges":        {&server{content: plain, noRanges: true}, 0, content},
+		"broken ranges":    {&server{content: plain, breakEvery: mib / 2}, 1 << 30, content},
+		"broken, stored":   {&server{content: plain, noRanges: true, breakEvery: mib}, 2, content},
+		"another file":     {&server{content: plain, changeAfter: 8, changed: qcow2(t, other)}, 0, other},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.server.breaks.Store(c.breaks)
+			if c.breaks == 0 {
+				c.server.breakEvery = 0
+			}
+			device := newDevice(t)
+			if err := run(t, device, serve(t, c.server)); err != nil {
+				t.Fatal(err)
+			}
+			wantImage(t, device, c.want)
+		})
+	}
+}
+
+// The header of an image may name files of this host, or of the pod.
+func TestConvert_refusesOtherFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	backed := filepath.Join(dir, "backed")
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", backed)
+	data := filepath.Join(dir, "data")
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+filepath.Join(dir, "outside")+",data_file_raw=on", data, "1M")
+	for name, c := range map[string]struct{ path, words string }{
+		"backing file": {backed, "backing file"}, "data file": {data, "data in another file"},
+	} {
+		content, err := os.ReadFile(c.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for way, noRanges := range map[string]bool{"ranges": false, "stored": true} {
+			t.Run(name+" "+way, func(t *testing.T) {
+				t.Parallel()
+				err := run(t, newDevice(t), serve(t, &server{content: content, noRanges: noRanges}))
+				wantFailure(t, err, errclass.Invalid, c.words)
+			})
+		}
+	}
+}
+
+// A server may send another header when it is asked again.
+func TestConvert_usesTheHeaderThatItHasChecked(t *testing.T) {
+	t.Parallel()
+	content := image(40 * mib)
+	good := qcow2(t, content)
+	evil := bytes.Clone(good)
+	const name = "/etc/passwd"
+	binary.BigEndian.PutUint64(evil[8:], 1024)
+	binary.BigEndian.PutUint32(evil[16:], uint32(len(name)))
+	copy(evil[1024:], name)
+	first := &server{content: good}
+	second := &server{content: evil}
+	url := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if first.requests.Load() < 2 { // the format, and the header
+			first.ServeHTTP(w, r)
+			return
+		}
+		second.ServeHTTP(w, r)
+	}))
+	device := newDevice(t)
+	if err := run(t, device, url); err != nil {
+		t.Fatal(err)
+	}
+	wantImage(t, device, content)
+}

@@ -1,0 +1,96 @@
+package source
+
+import (
+	"encoding/binary"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/handover"
+)
+
+// What this package reads of a qcow2 header (QEMU's docs/interop/qcow2.txt, "Header" and "Header extensions").
+const (
+	// qcow2HeadBytes is the largest size of the first cluster, in which the whole header is.
+	qcow2HeadBytes       = 1 << qcow2MaxClusterBits
+	qcow2Magic           = "QFI\xfb"
+	qcow2HeaderBytesV2   = 72
+	qcow2HeaderBytesV3   = 104 // at least
+	qcow2MinClusterBits  = 9
+	qcow2MaxClusterBits  = 21
+	qcow2Corrupt         = 1 << 1
+	qcow2DataFile        = 1 << 2
+	qcow2KnownFeatures   = 1<<5 - 1
+	qcow2ExtensionEnd    = 0
+	qcow2ExtensionData   = 0x44415441
+	qcow2ExtensionCrypto = 0x0537be77
+	qcow2SectorBytes     = 512
+)
+
+// checkQCOW2 returns the size in bytes of the disk in a qcow2 image that begins with head: its first cluster, or all
+// of it. It refuses an image that needs another file or a key. head must be what QEMU reads, too.
+func checkQCOW2(head []byte) (int64, error) {
+	if len(head) < qcow2HeaderBytesV2 || string(head[:4]) != qcow2Magic {
+		return 0, refuseQCOW2("is not whole")
+	}
+	version, clusterBits := binary.BigEndian.Uint32(head[4:]), binary.BigEndian.Uint32(head[20:])
+	headerBytes, features := uint32(qcow2HeaderBytesV2), uint64(0)
+	switch {
+	case clusterBits < qcow2MinClusterBits || clusterBits > qcow2MaxClusterBits:
+		return 0, refuseQCOW2("has clusters of a size that is not valid")
+	case version == 3 && len(head) >= qcow2HeaderBytesV3:
+		features, headerBytes = binary.BigEndian.Uint64(head[72:]), binary.BigEndian.Uint32(head[100:])
+	case version != 2:
+		return 0, refuseQCOW2("has a version that is not supported: convert it with qemu-img")
+	}
+	switch {
+	case binary.BigEndian.Uint64(head[8:]) != 0 || binary.BigEndian.Uint32(head[16:]) != 0:
+		return 0, refuseQCOW2("has a backing file: convert it to an image without one (qemu-img convert)")
+	case binary.BigEndian.Uint32(head[32:]) != 0:
+		return 0, refuseQCOW2("is encrypted: convert it to one that is not (qemu-img convert)")
+	case features&qcow2DataFile != 0:
+		return 0, refuseQCOW2("has its data in another file: convert it to an image in one file (qemu-img convert)")
+	case features&qcow2Corrupt != 0:
+		return 0, refuseQCOW2("is marked as corrupt: repair it (qemu-img check -r all)")
+	case features&^uint64(qcow2KnownFeatures) != 0:
+		return 0, refuseQCOW2("has features that are not known: convert it with qemu-img")
+	}
+	if err := checkExtensions(head[:min(len(head), 1<<clusterBits)], headerBytes); err != nil {
+		return 0, err
+	}
+	switch size := binary.BigEndian.Uint64(head[24:]); {
+	case size > handover.MaxImageBytes:
+		return 0, errTooLarge
+	case size == 0:
+		return 0, refuseQCOW2("is empty")
+	case size%qcow2SectorBytes != 0:
+		return 0, refuseQCOW2("has a size that is not a multiple of 512 bytes")
+	default:
+		return int64(size), nil
+	}
+}
+
+// checkExtensions refuses the header extensions, which begin at offset at, that name another file or a key.
+func checkExtensions(head []byte, at uint32) error {
+	if at < qcow2HeaderBytesV2 || uint64(at) > uint64(len(head)) {
+		return refuseQCOW2("has a header that does not end in its first cluster")
+	}
+	for head = head[at:]; len(head) >= 8; {
+		kind, n := binary.BigEndian.Uint32(head), uint64(binary.BigEndian.Uint32(head[4:]))
+		if head = head[8:]; kind != qcow2ExtensionEnd && n > uint64(len(head)) {
+			return refuseQCOW2("has a header that does not end in its first cluster")
+		}
+		switch kind {
+		case qcow2ExtensionEnd:
+			return nil
+		case qcow2ExtensionData:
+			return refuseQCOW2("has its data in another file: convert it to an image in one file (qemu-img convert)")
+		case qcow2ExtensionCrypto:
+			return refuseQCOW2("is encrypted: convert it to one that is not (qemu-img convert)")
+		}
+		head = head[min((n+7)/8*8, uint64(len(head))):]
+	}
+	return nil
+}
+
+func refuseQCOW2(words string) error {
+	return errclass.Errorf(errclass.Invalid, "the qcow2 image %s", words)
+}
