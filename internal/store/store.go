@@ -1,0 +1,111 @@
+// Package store is a node's part of images and volumes, `varve store`: its disks, the copies of images on them, and the
+// CSI driver whose volumes are cloned from these.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/metricsaccess"
+	"github.com/varvebackup/varve/internal/store/agent"
+	"github.com/varvebackup/varve/internal/store/csi"
+	"github.com/varvebackup/varve/internal/store/diskset"
+)
+
+// DefaultDisk is the node's directory that becomes its first disk.
+const DefaultDisk = "/var/lib/varve-store"
+
+// Options are what Run needs. Config, Node, Namespace, PodIP and TLSDir have no default.
+type Options struct {
+	// Config connects to the API server.
+	Config *rest.Config
+	// Node is the Kubernetes node, and Namespace Varve's own namespace.
+	Node, Namespace string
+	// PodIP is the address at which other stores read copies of images.
+	PodIP string
+	// TLSDir has the certificate for that: tls.crt, tls.key and ca.crt.
+	TLSDir string
+	// HostRoot is where this process sees the node's root directory. Empty: /.
+	HostRoot string
+	// DefaultDisk is the directory of the node's first disk. Empty: the node has only the disks that its Node names.
+	DefaultDisk string
+	// KubeletDir is the kubelet's directory, at the same path as on the node. Empty: /var/lib/kubelet.
+	KubeletDir string
+	// MetricsAddress serves /metrics as package metricsaccess does, HealthAddress serves /healthz and /readyz over plain
+	// HTTP. "0": not served.
+	MetricsAddress, HealthAddress string
+	// Logger receives what the store logs.
+	Logger logr.Logger
+}
+
+// Run works until ctx ends, and then returns nil. Volumes stay attached: the next process leases them again.
+func Run(ctx context.Context, o Options) error {
+	if o.Config == nil || o.Node == "" || o.Namespace == "" || o.PodIP == "" || o.TLSDir == "" {
+		return errors.New("run the store: --node-name, --namespace, --pod-ip and --tls-dir are required")
+	}
+	mgr, err := newManager(o)
+	if err != nil {
+		return fmt.Errorf("run the store: %w", err)
+	}
+	live, err := client.New(o.Config, client.Options{Scheme: mgr.GetScheme()})
+	if err != nil {
+		return fmt.Errorf("run the store: %w", err)
+	}
+	clientset, err := kubernetes.NewForConfig(o.Config)
+	if err != nil {
+		return fmt.Errorf("run the store: %w", err)
+	}
+	disks, log := &diskset.Set{}, slog.New(logr.ToSlogHandler(o.Logger))
+	driver := csi.New(csi.Options{
+		Node: o.Node, Namespace: o.Namespace, Disks: disks, Client: live, Kubernetes: clientset,
+		KubeletDir: o.KubeletDir, HostRoot: o.HostRoot, Clock: clock.RealClock{}, Logger: log,
+	})
+	for _, run := range []manager.RunnableFunc{
+		driver.Run,
+		func(ctx context.Context) error {
+			return agent.Run(ctx, agent.Options{
+				Node: o.Node, Namespace: o.Namespace, HostRoot: o.HostRoot, DefaultDisk: o.DefaultDisk, Disks: disks,
+				Opened: driver.LeaseAttached, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
+				Clock: clock.RealClock{}, Logger: log,
+			})
+		},
+	} {
+		if err := mgr.Add(run); err != nil {
+			return fmt.Errorf("run the store: %w", err)
+		}
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("run the store: %w", err)
+	}
+	return nil
+}
+
+// newManager returns a manager that serves metrics and health checks.
+func newManager(o Options) (ctrl.Manager, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), longhornv1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	mgr, err := ctrl.NewManager(o.Config, ctrl.Options{
+		Scheme: scheme, Logger: o.Logger, Metrics: metricsaccess.ServerOptions(o.MetricsAddress),
+		HealthProbeBindAddress: o.HealthAddress,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the manager: %w", err)
+	}
+	return mgr, errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping))
+}
