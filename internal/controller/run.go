@@ -29,6 +29,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
@@ -54,6 +55,8 @@ import (
 	"github.com/varvebackup/varve/internal/controller/machine/virtualmachine"
 	"github.com/varvebackup/varve/internal/controller/machine/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/controller/metric"
+	"github.com/varvebackup/varve/internal/controller/store/backingimage"
+	"github.com/varvebackup/varve/internal/controller/store/certificate"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/layout"
@@ -83,6 +86,8 @@ type Options struct {
 	Backup kubevirtbackup.Options
 	// KeptSnapshots is told how many CSI snapshots are kept. Run sets it; it may be nil.
 	KeptSnapshots func(map[metric.KeptSnapshots]int)
+	// Images says how long images wait for what. Setup sets the rest of it.
+	Images backingimage.Options
 	// Movements is told what becomes of DataUploads and DataDownloads. Run sets it. Default: metrics that nobody reads.
 	Movements *metric.Movements
 	// ExportProxyHost is where clients outside the cluster reach exports. Default: where the export proxy's Ingress is.
@@ -106,7 +111,7 @@ func Scheme() (*runtime.Scheme, error) {
 	for _, add := range []func(*runtime.Scheme) error{
 		clientgoscheme.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme,
 		velerov1.AddToScheme, velerov2.AddToScheme, harvesterv1.AddToScheme, snapshotv1.AddToScheme,
-		varvev1.AddToScheme, vmsnapshotv1.AddToScheme,
+		varvev1.AddToScheme, vmsnapshotv1.AddToScheme, longhornv1.AddToScheme,
 	} {
 		if err := add(s); err != nil {
 			return nil, err
@@ -158,7 +163,7 @@ func Run(ctx context.Context, o Options) error {
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
 
 func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
-	ours, err := labels.NewRequirement(layout.LabelApp, selection.In, []string{virtualmachineinstance.AppLauncher, utilityvolume.AppAttachment, virtualmachineexport.AppExporter})
+	ours, err := labels.NewRequirement(layout.LabelApp, selection.In, []string{virtualmachineinstance.AppLauncher, utilityvolume.AppAttachment, virtualmachineexport.AppExporter, backingimage.AppSource})
 	if err != nil {
 		return ctrl.Options{}, fmt.Errorf("select pods: %w", err)
 	}
@@ -173,6 +178,7 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 	}
 	maps.Copy(cached, backuprepository.CachedObjects(o.Namespace))
 	maps.Copy(cached, pointdeletion.CachedObjects())
+	maps.Copy(cached, backingimage.CachedObjects(o.Namespace))
 	return ctrl.Options{
 		Scheme:                  scheme,
 		Logger:                  o.Logger,
@@ -293,6 +299,17 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return virtualmachinesnapshot.Setup(mgr, virtualmachinesnapshot.Options{
 				Clock:            o.Clock,
 				ControllerSuffix: o.Backup.ControllerSuffix,
+			})
+		}},
+		{"backingimage", func() error {
+			images := o.Images
+			images.Namespace, images.LauncherImage, images.ImagePullPolicy = o.Namespace, o.LauncherImage, o.ImagePullPolicy
+			images.Clock, images.ControllerSuffix = o.Clock, o.Backup.ControllerSuffix
+			return backingimage.Setup(mgr, images)
+		}},
+		{"store certificate", func() error {
+			return certificate.Setup(mgr, certificate.Options{
+				Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
 			})
 		}},
 		{"disruption", func() error { return disruption.Setup(mgr) }},

@@ -31,6 +31,7 @@ import (
 	exportv1beta1 "github.com/varvebackup/varve/api/export/v1beta1"
 	harvesterv1beta1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	varvev1 "github.com/varvebackup/varve/api/varve/v1alpha1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
@@ -58,7 +59,7 @@ func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	return s, errors.Join(clientgoscheme.AddToScheme(s), kubevirtv1.AddToScheme(s), backupv1alpha1.AddToScheme(s), exportv1beta1.AddToScheme(s),
 		velerov1.AddToScheme(s), velerov2.AddToScheme(s), harvesterv1beta1.AddToScheme(s), varvev1.AddToScheme(s),
-		vmsnapshotv1.AddToScheme(s), snapshotv1.AddToScheme(s))
+		vmsnapshotv1.AddToScheme(s), snapshotv1.AddToScheme(s), longhornv1.AddToScheme(s))
 }
 
 // Open connects to the cluster of kubeconfig, and creates the namespace with these labels if it does not exist. build

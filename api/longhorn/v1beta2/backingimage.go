@@ -36,6 +36,8 @@ const (
 	ParameterVolumeName = "volume-name"
 	// ParameterBackingImage is the image that a clone is made of.
 	ParameterBackingImage = "backing-image"
+	// ParameterCACertificate is the certificate in PEM that verifies the server of a download, instead of the usual ones.
+	ParameterCACertificate = "ca-certificate"
 )
 
 // BackingImageState says how far an image's copy is.
@@ -55,6 +57,30 @@ const BackingImageFinalizer = "longhorn.io"
 
 // ConditionReady is the condition of an image that is True if a copy of it is ready, and of a disk that can be used.
 const ConditionReady = "Ready"
+
+// Reasons of an image's condition Ready.
+const (
+	// ReasonImageReady: a copy is ready.
+	ReasonImageReady = "Ready"
+	// ReasonWrongNamespace: the image is not in Varve's namespace, so nothing is done with it.
+	ReasonWrongNamespace = "WrongNamespace"
+	// ReasonNotSupported: this Varve cannot make images from spec.sourceType.
+	ReasonNotSupported = "NotSupported"
+	// ReasonNoDisk: no disk can have the first copy. The message says what is wrong with each.
+	ReasonNoDisk = "NoDisk"
+	// ReasonFirstCopyInProgress: the first copy is being made.
+	ReasonFirstCopyInProgress = "FirstCopyInProgress"
+	// ReasonFirstCopyUnknown: nothing reports the first copy. It is made on another disk if that stays so.
+	ReasonFirstCopyUnknown = "FirstCopyUnknown"
+	// ReasonFirstCopyFailed: the first copy failed, and is tried again at status.firstCopyRetryTime.
+	ReasonFirstCopyFailed = "FirstCopyFailed"
+	// ReasonNoReadyCopy: the image was ready, and none of its copies is now.
+	ReasonNoReadyCopy = "NoReadyCopy"
+	// ReasonInUse: the image is being deleted, and stays as long as there are volumes that were cloned from it.
+	ReasonInUse = "InUse"
+	// ReasonDeleting: the image is being deleted, and its copies go.
+	ReasonDeleting = "Deleting"
+)
 
 // BackingImage is an image that volumes are cloned from. A copy of it is on each disk in spec.diskFileSpecMap.
 //
@@ -175,6 +201,12 @@ type BackingImageStatus struct {
 	// firstCopyRetryTime is when it is tried again.
 	// +optional
 	FirstCopyRetryTime *metav1.Time `json:"firstCopyRetryTime,omitempty"`
+	// firstCopyMessage says why the first copy failed last. It is empty as soon as a copy is ready.
+	// +optional
+	FirstCopyMessage string `json:"firstCopyMessage,omitempty"`
+	// firstCopyWrittenTime is when the source had written the whole image. From then on the disk's store seals it.
+	// +optional
+	FirstCopyWrittenTime *metav1.Time `json:"firstCopyWrittenTime,omitempty"`
 	// readyCopies is how many copies are ready.
 	// +optional
 	ReadyCopies int32 `json:"readyCopies"`

@@ -153,6 +153,10 @@ func (in *BackingImageStatus) DeepCopyInto(out *BackingImageStatus) {
 		in, out := &in.FirstCopyRetryTime, &out.FirstCopyRetryTime
 		*out = (*in).DeepCopy()
 	}
+	if in.FirstCopyWrittenTime != nil {
+		in, out := &in.FirstCopyWrittenTime, &out.FirstCopyWrittenTime
+		*out = (*in).DeepCopy()
+	}
 	if in.DiskFileStatusMap != nil {
 		in, out := &in.DiskFileStatusMap, &out.DiskFileStatusMap
 		*out = make(map[string]*BackingImageDiskFileStatus, len(*in))

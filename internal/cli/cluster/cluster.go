@@ -21,6 +21,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 )
@@ -71,7 +72,7 @@ func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Cli
 // Scheme returns a scheme with the kinds that the commands show.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, harvesterv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, harvesterv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, longhornv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("register kinds: %w", err)
 		}
@@ -85,7 +86,7 @@ func newMapper() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{
 		kubevirtv1.GroupVersion, backupv1.GroupVersion,
 		harvesterv1.GroupVersion, velerov2.GroupVersion, velerov1.GroupVersion, snapshotGroupVersion,
-		corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion,
+		corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion, longhornv1.GroupVersion,
 	})
 	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance"} {
 		m.Add(kubevirtv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
@@ -104,6 +105,9 @@ func newMapper() meta.RESTMapper {
 	}
 	for _, k := range []string{"BackupStorageLocation", "BackupRepository"} {
 		m.Add(velerov1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
+	}
+	for _, k := range []string{"BackingImage", "Node", "InstanceManager", "Volume", "Replica"} {
+		m.Add(longhornv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
 	m.Add(appsv1.SchemeGroupVersion.WithKind("Deployment"), meta.RESTScopeNamespace)
 	m.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)

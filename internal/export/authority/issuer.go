@@ -27,7 +27,7 @@ type Issuer struct {
 	now   time.Time
 }
 
-// Certificate is a server's certificate with its key, both in PEM.
+// Certificate is a server's certificate, or a peer's, with its key, both in PEM.
 type Certificate struct{ Certificate, Key []byte }
 
 // Authorities returns the certificates of the authorities to trust, in PEM. Write them where clients read them before
@@ -37,6 +37,15 @@ func (i *Issuer) Authorities() []byte { return encodeCertificates(i.state.author
 // Issue makes a key and a server's certificate for hosts, which are DNS names and IP addresses. There is
 // at least one.
 func (i *Issuer) Issue(hosts []string) (Certificate, error) {
+	return i.issue(hosts, x509.ExtKeyUsageServerAuth)
+}
+
+// IssuePeer is Issue for peers of each other: the certificate is a server's and a client's.
+func (i *Issuer) IssuePeer(hosts []string) (Certificate, error) {
+	return i.issue(hosts, x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
+}
+
+func (i *Issuer) issue(hosts []string, usages ...x509.ExtKeyUsage) (Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Certificate{}, fmt.Errorf("make the key of a certificate: %w", err)
@@ -47,7 +56,7 @@ func (i *Issuer) Issue(hosts []string) (Certificate, error) {
 		NotBefore:    i.now.Add(-backdate),
 		NotAfter:     i.now.Add(serverValidity), // before the authority's end: see urgentBefore
 		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		ExtKeyUsage:  usages,
 	}
 	for _, host := range hosts {
 		if ip := net.ParseIP(host); ip != nil {

@@ -1,0 +1,196 @@
+package backingimage
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+)
+
+// decideFirstCopy advances the first copy, and says what it waits for.
+func (in *input) decideFirstCopy(p *plan) reason {
+	s := &p.status
+	for disk, copied := range s.DiskFileStatusMap {
+		if copied.State == longhornv1.StateReady && p.disks[disk] != nil {
+			if s.V2FirstCopyStatus != longhornv1.StateReady {
+				s.V2FirstCopyStatus, s.V2FirstCopyDisk = longhornv1.StateReady, disk
+			}
+			s.FirstCopyMessage, s.FirstCopyRetryTime, s.FirstCopyWrittenTime = "", nil, nil
+			break
+		}
+	}
+	switch s.V2FirstCopyStatus {
+	case longhornv1.StateReady:
+		in.removeSource(p)
+		return reason{}
+	case longhornv1.StateInProgress, longhornv1.StateUnknown:
+		return in.followFirstCopy(p)
+	}
+	return in.startFirstCopy(p)
+}
+
+// removeSource removes what the source has, if it has anything, and looks again until it is gone.
+func (in *input) removeSource(p *plan) {
+	if !in.source.exist() {
+		return
+	}
+	p.source = removeSource
+	if s, _ := in.storeOf(p.status.V2FirstCopyDisk); !s.fresh {
+		p.source = abandonSource
+	}
+	p.lookWithin(pollSource)
+}
+
+// startFirstCopy chooses the first copy's disk when nothing is left of the last attempt, and its pause is over.
+func (in *input) startFirstCopy(p *plan) reason {
+	s := &p.status
+	in.removeSource(p)
+	_, kept := in.image.Spec.DiskFileSpecMap[s.V2FirstCopyDisk]
+	delete(p.disks, s.V2FirstCopyDisk)
+	waits := reason{longhornv1.ReasonFirstCopyInProgress, "what is left of the last attempt is being removed"}
+	if s.V2FirstCopyStatus == longhornv1.StateFailed {
+		retry := ptr.Deref(s.FirstCopyRetryTime, metav1.Time{}).Time
+		waits = reason{longhornv1.ReasonFirstCopyFailed, fmt.Sprintf("attempt %d failed: %s; the next one begins at %s",
+			s.FirstCopyAttempts, s.FirstCopyMessage, retry.UTC().Format(time.RFC3339))}
+		if left := retry.Sub(in.now); left > 0 {
+			p.lookWithin(left)
+			return waits
+		}
+	}
+	if in.source.exist() || kept {
+		p.lookWithin(pollSource)
+		return waits
+	}
+	disk, why := in.chooseDisk(p, true)
+	s.V2FirstCopyStatus = longhornv1.StatePending
+	if disk == "" {
+		p.lookWithin(pollDisks)
+		return reason{longhornv1.ReasonNoDisk, why + afterFailure(s)}
+	}
+	s.V2FirstCopyStatus, s.V2FirstCopyDisk = longhornv1.StateInProgress, disk
+	s.FirstCopyWrittenTime, s.FirstCopyRetryTime = nil, nil
+	in.addCopy(p, disk)
+	return reason{longhornv1.ReasonFirstCopyInProgress, in.describeDisk(disk) + " gets the first copy" + afterFailure(s)}
+}
+
+// afterFailure reminds of the last failure.
+func afterFailure(s *longhornv1.BackingImageStatus) string {
+	if s.FirstCopyMessage == "" {
+		return ""
+	}
+	return fmt.Sprintf("; attempt %d failed: %s", s.FirstCopyAttempts, s.FirstCopyMessage)
+}
+
+// followFirstCopy looks after a first copy that is being made.
+func (in *input) followFirstCopy(p *plan) reason {
+	s := &p.status
+	disk := s.V2FirstCopyDisk
+	if p.disks[disk] == nil {
+		in.addCopy(p, disk)
+	}
+	copied := s.DiskFileStatusMap[disk]
+	r, reported := in.freshReport(disk)
+	if !reported || copied == nil {
+		return in.awaitFirstCopy(p, copied)
+	}
+	s.V2FirstCopyStatus = longhornv1.StateInProgress
+	place := in.describeDisk(disk)
+	pod := in.source.pod
+	switch {
+	case copied.State == longhornv1.StateFailed:
+		return in.failFirstCopy(p, place+": "+copied.Message)
+	case r.State != longhornv1.StateInProgress:
+		return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(place+" waits", r.Message) + afterFailure(s)}
+	case s.FirstCopyWrittenTime != nil:
+		in.removeSource(p)
+		return reason{longhornv1.ReasonFirstCopyInProgress, place + ": the image is there, and is read back and sealed"}
+	case pod != nil && pod.Status.Phase == corev1.PodSucceeded:
+		s.FirstCopyWrittenTime = ptr.To(metav1.NewTime(in.now).Rfc3339Copy())
+		in.removeSource(p)
+		return reason{longhornv1.ReasonFirstCopyInProgress, place + ": the image is there, and is read back and sealed"}
+	case pod != nil && pod.Status.Phase == corev1.PodFailed:
+		return in.failFirstCopy(p, explainPodFailure(pod))
+	}
+	p.source, p.sourceNode = makeSource, r.store.node
+	if in.source.claim == nil || in.source.volume == nil || pod == nil || pod.Status.Phase != corev1.PodRunning {
+		p.lookWithin(pollSource)
+	}
+	text := fmt.Sprintf("%s: %d %% of the source were read", place, r.Progress)
+	return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(text, in.source.waitsFor) + afterFailure(s)}
+}
+
+// awaitFirstCopy waits for a store to report the first copy, and gives up after a while.
+func (in *input) awaitFirstCopy(p *plan, copied *longhornv1.BackingImageDiskFileStatus) reason {
+	s := &p.status
+	silence, since := in.explainSilence(s.V2FirstCopyDisk), in.now
+	if copied != nil {
+		silence = copied.Message
+		if t, err := time.Parse(time.RFC3339, copied.LastStateTransitionTime); err == nil {
+			since = t
+		}
+		if copied.State == longhornv1.StateUnknown {
+			s.V2FirstCopyStatus = longhornv1.StateUnknown
+		}
+	}
+	giveUp := since.Add(in.GiveUpUnknown)
+	if left := giveUp.Sub(in.now); left > 0 {
+		p.lookWithin(left)
+		why := longhornv1.ReasonFirstCopyInProgress
+		if s.V2FirstCopyStatus == longhornv1.StateUnknown {
+			why = longhornv1.ReasonFirstCopyUnknown
+		}
+		return reason{why, fmt.Sprintf("%s: %s; another disk is chosen at %s", in.describeDisk(s.V2FirstCopyDisk),
+			silence, giveUp.UTC().Format(time.RFC3339)) + afterFailure(s)}
+	}
+	s.V2FirstCopyStatus, s.FirstCopyWrittenTime = longhornv1.StatePending, nil
+	delete(p.disks, s.V2FirstCopyDisk)
+	in.removeSource(p)
+	p.lookWithin(pollSource)
+	return reason{longhornv1.ReasonFirstCopyUnknown, in.describeDisk(s.V2FirstCopyDisk) + ": " + silence +
+		"; the first copy is made again"}
+}
+
+// failFirstCopy ends an attempt.
+func (in *input) failFirstCopy(p *plan, why string) reason {
+	s := &p.status
+	s.FirstCopyAttempts++
+	s.V2FirstCopyStatus, s.FirstCopyMessage, s.FirstCopyWrittenTime = longhornv1.StateFailed, why, nil
+	pause := firstCopyPause(s.FirstCopyAttempts)
+	s.FirstCopyRetryTime = ptr.To(metav1.NewTime(in.now.Add(pause)).Rfc3339Copy())
+	return in.startFirstCopy(p)
+}
+
+// firstCopyPause returns the pause after so many failures: 1, 2, 4, and then 5 minutes.
+func firstCopyPause(attempts int32) time.Duration {
+	return min(time.Minute<<min(max(attempts-1, 0), 3), 5*time.Minute)
+}
+
+// explainPodFailure says why a source pod failed: what the program says, or what became of it.
+func explainPodFailure(pod *corev1.Pod) string {
+	if pod.Status.Reason != "" { // it was evicted, or took too long
+		return joinReason("the source pod failed: "+pod.Status.Reason, pod.Status.Message)
+	}
+	for i := range pod.Status.ContainerStatuses {
+		t := pod.Status.ContainerStatuses[i].State.Terminated
+		switch {
+		case t == nil:
+		case t.Message != "":
+			return t.Message
+		case t.ExitCode != 0:
+			return fmt.Sprintf("the source pod ended with exit code %d: %s", t.ExitCode, t.Reason)
+		}
+	}
+	return joinReason("the source pod failed", pod.Status.Message)
+}
+
+// joinReason returns a text with what follows it, if there is anything.
+func joinReason(text, more string) string {
+	if more == "" {
+		return text
+	}
+	return text + ": " + more
+}

@@ -1,0 +1,249 @@
+package backingimage
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/diagnosis"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/reconcile"
+	"github.com/varvebackup/varve/internal/store/names"
+)
+
+// Reconcile advances one image.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.advance(ctx, req.NamespacedName)
+	if err != nil && !apierrors.IsConflict(err) {
+		err = fmt.Errorf("BackingImage %s: %w", req.NamespacedName, err)
+	}
+	return reconcile.RetryConflict(result, err)
+}
+
+// advance reads everything, decides, and writes the status before the spec, and both before it touches the source: each
+// pass goes on from what was written.
+func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
+	image, err := reconcile.Find(ctx, r.live, key, &longhornv1.BackingImage{})
+	if err != nil || image == nil {
+		return ctrl.Result{}, err
+	}
+	in, err := r.readInput(ctx, image)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	p := decide(in)
+	if p.finalizer {
+		if err := r.writeFinalizer(ctx, image, true); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	base := image.DeepCopy()
+	image.Status = p.status
+	if err := reconcile.WriteStatus(ctx, r.cached, base, image); err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := r.writeDisks(ctx, image, p.disks); err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := r.carryOut(ctx, image, in, p); err != nil {
+		return ctrl.Result{}, err
+	}
+	if !p.finalizer {
+		if err := r.writeFinalizer(ctx, image, false); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	return ctrl.Result{RequeueAfter: p.next}, nil
+}
+
+// readInput reads what a decision follows from: the image and the source from the API server, because the cache may be
+// behind this controller's own writes, and what the stores write from the cache.
+func (r *reconciler) readInput(ctx context.Context, image *longhornv1.BackingImage) (*input, error) {
+	in := &input{Options: r.Options, now: r.Clock.Now(), image: image, newUUID: string(uuid.NewUUID())}
+	if image.Namespace != r.Namespace {
+		return in, nil
+	}
+	var nodes longhornv1.NodeList
+	var managers longhornv1.InstanceManagerList
+	var replicas longhornv1.ReplicaList
+	var volumes longhornv1.VolumeList
+	for _, list := range []client.ObjectList{&nodes, &managers, &replicas, &volumes} {
+		if err := r.cached.List(ctx, list, client.InNamespace(r.Namespace)); err != nil {
+			return nil, fmt.Errorf("list %T: %w", list, err)
+		}
+	}
+	in.addStores(nodes.Items, managers.Items)
+	for i := range replicas.Items {
+		if replicas.Items[i].Spec.BackingImage == image.Name {
+			in.replicas = append(in.replicas, replicas.Items[i])
+		}
+	}
+	for i := range volumes.Items {
+		if volumes.Items[i].Spec.BackingImage == image.Name {
+			in.volumes = append(in.volumes, volumes.Items[i].Name)
+		}
+	}
+	slices.Sort(in.volumes)
+	return in, r.readSource(ctx, image, &in.source)
+}
+
+// readSource reads what the source has. An image that is ready has none, except in the pass in which it got ready.
+func (r *reconciler) readSource(ctx context.Context, image *longhornv1.BackingImage, s *sourceObjects) error {
+	if image.Status.UUID == "" {
+		return nil
+	}
+	key := types.NamespacedName{Namespace: image.Namespace, Name: names.SourceHandle(image.Status.UUID)}
+	var err error
+	if s.pod, err = reconcile.Find(ctx, r.live, key, &corev1.Pod{}); err != nil {
+		return err
+	}
+	if s.claim, err = reconcile.Find(ctx, r.live, key, &corev1.PersistentVolumeClaim{}); err != nil {
+		return err
+	}
+	volume := types.NamespacedName{Name: key.Name}
+	if s.volume, err = reconcile.Find(ctx, r.live, volume, &corev1.PersistentVolume{}); err != nil {
+		return err
+	}
+	for _, o := range s.present() {
+		if !isOurs(o, image) {
+			return errclass.Errorf(errclass.Conflict, "%T %s is in the way, and was made by somebody else: delete it", o,
+				o.GetName())
+		}
+	}
+	if s.pod != nil && s.pod.Status.Phase == corev1.PodPending {
+		s.waitsFor = diagnosis.WhyNotRunning(ctx, r.live, s.pod)
+	}
+	return nil
+}
+
+// present lists the objects that are there, in the order in which they go.
+func (s *sourceObjects) present() (all []client.Object) {
+	if s.pod != nil {
+		all = append(all, s.pod)
+	}
+	if s.claim != nil {
+		all = append(all, s.claim)
+	}
+	if s.volume != nil {
+		all = append(all, s.volume)
+	}
+	return all
+}
+
+func isOurs(o client.Object, image *longhornv1.BackingImage) bool {
+	return o.GetLabels()[LabelImage] == image.Status.UUID && (o.GetNamespace() == "" || metav1.IsControlledBy(o, image))
+}
+
+func (r *reconciler) writeFinalizer(ctx context.Context, image *longhornv1.BackingImage, wanted bool) error {
+	i := slices.Index(image.Finalizers, longhornv1.BackingImageFinalizer)
+	if (i >= 0) == wanted {
+		return nil
+	}
+	base := image.DeepCopy()
+	if wanted {
+		image.Finalizers = append(image.Finalizers, longhornv1.BackingImageFinalizer)
+	} else {
+		image.Finalizers = slices.Delete(image.Finalizers, i, i+1)
+	}
+	if err := r.cached.Patch(ctx, image, reconcile.MergeFrom(base)); err != nil {
+		return fmt.Errorf("write the finalizer: %w", err)
+	}
+	return nil
+}
+
+func (r *reconciler) writeDisks(
+	ctx context.Context, image *longhornv1.BackingImage, disks map[string]*longhornv1.BackingImageDiskFileSpec,
+) error {
+	if equality.Semantic.DeepEqual(image.Spec.DiskFileSpecMap, disks) {
+		return nil
+	}
+	base := image.DeepCopy()
+	image.Spec.DiskFileSpecMap = disks
+	if err := r.cached.Patch(ctx, image, reconcile.MergeFrom(base)); err != nil {
+		return fmt.Errorf("write spec.diskFileSpecMap: %w", err)
+	}
+	return nil
+}
+
+// carryOut makes or removes what the source has.
+func (r *reconciler) carryOut(ctx context.Context, image *longhornv1.BackingImage, in *input, p *plan) error {
+	switch p.source {
+	case makeSource:
+		return r.makeSource(ctx, image, &in.source, p.sourceNode)
+	case removeSource, abandonSource:
+		return r.removeObjects(ctx, in.source.present(), p.source == abandonSource)
+	case keepSource:
+	}
+	return nil
+}
+
+// makeSource makes what is missing of the source, one after the other: the volume names the claim's UID, so that no
+// other claim of that name can bind it.
+func (r *reconciler) makeSource(
+	ctx context.Context, image *longhornv1.BackingImage, s *sourceObjects, node string,
+) error {
+	claim := s.claim
+	if claim == nil {
+		claim = newSourceClaim(image)
+		if err := r.createObject(ctx, claim); err != nil {
+			return err
+		}
+	}
+	if claim.DeletionTimestamp != nil {
+		return nil // the next look makes another one
+	}
+	switch volume := s.volume; {
+	case volume == nil:
+		if err := r.createObject(ctx, newSourceVolume(image, claim, node)); err != nil {
+			return err
+		}
+	case volume.DeletionTimestamp != nil:
+		return nil
+	case volume.Spec.ClaimRef == nil || volume.Spec.ClaimRef.UID != claim.UID ||
+		volume.Spec.CSI.VolumeAttributes[names.ContextDisk] != image.Status.V2FirstCopyDisk:
+		return r.removeObjects(ctx, []client.Object{volume}, false) // it is that of a claim of before
+	}
+	if s.pod != nil {
+		return nil
+	}
+	pod, err := newSourcePod(image, &r.Options)
+	if err != nil {
+		return err
+	}
+	return r.createObject(ctx, pod)
+}
+
+func (r *reconciler) createObject(ctx context.Context, o client.Object) error {
+	if err := r.cached.Create(ctx, o); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create %T %s: %w", o, o.GetName(), err)
+	}
+	return nil
+}
+
+func (r *reconciler) removeObjects(ctx context.Context, all []client.Object, force bool) error {
+	for _, o := range all {
+		options := []client.DeleteOption{client.Preconditions{UID: ptr.To(o.GetUID())}}
+		_, isPod := o.(*corev1.Pod)
+		switch {
+		case force && isPod:
+			options = append(options, client.GracePeriodSeconds(0))
+		case o.GetDeletionTimestamp() != nil:
+			continue
+		}
+		if err := r.cached.Delete(ctx, o, options...); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete %T %s: %w", o, o.GetName(), err)
+		}
+	}
+	return nil
+}

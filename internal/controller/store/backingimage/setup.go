@@ -1,0 +1,208 @@
+package backingimage
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// Options are what Setup needs besides the manager. Namespace and LauncherImage have no default.
+type Options struct {
+	// Namespace is Varve's own. Only its images are served.
+	Namespace string
+	// LauncherImage is what source pods are made of: it has qemu-img.
+	LauncherImage   string
+	ImagePullPolicy corev1.PullPolicy
+	// GiveUpUnknown is how long a first copy may be unknown before another disk is chosen. Default: 5 minutes.
+	GiveUpUnknown time.Duration
+	// RemoveUnused is how long a copy above spec.minNumberOfCopies stays that no replica uses. Default: 60 minutes.
+	RemoveUnused time.Duration
+	// SourceDeadline is how long a source pod may run. Default: 24 hours.
+	SourceDeadline time.Duration
+	// ParallelCopies is how many copies of an image are made at a time for spec.minNumberOfCopies. Default: 1.
+	ParallelCopies int
+	// Clock tells the time. Default: the machine's.
+	Clock clock.PassiveClock
+	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
+	ControllerSuffix string
+}
+
+func (o Options) withDefaults() Options {
+	for _, f := range []struct {
+		have *time.Duration
+		def  time.Duration
+	}{{&o.GiveUpUnknown, 5 * time.Minute}, {&o.RemoveUnused, time.Hour}, {&o.SourceDeadline, 24 * time.Hour}} {
+		if *f.have <= 0 {
+			*f.have = f.def
+		}
+	}
+	o.ParallelCopies = max(o.ParallelCopies, 1)
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	return o
+}
+
+type reconciler struct {
+	Options
+	cached client.Client
+	live   client.Reader
+}
+
+// CachedObjects returns what the cache of the controllers' manager has of the kinds that only this controller reads.
+func CachedObjects(namespace string) map[client.Object]cache.ByObject {
+	own := cache.ByObject{Namespaces: map[string]cache.Config{namespace: {}}}
+	return map[client.Object]cache.ByObject{
+		&longhornv1.Node{}: own, &longhornv1.InstanceManager{}: own, &longhornv1.Volume{}: own, &longhornv1.Replica{}: own,
+	}
+}
+
+// Setup adds the controller to mgr.
+func Setup(mgr ctrl.Manager, o Options) error {
+	r := &reconciler{Options: o.withDefaults(), cached: mgr.GetClient(), live: mgr.GetAPIReader()}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("backingimage"+o.ControllerSuffix).
+		For(&longhornv1.BackingImage{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Owns(&corev1.Pod{}).
+		Owns(&corev1.PersistentVolumeClaim{}).
+		Watches(&longhornv1.Node{}, handler.EnqueueRequestsFromMapFunc(r.allImages),
+			builder.WithPredicates(changesDisks())).
+		Watches(&longhornv1.InstanceManager{}, r.managerHandler()).
+		Watches(&longhornv1.Replica{}, handler.EnqueueRequestsFromMapFunc(imageOfReplica)).
+		Watches(&longhornv1.Volume{}, handler.EnqueueRequestsFromMapFunc(imageOfVolume),
+			builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
+		Complete(r)
+}
+
+// changesDisks leaves out updates of Nodes that only say how much space is free.
+func changesDisks() predicate.Predicate {
+	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			return !maps.Equal(describeDisks(e.ObjectOld), describeDisks(e.ObjectNew))
+		},
+	})
+}
+
+// describeDisks returns what a Node says about its disks without their space, as texts by the disks' names.
+func describeDisks(o client.Object) map[string]string {
+	texts := map[string]string{}
+	n, ok := o.(*longhornv1.Node)
+	if !ok {
+		return texts
+	}
+	for name, status := range n.Status.DiskStatus {
+		if status == nil {
+			continue
+		}
+		d := newDiskView(n, name, status, store{})
+		d.available = 0
+		texts[name] = fmt.Sprintf("%+v", *d)
+	}
+	return texts
+}
+
+// managerHandler asks for the images of which a store reports something else than before, and for all of them when a
+// store comes or goes. A heartbeat alone changes nothing: when it stays away, a decision has asked for another look.
+func (r *reconciler) managerHandler() handler.EventHandler {
+	type queue = workqueue.TypedRateLimitingInterface[ctrl.Request]
+	all := func(ctx context.Context, o client.Object, q queue) {
+		for _, request := range r.allImages(ctx, o) {
+			q.Add(request)
+		}
+	}
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { all(ctx, e.Object, q) },
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { all(ctx, e.Object, q) },
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
+			before, ok := e.ObjectOld.(*longhornv1.InstanceManager)
+			after, ok2 := e.ObjectNew.(*longhornv1.InstanceManager)
+			if !ok || !ok2 {
+				return
+			}
+			if wasSilent(before, after) {
+				all(ctx, after, q)
+				return
+			}
+			for image := range changedImages(before, after) {
+				q.Add(ctrl.Request{NamespacedName: types.NamespacedName{Namespace: after.Namespace, Name: image}})
+			}
+		},
+	}
+}
+
+// wasSilent says whether a store had not reported for so long that its report was missing.
+func wasSilent(before, after *longhornv1.InstanceManager) bool {
+	a, b := before.Status.HeartbeatTime, after.Status.HeartbeatTime
+	return a == nil || b == nil || b.Sub(a.Time) > staleAfter
+}
+
+// changedImages returns the images of which after says something else than before.
+func changedImages(before, after *longhornv1.InstanceManager) map[string]bool {
+	changed := map[string]bool{}
+	for key, info := range before.Status.BackingImages {
+		if after.Status.BackingImages[key] != info {
+			changed[info.Name] = true
+		}
+	}
+	for key, info := range after.Status.BackingImages {
+		if before.Status.BackingImages[key] != info {
+			changed[info.Name] = true
+		}
+	}
+	maps.DeleteFunc(changed, func(name string, _ bool) bool { return name == "" })
+	return changed
+}
+
+func imageOfReplica(_ context.Context, o client.Object) []ctrl.Request {
+	replica, ok := o.(*longhornv1.Replica)
+	if !ok {
+		return nil
+	}
+	return requestFor(o.GetNamespace(), replica.Spec.BackingImage)
+}
+
+func imageOfVolume(_ context.Context, o client.Object) []ctrl.Request {
+	volume, ok := o.(*longhornv1.Volume)
+	if !ok {
+		return nil
+	}
+	return requestFor(o.GetNamespace(), volume.Spec.BackingImage)
+}
+
+func requestFor(namespace, image string) []ctrl.Request {
+	if image == "" {
+		return nil
+	}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: namespace, Name: image}}}
+}
+
+func (r *reconciler) allImages(ctx context.Context, _ client.Object) []ctrl.Request {
+	var list longhornv1.BackingImageList
+	if err := r.cached.List(ctx, &list, client.InNamespace(r.Namespace)); err != nil {
+		log.FromContext(ctx).Error(fmt.Errorf("list the BackingImages: %w", err), "a change of a disk or a store is not seen")
+		return nil
+	}
+	var requests []ctrl.Request
+	for i := range list.Items {
+		requests = append(requests, requestFor(r.Namespace, list.Items[i].Name)...)
+	}
+	return requests
+}

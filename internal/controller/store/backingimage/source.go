@@ -1,0 +1,147 @@
+package backingimage
+
+import (
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/store/handover"
+	"github.com/varvebackup/varve/internal/store/names"
+)
+
+const (
+	// AppSource is the value of the label kubevirt.io on what a source has.
+	AppSource = "varve-image-source"
+	// LabelImage is on what a source has; its value is status.uuid of the image.
+	LabelImage = layout.Prefix + "image"
+
+	// SourceVariable is the environment variable with which the source pod is told what to do.
+	SourceVariable = "VARVE_IMAGE_SOURCE"
+	// SourceDevice is the block device in the source pod.
+	SourceDevice = "/dev/image"
+
+	sourceContainer = "source"
+	scratchVolume   = "scratch"
+	imageVolume     = "image"
+)
+
+// sourceConfig is the JSON in SourceVariable.
+type sourceConfig struct {
+	Type          longhornv1.SourceType `json:"type"`
+	URL           string                `json:"url,omitempty"`
+	CACertificate string                `json:"caCertificate,omitempty"`
+}
+
+func sourceMeta(image *longhornv1.BackingImage) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: image.Namespace, Name: names.SourceHandle(image.Status.UUID),
+		Labels: map[string]string{layout.LabelApp: AppSource, LabelImage: image.Status.UUID},
+		OwnerReferences: []metav1.OwnerReference{
+			*metav1.NewControllerRef(image, longhornv1.GroupVersion.WithKind("BackingImage")),
+		},
+	}
+}
+
+// newSourceVolume returns the PersistentVolume of a source on a node, for its claim. It has no owner, because images
+// have a namespace and volumes have none: the image's finalizer deletes it.
+func newSourceVolume(image *longhornv1.BackingImage, claim *corev1.PersistentVolumeClaim, node string) *corev1.PersistentVolume {
+	m := sourceMeta(image)
+	m.Namespace, m.OwnerReferences = "", nil
+	return &corev1.PersistentVolume{
+		ObjectMeta: m,
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      sourceSize(),
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			VolumeMode:                    ptr.To(corev1.PersistentVolumeBlock),
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			ClaimRef: &corev1.ObjectReference{
+				APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+			},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: names.Driver, VolumeHandle: names.SourceHandle(image.Status.UUID),
+				VolumeAttributes: map[string]string{names.ContextDisk: image.Status.V2FirstCopyDisk},
+			}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
+					Key: names.TopologyNode, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
+				}}}},
+			}},
+		},
+	}
+}
+
+func sourceSize() corev1.ResourceList {
+	return corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(handover.DeviceBytes, resource.BinarySI)}
+}
+
+func newSourceClaim(image *longhornv1.BackingImage) *corev1.PersistentVolumeClaim {
+	m := sourceMeta(image)
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: m,
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			VolumeMode:       ptr.To(corev1.PersistentVolumeBlock),
+			StorageClassName: ptr.To(""), VolumeName: m.Name,
+			Resources: corev1.VolumeResourceRequirements{Requests: sourceSize()},
+		},
+	}
+}
+
+// newSourcePod returns the pod that makes the first copy. It parses what strangers made, so it has the block device and
+// nothing else: no account, no capability, no file system that it can write but its scratch.
+func newSourcePod(image *longhornv1.BackingImage, o *Options) (*corev1.Pod, error) {
+	config, err := json.Marshal(sourceConfig{
+		Type: image.Spec.SourceType, URL: image.Spec.SourceParameters[longhornv1.ParameterURL],
+		CACertificate: image.Spec.SourceParameters[longhornv1.ParameterCACertificate],
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode the source of BackingImage %s: %w", image.Name, err)
+	}
+	m := sourceMeta(image)
+	return &corev1.Pod{
+		ObjectMeta: m,
+		Spec: corev1.PodSpec{
+			RestartPolicy:                corev1.RestartPolicyNever, // an attempt that failed begins on a new head
+			ActiveDeadlineSeconds:        ptr.To(int64(o.SourceDeadline.Seconds())),
+			AutomountServiceAccountToken: ptr.To(false),
+			EnableServiceLinks:           ptr.To(false),
+			Tolerations:                  []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			SecurityContext: &corev1.PodSecurityContext{
+				// The device belongs to root, and no capability lets anybody else open it.
+				RunAsUser: ptr.To[int64](0), RunAsGroup: ptr.To[int64](0),
+				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			},
+			Containers: []corev1.Container{{
+				Name: sourceContainer, Image: o.LauncherImage, ImagePullPolicy: o.ImagePullPolicy,
+				Command:       []string{"/usr/bin/varve", "store", "source"},
+				Env:           []corev1.EnvVar{{Name: SourceVariable, Value: string(config)}},
+				VolumeDevices: []corev1.VolumeDevice{{Name: imageVolume, DevicePath: SourceDevice}},
+				VolumeMounts:  []corev1.VolumeMount{{Name: scratchVolume, MountPath: "/tmp"}},
+				Resources: corev1.ResourceRequirements{
+					Requests: corev1.ResourceList{
+						corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("128Mi"),
+					},
+					Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("2Gi")},
+				},
+				SecurityContext: &corev1.SecurityContext{
+					Privileged: ptr.To(false), AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true),
+					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
+			}},
+			Volumes: []corev1.Volume{
+				{Name: imageVolume, VolumeSource: corev1.VolumeSource{
+					PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: m.Name},
+				}},
+				{Name: scratchVolume, VolumeSource: corev1.VolumeSource{
+					EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(resource.MustParse("1Gi"))},
+				}},
+			},
+		},
+	}, nil
+}
