@@ -20,6 +20,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
 )
@@ -101,6 +102,14 @@ func TestWebhookLife(t *testing.T) {
 	handlersWriteToTheirMachinesTrackers(t)
 	schedules := newScheduleWorld(t)
 	schedules.judged()
+	image := imageWithClone(t)
+	refusesDeletion := func(text string) {
+		t.Helper()
+		if err := user.Delete(t.Context(), image, client.DryRunAll); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("delete the image: got %v, want %q", err, text)
+		}
+	}
+	refusesDeletion("BackingImage debian has clones: delete their claims first. The Volumes are: pvc-1")
 
 	// The certificate is due for renewal. A new one takes over, and the bundle still has the old one's authority.
 	secret := &corev1.Secret{}
@@ -164,6 +173,7 @@ func TestWebhookLife(t *testing.T) {
 		t.Errorf("a dead webhook blocks a user: %v", err)
 	}
 	schedules.goOnWithoutWebhook()
+	refusesDeletion("failed calling webhook")
 
 	// After a restart with the clock set back, the certificate is not valid yet and is replaced.
 	clock.SetTime(time.Now())
@@ -176,6 +186,26 @@ func TestWebhookLife(t *testing.T) {
 	if string(secret.Data[corev1.TLSCertKey]) == future {
 		t.Error("a certificate that is not valid yet is served")
 	}
+}
+
+// imageWithClone returns an image that a volume is a clone of.
+func imageWithClone(t *testing.T) *longhornv1.BackingImage {
+	t.Helper()
+	admin := cluster.Client(t, controlplane.Admin)
+	image := &longhornv1.BackingImage{
+		ObjectMeta: gen.Meta(controlplane.SystemNamespace, "debian"),
+		Spec:       longhornv1.BackingImageSpec{SourceType: longhornv1.SourceUpload},
+	}
+	volume := &longhornv1.Volume{
+		ObjectMeta: gen.Meta(controlplane.SystemNamespace, "pvc-1"),
+		Spec:       longhornv1.VolumeSpec{Size: 1 << 30, BackingImage: image.Name},
+	}
+	for _, o := range []client.Object{image, volume} {
+		if err := admin.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return image
 }
 
 // handlersWriteToTheirMachinesTrackers must be called while the webhook is served.

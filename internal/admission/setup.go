@@ -18,6 +18,7 @@ import (
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch
 // +kubebuilder:rbac:groups=harvesterhci.io,resources=schedulevmbackups,verbs=list
+// +kubebuilder:rbac:groups=longhorn.io,resources=volumes,namespace=varve,verbs=list
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,verbs=create
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,resourceNames=varve-webhook-cert,verbs=get;update
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=varve-utility-volumes,verbs=get;patch;update
@@ -30,6 +31,8 @@ const (
 	TrackersPath = "/validate-tracker-writers"
 	// SchedulesPath is where the API server sends schedules.
 	SchedulesPath = "/validate-schedules"
+	// ImagesPath is where the API server sends deletions of images.
+	ImagesPath = "/validate-image-deletions"
 	// DefaultPort is the port that the webhook listens on.
 	DefaultPort = 9443
 	// DefaultService is the Service in front of the webhook.
@@ -114,6 +117,7 @@ func SetupWebhook(mgr ctrl.Manager, opts Options) error {
 		Path:          &utilityVolumes{claims: reader, decoder: decoder},
 		TrackersPath:  &trackerWriters{instances: reader, decoder: decoder},
 		SchedulesPath: &scheduleTimes{schedules: reader, decoder: decoder},
+		ImagesPath:    &imageDeletions{volumes: reader, decoder: decoder},
 	} {
 		server.Register(path, &admission.Webhook{Handler: handler})
 	}

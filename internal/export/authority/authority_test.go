@@ -343,3 +343,37 @@ func TestIssue_namesOfAnyLength(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A peer's certificate is a server's and a client's, and any other one is a server's alone.
+func TestIssuePeer(t *testing.T) {
+	t.Parallel()
+	issuer, err := NewKeeper(&memory{}, secret, testclock.NewFakePassiveClock(start)).Issuer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(issuer.Authorities())
+	for name, c := range map[string]struct {
+		issue  func([]string) (Certificate, error)
+		client bool
+	}{"peer": {issuer.IssuePeer, true}, "server": {issuer.Issue, false}} {
+		certificate, err := c.issue(hosts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, err := tls.X509KeyPair(certificate.Certificate, certificate.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for usage, want := range map[x509.ExtKeyUsage]bool{
+			x509.ExtKeyUsageServerAuth: true, x509.ExtKeyUsageClientAuth: c.client,
+		} {
+			_, err := pair.Leaf.Verify(x509.VerifyOptions{
+				DNSName: hosts[0], Roots: roots, CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{usage},
+			})
+			if (err == nil) != want {
+				t.Errorf("%s, usage %d: %v", name, usage, err)
+			}
+		}
+	}
+}

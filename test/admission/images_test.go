@@ -1,0 +1,71 @@
+//go:build controlplane
+
+package admission
+
+import (
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
+)
+
+func TestImages_areMadeInVarvesNamespace(t *testing.T) {
+	t.Parallel()
+	admin := cluster.Client(t, controlplane.Admin)
+	const elsewhere = "Varve serves images in namespace varve; create the object there"
+	for _, ns := range []string{cluster.Namespace(t), controlplane.SystemNamespace} {
+		m := gen.Meta(ns, "images-"+ns)
+		volume := longhornv1.VolumeSpec{Size: 1 << 30, NumberOfReplicas: 1}
+		for _, o := range []client.Object{
+			&longhornv1.BackingImage{ObjectMeta: m, Spec: longhornv1.BackingImageSpec{SourceType: longhornv1.SourceUpload}},
+			&longhornv1.Node{ObjectMeta: m}, &longhornv1.InstanceManager{ObjectMeta: m},
+			&longhornv1.Volume{ObjectMeta: m, Spec: volume},
+			&longhornv1.Replica{ObjectMeta: m, Spec: longhornv1.ReplicaSpec{VolumeName: "v", VolumeSize: 1 << 30}},
+		} {
+			err := admin.Create(t.Context(), o, client.DryRunAll)
+			if ns == controlplane.SystemNamespace {
+				admitted(t, err)
+				continue
+			}
+			refused(t, err, elsewhere)
+		}
+	}
+}
+
+// An image without sourceParameters can be written again, and its source stays what it is.
+func TestImages_sourceIsFixed(t *testing.T) {
+	t.Parallel()
+	admin := cluster.Client(t, controlplane.Admin)
+	create := func(name string, source longhornv1.SourceType, parameters map[string]string) *longhornv1.BackingImage {
+		image := &longhornv1.BackingImage{
+			ObjectMeta: gen.Meta(controlplane.SystemNamespace, name),
+			Spec:       longhornv1.BackingImageSpec{SourceType: source, SourceParameters: parameters},
+		}
+		admitted(t, admin.Create(t.Context(), image))
+		t.Cleanup(func() { _ = admin.Delete(t.Context(), image) })
+		return image
+	}
+	url := map[string]string{longhornv1.ParameterURL: "http://images.lan/a.img"}
+	for name, image := range map[string]*longhornv1.BackingImage{
+		"upload": create("fixed-upload", longhornv1.SourceUpload, nil),
+		"url":    create("fixed-url", longhornv1.SourceDownload, url),
+	} {
+		image.Spec.MinNumberOfCopies = 2
+		admitted(t, admin.Update(t.Context(), image))
+		image.Spec.SourceParameters = map[string]string{longhornv1.ParameterURL: "http://images.lan/b.img"}
+		t.Log(name)
+		refused(t, admin.Update(t.Context(), image.DeepCopy(), client.DryRunAll), "cannot change: make another image")
+	}
+	for source, words := range map[longhornv1.SourceType]string{
+		longhornv1.SourceDownload: "sourceParameters.url must be an address",
+		longhornv1.SourceExport:   "sourceParameters.volume-name must name the volume",
+		longhornv1.SourceClone:    "sourceParameters.backing-image must name the image",
+	} {
+		refused(t, admin.Create(t.Context(), &longhornv1.BackingImage{
+			ObjectMeta: gen.Meta(controlplane.SystemNamespace, "fixed"), Spec: longhornv1.BackingImageSpec{SourceType: source},
+		}), words)
+	}
+}
