@@ -106,3 +106,24 @@ func (a *Authority) Files(tb testing.TB) string {
 	}
 	return dir
 }
+
+// ServiceFiles writes the certificate of a service that is client and server in one, as cert-manager and Kubernetes name
+// its files, into a directory and returns it: tls.crt, tls.key and ca.crt.
+func (a *Authority) ServiceFiles(tb testing.TB, host string) string {
+	tb.Helper()
+	dir, c := tb.TempDir(), a.Issue(tb, host, host)
+	key, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{
+		"ca.crt":  {Type: "CERTIFICATE", Bytes: a.cert.Raw},
+		"tls.crt": {Type: "CERTIFICATE", Bytes: c.Certificate[0]},
+		"tls.key": {Type: "PRIVATE KEY", Bytes: key},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return dir
+}
