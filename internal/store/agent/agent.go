@@ -133,6 +133,7 @@ func Run(ctx context.Context, o Options) error {
 			return fmt.Errorf("watch %T: %w", kind, err)
 		}
 	}
+	outer := ctx
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return informers.Start(ctx) })
 	group.Go(func() error { return a.servePeers(ctx) })
@@ -142,9 +143,7 @@ func Run(ctx context.Context, o Options) error {
 		}
 		return a.loop(ctx)
 	})
-	if err := group.Wait(); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("run the store's agent: %w", err)
-	} else if err != nil && context.Cause(ctx) != context.Canceled {
+	if err := group.Wait(); err != nil && outer.Err() == nil {
 		return fmt.Errorf("run the store's agent: %w", err)
 	}
 	return nil

@@ -1,0 +1,87 @@
+//go:build controlplane
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/peer"
+	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/controlplane"
+)
+
+var apiServer *controlplane.Cluster
+
+func TestMain(m *testing.M) { controlplane.Main(m, &apiServer) }
+
+// Run makes its objects, says why a disk cannot be used, and sees at once what changes in spec.disks.
+func TestRun_reportsAndWatches(t *testing.T) {
+	t.Parallel()
+	ns := apiServer.Namespace(t)
+	scheme := runtime.NewScheme()
+	if err := longhornv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(apiServer.ConfigFor(controlplane.Admin), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, Options{
+			Node: "node-1", Namespace: ns, HostRoot: t.TempDir(), DefaultDisk: "/missing", Disks: &diskset.Set{},
+			Config: apiServer.ConfigFor(controlplane.Admin), PodIP: "127.13.254.1",
+			TLSDir: authority.New(t).ServiceFiles(t, peer.ServerName), Clock: clock.RealClock{},
+			Logger: slog.New(slog.DiscardHandler),
+		})
+	}()
+	key := client.ObjectKey{Namespace: ns, Name: "node-1"}
+	var node longhornv1.Node
+	wantDisk := func(name, words string) {
+		t.Helper()
+		controlplane.Eventually(t, func() error {
+			if err := c.Get(ctx, key, &node); err != nil {
+				return err
+			}
+			d := node.Status.DiskStatus[name]
+			if d == nil || len(d.Conditions) != 1 || d.Conditions[0].Reason != longhornv1.ReasonDiskUnusable ||
+				!strings.Contains(d.Conditions[0].Message, words) {
+				return fmt.Errorf("%+v", d)
+			}
+			return nil
+		})
+	}
+	wantDisk(defaultDiskName, "/missing does not exist")
+	if !node.Spec.Disks[defaultDiskName].AllowScheduling || !node.Spec.AllowScheduling {
+		t.Errorf("%+v", node.Spec)
+	}
+	controlplane.Eventually(t, func() error {
+		var im longhornv1.InstanceManager
+		err := c.Get(ctx, key, &im)
+		if err == nil && (im.Status.CurrentState != "running" || im.Status.IP != "127.13.254.1" ||
+			im.Status.HeartbeatTime == nil || im.Spec.NodeID != "node-1") {
+			err = fmt.Errorf("%+v", im)
+		}
+		return err
+	})
+	node.Spec.Disks["second"] = longhornv1.DiskSpec{Type: longhornv1.DiskTypeFilesystem, Path: "/also-missing"}
+	if err := c.Update(ctx, &node); err != nil {
+		t.Fatal(err)
+	}
+	wantDisk("second", "/also-missing does not exist")
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("the end that was asked for: %v", err)
+	}
+}
