@@ -55,3 +55,14 @@ func Head(handle string) disk.Name {
 	}
 	return disk.Name("volume/" + handle)
 }
+
+// IsHead returns the handle of the volume whose head has a name on a disk.
+func IsHead(n disk.Name) (handle string, ok bool) {
+	if uuid, ok := strings.CutPrefix(string(n), "source/"); ok {
+		return SourceHandle(uuid), true
+	}
+	return strings.CutPrefix(string(n), "volume/")
+}
+
+// IsSource says whether a handle is that of a volume into which the first copy of an image is made.
+func IsSource(handle string) bool { return strings.HasPrefix(handle, sourcePrefix) }

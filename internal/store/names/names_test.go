@@ -42,3 +42,20 @@ func TestIsImage_findsTheImage(t *testing.T) {
 		t.Errorf("a head is image %q", image)
 	}
 }
+
+func TestIsHead_findsTheHandle(t *testing.T) {
+	t.Parallel()
+	for _, handle := range []string{"pvc-1", names.SourceHandle("1")} {
+		if got, ok := names.IsHead(names.Head(handle)); !ok || got != handle {
+			t.Errorf("%q, %t: the head is %s's", got, ok, handle)
+		}
+		if got := names.IsSource(handle); got != (handle != "pvc-1") {
+			t.Errorf("%s: source %t", handle, got)
+		}
+	}
+	for _, name := range []disk.Name{names.Image("a"), names.Copy("1")} {
+		if handle, ok := names.IsHead(name); ok {
+			t.Errorf("%s is the head of %q", name, handle)
+		}
+	}
+}

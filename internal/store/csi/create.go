@@ -1,0 +1,257 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/names"
+)
+
+// controllerServer makes and deletes volumes (CSI specification, "Controller Service RPC").
+type controllerServer struct {
+	csi.UnimplementedControllerServer
+	*Driver
+}
+
+func (c *controllerServer) ControllerGetCapabilities(
+	context.Context, *csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
+	return &csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{{
+		Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{
+			Type: csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		}},
+	}}}, nil
+}
+
+// CreateVolume makes a volume on a disk of this node: blank, or a clone of an image.
+func (c *controllerServer) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse,
+	error) {
+	v, err := describeVolume(r)
+	if err != nil {
+		return nil, fmt.Errorf("create the volume %s: %w", r.GetName(), err)
+	}
+	if err := checkTopology(r.GetAccessibilityRequirements(), c.options.Node); err != nil {
+		return nil, fmt.Errorf("create the volume %s: %w", v.handle, err)
+	}
+	end, err := c.begin(v.handle)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	on, err := c.createVolume(ctx, v)
+	c.notePending(v, err)
+	if err != nil {
+		return nil, fmt.Errorf("create the volume %s: %w", v.handle, err)
+	}
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
+		VolumeId: v.handle, CapacityBytes: v.bytes, VolumeContext: map[string]string{names.ContextDisk: string(on)},
+		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{names.TopologyNode: c.options.Node}}},
+	}}, nil
+}
+
+// checkTopology returns an error of class Exhausted, at which the caller tries another node, if the volume cannot be
+// here.
+func checkTopology(r *csi.TopologyRequirement, node string) error {
+	if len(r.GetRequisite()) == 0 {
+		return nil
+	}
+	for _, t := range r.GetRequisite() {
+		if there, ok := t.GetSegments()[names.TopologyNode]; !ok || there == node {
+			return nil
+		}
+	}
+	return errclass.Errorf(errclass.Exhausted, "it is to be on another node than %s: ask the driver there", node)
+}
+
+// createVolume makes a volume, and returns its disk.
+func (d *Driver) createVolume(ctx context.Context, v volume) (disk.UID, error) {
+	image, err := d.getImage(ctx, v)
+	if err != nil {
+		return "", err
+	}
+	replica, err := d.placeVolume(ctx, v, image)
+	if err != nil {
+		return "", err
+	}
+	on, err := d.options.Disks.Find(disk.UID(replica.Spec.DiskID))
+	if err != nil {
+		return "", errclass.Errorf(errclass.Transient, "%v: look at status.diskStatus of Node %s", err, d.options.Node)
+	}
+	source := disk.Source{UID: disk.UID(v.handle), Volume: disk.UID(v.handle), Bytes: v.bytes}
+	if image != nil {
+		if err := d.checkCopy(ctx, on, image); err != nil {
+			return "", err
+		}
+		source.From = names.Image(v.image)
+	}
+	return on.UUID, on.Create(ctx, names.Head(v.handle), source)
+}
+
+// getImage returns the image of a volume, or nil if it has none.
+func (d *Driver) getImage(ctx context.Context, v volume) (*longhornv1.BackingImage, error) {
+	if v.image == "" {
+		return nil, nil //nolint:nilnil // a volume without an image is as good as one with
+	}
+	image := &longhornv1.BackingImage{}
+	err := d.options.Client.Get(ctx, d.objectKey(v.image), image)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, errclass.Errorf(errclass.NotFound,
+			"BackingImage %s/%s, which the parameter %s names, does not exist: create it",
+			d.options.Namespace, v.image, parameterImage)
+	case err != nil:
+		return nil, errclass.Errorf(errclass.Transient, "get BackingImage %s/%s: %w", d.options.Namespace, v.image, err)
+	case !image.DeletionTimestamp.IsZero():
+		return nil, errclass.Errorf(errclass.Conflict, "BackingImage %s/%s is being deleted: use another one",
+			d.options.Namespace, v.image)
+	case image.Status.Size > v.bytes:
+		return nil, errclass.Errorf(errSize, "the volume has %d bytes, and BackingImage %s has %d: ask for as many or more",
+			v.bytes, v.image, image.Status.Size)
+	}
+	return image, nil
+}
+
+// placeVolume returns the replica of a volume, and makes Volume and Replica if they are missing. From then on the
+// replica's disk is the volume's.
+func (d *Driver) placeVolume(ctx context.Context, v volume, image *longhornv1.BackingImage) (
+	*longhornv1.Replica, error,
+) {
+	replica := &longhornv1.Replica{}
+	err := d.options.Client.Get(ctx, d.objectKey(v.handle), replica)
+	if err == nil {
+		return replica, d.checkReplica(replica, v)
+	}
+	if !apierrors.IsNotFound(err) {
+		return nil, errclass.Errorf(errclass.Transient, "get Replica %s: %w", v.handle, err)
+	}
+	node := &longhornv1.Node{}
+	if err := d.options.Client.Get(ctx, d.objectKey(d.options.Node), node); err != nil {
+		return nil, errclass.Errorf(errclass.Transient, "get Node %s of longhorn.io, which the node's store makes: %w",
+			d.options.Node, err)
+	}
+	disks, err := d.listCandidates(ctx, image)
+	if err != nil {
+		return nil, err
+	}
+	on, err := chooseDisk(node, disks, v)
+	if err != nil {
+		return nil, err
+	}
+	return d.writeObjects(ctx, v, on)
+}
+
+// checkReplica returns an error if a replica is not that of the volume, or is on another node.
+func (d *Driver) checkReplica(r *longhornv1.Replica, v volume) error {
+	switch {
+	case r.Spec.VolumeSize != v.bytes || r.Spec.BackingImage != v.image:
+		return errclass.Errorf(errDiffers,
+			"the volume is there with %d bytes of image %q, and %d of %q are asked for: use another name",
+			r.Spec.VolumeSize, r.Spec.BackingImage, v.bytes, v.image)
+	case r.Spec.NodeID != d.options.Node:
+		return errclass.Errorf(errclass.Conflict, "the volume is on node %s: use it there, or delete the claim",
+			r.Spec.NodeID)
+	case !r.DeletionTimestamp.IsZero():
+		return errclass.Errorf(errclass.Transient, "Replica %s of an earlier volume is still being deleted", r.Name)
+	}
+	return nil
+}
+
+// listCandidates returns the open disks.
+func (d *Driver) listCandidates(ctx context.Context, image *longhornv1.BackingImage) ([]candidate, error) {
+	var all []candidate
+	for _, opened := range d.options.Disks.All() {
+		usage, err := opened.Usage(ctx)
+		if err != nil {
+			d.log.Error("measure a disk, which is left out", "disk", opened.Name, "error", err)
+			continue
+		}
+		c := candidate{name: opened.Name, uuid: opened.UUID, available: usage.Available}
+		if image != nil {
+			err := d.checkCopy(ctx, opened, image)
+			if c.hasImage = err == nil; err != nil && !errors.Is(err, errclass.Transient) {
+				return nil, err
+			}
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// writeObjects makes Volume and Replica. If the replica is there, which a cache may not have shown, the error is of
+// class Transient: the next call sees it.
+func (d *Driver) writeObjects(ctx context.Context, v volume, on disk.UID) (*longhornv1.Replica, error) {
+	meta := metav1.ObjectMeta{Name: v.handle, Namespace: d.options.Namespace}
+	made := &longhornv1.Volume{ObjectMeta: meta, Spec: longhornv1.VolumeSpec{
+		Size: v.bytes, DataEngine: longhornv1.DataEngineV2, BackingImage: v.image, NumberOfReplicas: 1,
+		DiskSelector: v.diskSelector, NodeSelector: v.nodeSelector,
+	}}
+	if err := d.options.Client.Create(ctx, made); err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, errclass.Errorf(errclass.Transient, "create Volume %s: %w", v.handle, err)
+	}
+	replica := &longhornv1.Replica{ObjectMeta: meta, Spec: longhornv1.ReplicaSpec{
+		VolumeName: v.handle, VolumeSize: v.bytes, DataEngine: longhornv1.DataEngineV2, NodeID: d.options.Node,
+		DiskID:       string(on),
+		BackingImage: v.image,
+	}}
+	if err := d.options.Client.Create(ctx, replica); err != nil {
+		return nil, errclass.Errorf(errclass.Transient, "create Replica %s: %w", v.handle, err)
+	}
+	return replica, nil
+}
+
+// checkCopy returns an error of class Transient, which says how far the copy is, if a disk has no ready copy of an
+// image.
+func (d *Driver) checkCopy(ctx context.Context, on diskset.Disk, image *longhornv1.BackingImage) error {
+	if image == nil {
+		return nil
+	}
+	objects, err := on.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list the objects of disk %s: %w", on.Name, err)
+	}
+	ready := image.Status.UUID != "" && slices.ContainsFunc(objects, func(o disk.Object) bool {
+		return o.Name == names.Image(image.Name) && o.UID == disk.UID(image.Status.UUID) && o.State == disk.StateReady
+	})
+	if ready {
+		return nil
+	}
+	return errclass.Errorf(errclass.Transient, "disk %s of node %s has no ready copy of BackingImage %s: %s", on.Name,
+		d.options.Node,
+		image.Name, describeCopy(image, on.UUID))
+}
+
+// describeCopy says how far the copy of an image on a disk is.
+func describeCopy(image *longhornv1.BackingImage, on disk.UID) string {
+	copied := image.Status.DiskFileStatusMap[string(on)]
+	if copied == nil {
+		first := string(image.Status.V2FirstCopyStatus)
+		switch image.Status.V2FirstCopyStatus {
+		case longhornv1.StateReady:
+			return "Varve's controller will have one made there"
+		case "":
+			first = "not yet begun"
+		}
+		return fmt.Sprintf("the first copy of the image is %s, and copies to further disks follow it", first)
+	}
+	text := fmt.Sprintf("the copy is %s (%d %%)", copied.State, copied.Progress)
+	if copied.Message != "" {
+		text += ": " + copied.Message
+	}
+	return text
+}
+
+// objectKey returns the key of an object of the store.
+func (d *Driver) objectKey(name string) client.ObjectKey {
+	return client.ObjectKey{Namespace: d.options.Namespace, Name: name}
+}
