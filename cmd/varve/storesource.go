@@ -40,6 +40,7 @@ Exit codes: 0 if the image is on the device; 1 if it is not. The termination log
 	}
 	c.Flags().StringVar(&o.Device, "device", "/dev/image", "the block device that gets the image")
 	c.Flags().StringVar(&o.Scratch, "scratch", "/tmp", "a directory for files that a conversion needs")
-	c.Flags().StringVar(&o.TerminationLog, "termination-log", "/dev/termination-log", "the file that gets the error in one line; empty: none")
+	c.Flags().StringVar(&o.TerminationLog, "termination-log", "/dev/termination-log",
+		"the file that gets the error in one line; empty: none")
 	return c
 }

@@ -15,7 +15,9 @@ import (
 
 func TestStoreSource(t *testing.T) {
 	content := bytes.Repeat([]byte("image "), 1000)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(content)
+	}))
 	t.Cleanup(server.Close)
 	dir := t.TempDir()
 	path, log := filepath.Join(dir, "device"), filepath.Join(dir, "termination-log")

@@ -13,7 +13,9 @@ import (
 
 func TestSource_comesBack(t *testing.T) {
 	t.Parallel()
-	want := handover.Source{Type: handover.TypeDownload, URL: "https://u:p@example.com/disk?q=1&r=<2>", CACertificate: "PEM\n"}
+	want := handover.Source{
+		Type: handover.TypeDownload, URL: "https://u:p@example.com/disk?q=1&r=<2>", CACertificate: "PEM\n",
+	}
 	got, err := handover.ParseSource(want.String())
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +39,8 @@ func TestParseSource_refuses(t *testing.T) {
 		`{"type":"download","url":"ftp://secret.example/disk"}`: "url must be",
 	} {
 		_, err := handover.ParseSource(text)
-		if !errors.Is(err, errclass.Invalid) || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), "secret") {
+		if !errors.Is(err, errclass.Invalid) || !strings.Contains(err.Error(), words) ||
+			strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: error %v: it does not say %q alone", text, err, words)
 		}
 	}

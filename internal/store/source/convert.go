@@ -104,8 +104,8 @@ func (oneExport) List(context.Context) ([]nbd.ListedExport, error) {
 	return []nbd.ListedExport{{}}, nil
 }
 
-// convertArguments returns the arguments of qemu-img. They name every driver, and that the image has no backing file, so
-// that nothing depends on what is in the image. The device is zero, and its size is not the image's.
+// convertArguments returns the arguments of qemu-img. They name every driver, and that the image has no backing file,
+// so that nothing depends on what is in the image. The device is zero, and its size is not the image's.
 func convertArguments(socket, device string) []string {
 	image, err := json.Marshal(map[string]any{
 		"driver": "qcow2", "backing": nil,

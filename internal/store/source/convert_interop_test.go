@@ -81,7 +81,8 @@ func TestConvert_refusesOtherFiles(t *testing.T) {
 	backed := filepath.Join(dir, "backed")
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", backed)
 	data := filepath.Join(dir, "data")
-	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+filepath.Join(dir, "outside")+",data_file_raw=on", data, "1M")
+	option := "data_file=" + filepath.Join(dir, "outside") + ",data_file_raw=on"
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", option, data, "1M")
 	for name, c := range map[string]struct{ path, words string }{
 		"backing file": {backed, "backing file"}, "data file": {data, "data in another file"},
 	} {

@@ -20,7 +20,7 @@ const (
 	rangeReaders = 8
 )
 
-// ranges is the file on the server as a disk that QEMU reads anywhere. It is a nbd.Backend, for one image of one version.
+// ranges is the file on the server, in one version, as a disk that QEMU reads anywhere. It is a nbd.Backend.
 type ranges struct {
 	job     *job
 	version version

@@ -209,7 +209,8 @@ func (a *answer) checkStatus(first int64) error {
 	case code == http.StatusUnauthorized, code == http.StatusForbidden:
 		class = errclass.Denied
 	}
-	return errclass.Errorf(class, "get %s: the server answers %d %s", a.remote, a.StatusCode, http.StatusText(a.StatusCode))
+	text := http.StatusText(a.StatusCode)
+	return errclass.Errorf(class, "get %s: the server answers %d %s", a.remote, a.StatusCode, text)
 }
 
 // contentRange is the header Content-Range (RFC 9110, section 14.4).

@@ -39,8 +39,9 @@ func (j *job) store(ctx context.Context, f *os.File, c *content, s *stream) (int
 		return 0, fmt.Errorf("find out how much space %s has: %w", j.options.Scratch, err)
 	}
 	free := max(0, int64(space.Bavail)*space.Bsize-spareBytes)
-	full := errclass.Errorf(errclass.Exhausted, "the qcow2 image has to be stored before it is converted, and %s has only "+
-		"%d bytes for it: offer it uncompressed on a server that supports range requests, or offer a raw image", j.options.Scratch, free)
+	full := errclass.Errorf(errclass.Exhausted, "the qcow2 image has to be stored before it is converted, and %s has "+
+		"only %d bytes for it: offer it uncompressed on a server that supports range requests, or offer a raw image",
+		j.options.Scratch, free)
 	if !c.compressed && s.version.bytes > free {
 		return 0, full
 	}

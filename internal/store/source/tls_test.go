@@ -65,7 +65,9 @@ func TestRun_followsNoRedirectThatIsUnsafe(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			err := run(t, newDevice(t), c.url, func(o *source.Options) { o.Config, o.Transport = download(c.url, certificate), nil })
+			err := run(t, newDevice(t), c.url, func(o *source.Options) {
+				o.Config, o.Transport = download(c.url, certificate), nil
+			})
 			wantFailure(t, err, errclass.Invalid, c.words)
 		})
 	}
