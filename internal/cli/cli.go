@@ -20,6 +20,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/backup"
 	"github.com/varvebackup/varve/internal/cli/data"
 	"github.com/varvebackup/varve/internal/cli/disk"
+	"github.com/varvebackup/varve/internal/cli/image"
 	"github.com/varvebackup/varve/internal/cli/location"
 	"github.com/varvebackup/varve/internal/cli/repo"
 	"github.com/varvebackup/varve/internal/cli/repoaccess"
@@ -29,6 +30,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/status"
 	"github.com/varvebackup/varve/internal/cli/tracker"
 	"github.com/varvebackup/varve/internal/cli/vm"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 // Options is the environment of a run.
@@ -89,7 +91,7 @@ func New(o Options) *cobra.Command {
 	root.SetFlagErrorFunc(flagFailure)
 	root.AddCommand(vm.NewCommand(inCluster), schedule.NewCommand(inCluster), status.NewCommand(inCluster),
 		backup.NewCommand(inCluster, inRepository), tracker.NewCommand(inCluster), data.NewCommand(inCluster),
-		location.NewCommand(inCluster),
+		location.NewCommand(inCluster), image.NewCommand(resource.NewSessionIn(base, layout.Namespace)),
 		repo.NewCommand(inRepository), disk.NewCommand(inRepository), versionCommand(o.Version))
 	for _, server := range o.Servers {
 		server.Hidden, server.Annotations = true, map[string]string{isServer: ""}

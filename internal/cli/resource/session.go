@@ -19,11 +19,20 @@ type Session struct {
 	*session.Session
 
 	flags *genericclioptions.ConfigFlags
+	// home is the namespace of commands whose user selects none; empty: the kubeconfig's.
+	home string
 }
 
 // NewSession returns a session with kubectl's flags.
 func NewSession(s *session.Session) *Session {
 	return &Session{Session: s, flags: genericclioptions.NewConfigFlags(true)}
+}
+
+// NewSessionIn is NewSession for objects that are all in one namespace, so that their users select none.
+func NewSessionIn(s *session.Session, namespace string) *Session {
+	in := NewSession(s)
+	in.home = namespace
+	return in
 }
 
 // everyday are the flags with which most users select the cluster. `varve options` shows the others.
@@ -61,7 +70,11 @@ func shellWord(text string) string {
 
 // Connect connects to the cluster that the user selected. It sends nothing yet.
 func (s *Session) Connect() (*cluster.Client, error) {
-	return cluster.Connect(s.flags, s.Streams.Err)
+	c, err := cluster.Connect(s.flags, s.Streams.Err)
+	if err == nil && s.home != "" && (s.flags.Namespace == nil || *s.flags.Namespace == "") {
+		c.Namespace = s.home
+	}
+	return c, err
 }
 
 // GroupCommand makes a command that only holds others, all of which talk to a cluster.

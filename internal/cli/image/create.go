@@ -1,0 +1,111 @@
+package image
+
+import (
+	"fmt"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
+	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/resource"
+)
+
+const (
+	// copyTimeout is the default of --timeout, enough for a download of many GiB.
+	copyTimeout = time.Hour
+	mostCopies  = 100
+)
+
+// request is what the flags of `image create` say.
+type request struct {
+	url, checksum string
+	copies        int
+	diskTags      []string
+	nodeTags      []string
+}
+
+// checksums are the SHA-256 and the SHA-512 in hexadecimal.
+var checksums = regexp.MustCompile(`^([0-9a-f]{64}|[0-9a-f]{128})$`)
+
+// newObject returns the image to create, or a usage error.
+func (r *request) newObject(name string) (*longhornv1.BackingImage, error) {
+	u, err := url.Parse(r.url)
+	switch {
+	case r.url == "":
+		return nil, failure.Usage("--url is missing: give the address of the image, which begins with http:// or https://")
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+		return nil, failure.Usage("--url: give an address that begins with http:// or https://")
+	case r.copies < 1 || r.copies > mostCopies:
+		return nil, failure.Usage("--copies %d: it must be from 1 to %d", r.copies, mostCopies)
+	}
+	checksum := strings.ToLower(strings.TrimSpace(r.checksum))
+	for _, prefix := range []string{"sha256:", "sha512:"} {
+		checksum = strings.TrimPrefix(checksum, prefix)
+	}
+	if checksum != "" && !checksums.MatchString(checksum) {
+		return nil, failure.Usage("--checksum %s: give the SHA-256 or the SHA-512 of the raw image in hexadecimal: "+
+			"64 or 128 digits", r.checksum)
+	}
+	return &longhornv1.BackingImage{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: longhornv1.BackingImageSpec{
+			DataEngine: longhornv1.DataEngineV2, SourceType: longhornv1.SourceDownload,
+			SourceParameters: map[string]string{longhornv1.ParameterURL: r.url}, Checksum: checksum,
+			MinNumberOfCopies: r.copies, DiskSelector: r.diskTags, NodeSelector: r.nodeTags,
+		},
+	}, nil
+}
+
+func newCreateCommand(s *resource.Session) *cobra.Command {
+	var r request
+	var w resource.Waiting
+	c := &cobra.Command{
+		Use: "create NAME", Short: "Create an image from an address",
+		Long: `Create an image: Varve downloads it to a disk of a node, and copies it from there to others.
+
+The file at --url is raw or qcow2, and may be compressed with gzip, xz or zstd. --checksum is the
+SHA-256 or the SHA-512 of the raw image, after decompression and conversion. An image that has
+another one is not used. Whoever may read images reads the address, with any password in it.`,
+		Example: `  # On two disks, and wait until both have it
+  varve image create debian --url https://example.com/debian.qcow2 --copies 2 --wait
+
+  # Only if it is the one that was tested
+  varve image create golden --url https://example.com/golden.raw.zst \
+    --checksum 7d793037a0760186574b0282f2f435e7a2c5b0e0d9d3cf7e8d1b5a1e1b1f1d5b`,
+		Args: cmdline.ExactArgs(1, "a name for the image"), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := r.newObject(args[0])
+			if err != nil {
+				return err
+			}
+			c, err := s.Connect()
+			if err != nil {
+				return err
+			}
+			b.Namespace = c.Namespace
+			if err := c.Create(cmd.Context(), b); err != nil {
+				return fmt.Errorf("create image %s/%s: %w", b.Namespace, b.Name, err)
+			}
+			if err := output.PrintDone(cmd.OutOrStdout(), b, "created"); err != nil || !w.Wait {
+				return err
+			}
+			return w.RunEach(cmd.Context(), s, "image "+b.Name+" is ready on "+countDisks(r.copies),
+				"image describe "+b.Name, untilReady(s, c, b, r.copies))
+		},
+	}
+	c.Flags().StringVar(&r.url, "url", "", "the address of the image, with http:// or https://")
+	c.Flags().StringVar(&r.checksum, "checksum", "",
+		"the SHA-256 or the SHA-512 that the raw image must have, in hexadecimal")
+	c.Flags().IntVar(&r.copies, "copies", 1, "on how many disks the image is at least")
+	c.Flags().StringSliceVar(&r.diskTags, "disk-tags", nil, "tags that each disk must have, such as ssd,fast")
+	c.Flags().StringSliceVar(&r.nodeTags, "node-tags", nil, "tags that the node of each disk must have")
+	w.AddFlags(c, "that many copies are ready", copyTimeout)
+	return c
+}
