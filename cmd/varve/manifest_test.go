@@ -16,6 +16,7 @@ func TestManifestArguments(t *testing.T) {
 	for path, command := range map[string]*cobra.Command{
 		"../../deploy/base/controller.yaml": controllerCommand(func(string) string { return "" }),
 		"../../deploy/base/handler.yaml":    handlerCommand(func(string) string { return "" }),
+		"../../deploy/store/store.yaml":     storeCommand(func(string) string { return "" }),
 	} {
 		text, err := os.ReadFile(path)
 		if err != nil {

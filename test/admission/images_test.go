@@ -39,7 +39,8 @@ func TestImages_areMadeInVarvesNamespace(t *testing.T) {
 func TestImages_sourceIsFixed(t *testing.T) {
 	t.Parallel()
 	admin := cluster.Client(t, controlplane.Admin)
-	create := func(name string, source longhornv1.SourceType, parameters map[string]string) *longhornv1.BackingImage {
+	type parameters map[string]longhornv1.ParameterValue
+	create := func(name string, source longhornv1.SourceType, parameters parameters) *longhornv1.BackingImage {
 		image := &longhornv1.BackingImage{
 			ObjectMeta: gen.Meta(controlplane.SystemNamespace, name),
 			Spec:       longhornv1.BackingImageSpec{SourceType: source, SourceParameters: parameters},
@@ -48,15 +49,18 @@ func TestImages_sourceIsFixed(t *testing.T) {
 		t.Cleanup(func() { _ = admin.Delete(t.Context(), image) })
 		return image
 	}
-	url := map[string]string{longhornv1.ParameterURL: "http://images.lan/a.img"}
+	url := parameters{longhornv1.ParameterURL: "http://images.lan/a.img"}
 	for name, image := range map[string]*longhornv1.BackingImage{
 		"upload": create("fixed-upload", longhornv1.SourceUpload, nil),
 		"url":    create("fixed-url", longhornv1.SourceDownload, url),
 	} {
 		image.Spec.MinNumberOfCopies = 2
 		admitted(t, admin.Update(t.Context(), image))
-		image.Spec.SourceParameters = map[string]string{longhornv1.ParameterURL: "http://images.lan/b.img"}
 		t.Log(name)
+		if image.Spec.SourceParameters == nil {
+			continue
+		}
+		image.Spec.SourceParameters[longhornv1.ParameterURL] = "http://images.lan/b.img"
 		refused(t, admin.Update(t.Context(), image.DeepCopy(), client.DryRunAll), "cannot change: make another image")
 	}
 	for source, words := range map[longhornv1.SourceType]string{

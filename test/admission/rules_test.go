@@ -81,7 +81,7 @@ func policyWith(edit func(*varvev1.BackupPolicy)) func(string) client.Object {
 }
 
 func imageWith(edit func(*longhornv1.BackingImage)) func(string) client.Object {
-	return func(ns string) client.Object { return gen.Image(gen.Meta(ns, "i"), edit) }
+	return func(ns string) client.Object { return gen.Image(gen.Meta(controlplane.SystemNamespace, ns), edit) }
 }
 
 func policyAnnotated(name string) func(string) client.Object {

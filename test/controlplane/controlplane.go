@@ -15,7 +15,7 @@
 //		…
 //	}
 //
-// The CRDs of deploy/crd and the policies of deploy/admission are applied and enforced before the first test runs.
+// The CRDs of deploy/crd and the policies of deploy/admission and deploy/store are applied and enforced before the first test runs.
 // Webhook configurations are not, because nothing would answer them. A test that serves a webhook applies it with
 // Apply. RBAC allows every user everything, so a refusal always comes from validation or admission. A user that is
 // Restricted has only the roles of deploy/rbac.

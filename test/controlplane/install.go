@@ -44,8 +44,10 @@ func (c *Cluster) install(ctx context.Context, root string) error {
 			return fmt.Errorf("create %T %s: %w", o, o.GetName(), err)
 		}
 	}
-	if err := c.installPolicies(ctx, filepath.Join(root, "deploy", "admission")); err != nil {
-		return err
+	for _, dir := range []string{"admission", "store"} {
+		if err := c.installPolicies(ctx, filepath.Join(root, "deploy", dir)); err != nil {
+			return err
+		}
 	}
 	return c.waitForPolicies(ctx)
 }

@@ -57,7 +57,10 @@ func (r *request) newObject(name string) (*longhornv1.BackingImage, error) {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: longhornv1.BackingImageSpec{
 			DataEngine: longhornv1.DataEngineV2, SourceType: longhornv1.SourceDownload,
-			SourceParameters: map[string]string{longhornv1.ParameterURL: r.url}, Checksum: checksum,
+			SourceParameters: map[string]longhornv1.ParameterValue{
+				longhornv1.ParameterURL: longhornv1.ParameterValue(r.url),
+			},
+			Checksum:          checksum,
 			MinNumberOfCopies: r.copies, DiskSelector: r.diskTags, NodeSelector: r.nodeTags,
 		},
 	}, nil

@@ -119,7 +119,7 @@ func formatSource(b *longhornv1.BackingImage) string {
 	parameters := b.Spec.SourceParameters
 	switch b.Spec.SourceType {
 	case longhornv1.SourceDownload:
-		u, err := url.Parse(parameters[longhornv1.ParameterURL])
+		u, err := url.Parse(string(parameters[longhornv1.ParameterURL]))
 		if err != nil {
 			return "an address that cannot be read"
 		}
@@ -130,9 +130,9 @@ func formatSource(b *longhornv1.BackingImage) string {
 		}
 		return u.String()
 	case longhornv1.SourceExport:
-		return "volume " + parameters[longhornv1.ParameterVolumeName]
+		return "volume " + string(parameters[longhornv1.ParameterVolumeName])
 	case longhornv1.SourceClone:
-		return "image " + parameters[longhornv1.ParameterBackingImage]
+		return "image " + string(parameters[longhornv1.ParameterBackingImage])
 	case longhornv1.SourceUpload, longhornv1.SourceRestore:
 	}
 	return string(b.Spec.SourceType)

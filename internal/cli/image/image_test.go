@@ -42,7 +42,7 @@ func newImage() *longhornv1.BackingImage {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "debian", UID: "u"},
 		Spec: longhornv1.BackingImageSpec{
 			SourceType: longhornv1.SourceDownload,
-			SourceParameters: map[string]string{
+			SourceParameters: map[string]longhornv1.ParameterValue{
 				longhornv1.ParameterURL: "https://user:secret@example.com/debian.img?token=secret",
 			},
 			MinNumberOfCopies: 2,
@@ -116,7 +116,7 @@ func TestRequest_newObject(t *testing.T) {
 		}
 		if b.Spec.Checksum != "" && !strings.HasPrefix(b.Spec.Checksum, sum) ||
 			b.Spec.MinNumberOfCopies != c.request.copies ||
-			b.Spec.SourceType != longhornv1.SourceDownload || b.Spec.SourceParameters["url"] != c.request.url {
+			b.Spec.SourceType != longhornv1.SourceDownload || b.Spec.SourceParameters["url"] != longhornv1.ParameterValue(c.request.url) {
 			t.Errorf("%s: %+v", name, b.Spec)
 		}
 	}

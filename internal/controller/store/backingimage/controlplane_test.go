@@ -172,7 +172,9 @@ func (w *world) dropCopy(name, disk string, image *longhornv1.BackingImage) {
 func (w *world) newImage(name string) *longhornv1.BackingImage {
 	return &longhornv1.BackingImage{ObjectMeta: w.meta(name), Spec: longhornv1.BackingImageSpec{
 		SourceType: longhornv1.SourceDownload, NodeSelector: []string{w.tag}, MinNumberOfCopies: 1,
-		SourceParameters: map[string]string{longhornv1.ParameterURL: "https://images.lan/ubuntu-22.04.img"},
+		SourceParameters: map[string]longhornv1.ParameterValue{
+			longhornv1.ParameterURL: "https://images.lan/ubuntu-22.04.img",
+		},
 	}}
 }
 

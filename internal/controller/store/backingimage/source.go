@@ -97,8 +97,8 @@ func newSourceClaim(image *longhornv1.BackingImage) *corev1.PersistentVolumeClai
 // nothing else: no account, no capability, no file system that it can write but its scratch.
 func newSourcePod(image *longhornv1.BackingImage, o *Options) (*corev1.Pod, error) {
 	config, err := json.Marshal(sourceConfig{
-		Type: image.Spec.SourceType, URL: image.Spec.SourceParameters[longhornv1.ParameterURL],
-		CACertificate: image.Spec.SourceParameters[longhornv1.ParameterCACertificate],
+		Type: image.Spec.SourceType, URL: string(image.Spec.SourceParameters[longhornv1.ParameterURL]),
+		CACertificate: string(image.Spec.SourceParameters[longhornv1.ParameterCACertificate]),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode the source of BackingImage %s: %w", image.Name, err)
