@@ -117,9 +117,9 @@ type BackingImageList struct {
 
 // BackingImageSpec says where an image comes from, and on which disks it is.
 //
-// +kubebuilder:validation:XValidation:rule="self.sourceType != 'download' || self.?sourceParameters[?'url'].orValue(”).startsWith('http://') || self.?sourceParameters[?'url'].orValue(”).startsWith('https://')",message="sourceParameters.url must be an address that begins with http:// or https://",fieldPath=".sourceParameters"
-// +kubebuilder:validation:XValidation:rule="self.sourceType != 'export-from-volume' || self.?sourceParameters[?'volume-name'].orValue(”) != ”",message="sourceParameters.volume-name must name the volume",fieldPath=".sourceParameters"
-// +kubebuilder:validation:XValidation:rule="self.sourceType != 'clone' || self.?sourceParameters[?'backing-image'].orValue(”) != ”",message="sourceParameters.backing-image must name the image",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'download' || self.?sourceParameters[?'url'].orValue('-').startsWith('http://') || self.?sourceParameters[?'url'].orValue('-').startsWith('https://')",message="sourceParameters.url must be an address that begins with http:// or https://",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'export-from-volume' || self.?sourceParameters[?'volume-name'].hasValue()",message="sourceParameters.volume-name must name the volume",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'clone' || self.?sourceParameters[?'backing-image'].hasValue()",message="sourceParameters.backing-image must name the image",fieldPath=".sourceParameters"
 type BackingImageSpec struct {
 	// dataEngine is v2.
 	// +kubebuilder:default=v2
