@@ -109,3 +109,8 @@ func newManager(o Options) (ctrl.Manager, error) {
 	}
 	return mgr, errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping))
 }
+
+// Who may read the metrics (package metricsaccess):
+//
+// +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
+// +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
