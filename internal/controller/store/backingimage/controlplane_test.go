@@ -58,11 +58,15 @@ func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
 		"a whole life":                wholeLife,
 		"a source that fails":         sourceFails,
 		"a source without a disk":     noDisk,
+		"a source that is disturbed":  sourceDisturbed,
+		"a node that dies":            nodeDies,
 		"an image of an unknown kind": notSupported,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := &world{T: t, admin: cluster.Client(t, controlplane.Admin)}
+			w := &world{
+				T: t, admin: cluster.Client(t, controlplane.Admin), varve: cluster.Client(t, controlplane.Controller),
+			}
 			w.tag = cluster.Namespace(t) // a name that nobody else has
 			t.Cleanup(w.leave)
 			run(w)
@@ -73,9 +77,10 @@ func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
 // world has nodes and images of its own, which a tag tells from those of other tests.
 type world struct {
 	*testing.T
-	tag   string
-	admin client.Client
-	made  []client.Object
+	tag string
+	// varve writes statuses, which nobody else may.
+	admin, varve client.Client
+	made         []client.Object
 }
 
 func (w *world) must(err error) {
@@ -121,7 +126,7 @@ func (w *world) addStore(name string, available int64) (disk string) {
 	manager := &longhornv1.InstanceManager{ObjectMeta: w.meta(name), Spec: longhornv1.InstanceManagerSpec{NodeID: name}}
 	w.create(node)
 	w.create(manager)
-	controlplane.Update(w.T, w.admin, node, true, func(n *longhornv1.Node) {
+	controlplane.Update(w.T, w.varve, node, true, func(n *longhornv1.Node) {
 		n.Status.DiskStatus = map[string]*longhornv1.DiskStatus{"default-disk": {
 			DiskUUID: disk, StorageMaximum: 100 << 30, StorageAvailable: available,
 			Conditions: []metav1.Condition{{
@@ -138,7 +143,7 @@ func (w *world) addStore(name string, available int64) (disk string) {
 func (w *world) report(name string, edit func(map[string]longhornv1.BackingImageV2CopyInfo)) {
 	w.Helper()
 	m := &longhornv1.InstanceManager{ObjectMeta: w.meta(name)}
-	controlplane.Update(w.T, w.admin, m, true, func(m *longhornv1.InstanceManager) {
+	controlplane.Update(w.T, w.varve, m, true, func(m *longhornv1.InstanceManager) {
 		m.Status.CurrentState, m.Status.IP, m.Status.HeartbeatTime = "running", "10.0.0.1", ptr.To(metav1.NowMicro())
 		if m.Status.BackingImages == nil {
 			m.Status.BackingImages = map[string]longhornv1.BackingImageV2CopyInfo{}
@@ -396,7 +401,7 @@ func sourceFails(w *world) {
 	w.hasDisks(image)
 	w.sourceGone(image)
 	w.dropCopy("one", disk, image)
-	controlplane.Update(w.T, w.admin, image, true, func(i *longhornv1.BackingImage) {
+	controlplane.Update(w.T, w.varve, image, true, func(i *longhornv1.BackingImage) {
 		i.Status.FirstCopyRetryTime = ptr.To(metav1.NewTime(time.Now().Add(-time.Minute)))
 	})
 	w.must(w.admin.Patch(w.Context(), image, client.RawPatch("application/merge-patch+json",
@@ -408,10 +413,92 @@ func sourceFails(w *world) {
 	w.podEnds(again, corev1.PodSucceeded, "")
 	w.sourceGone(image)
 	w.reportCopy("one", disk, image, longhornv1.StateReady, 100)
-	w.says(image, metav1.ConditionTrue, longhornv1.ReasonImageReady, "1 of 2 copies: every disk has a copy")
+	w.says(image, metav1.ConditionTrue, longhornv1.ReasonImageReady, "1 of 2 copies that stay: every disk has a copy")
 	if image.Status.FirstCopyMessage != "" {
 		w.Errorf("status %+v", image.Status)
 	}
+}
+
+// sourceDisturbed: what somebody deletes of a source is made again, and a claim of the same name gets a volume of its own.
+func sourceDisturbed(w *world) {
+	disk := w.addStore("one", 50<<30)
+	image := w.newImage("image")
+	w.create(image)
+	pod := w.firstCopy(image, "one", disk)
+	m := w.sourceMeta(image)
+	claim := wait(w, &corev1.PersistentVolumeClaim{ObjectMeta: m}, exists)
+	w.must(w.admin.Delete(w.Context(), pod, client.GracePeriodSeconds(0)))
+	w.must(w.admin.Delete(w.Context(), claim))
+	before := claim.UID
+	controlplane.Eventually(w.T, func() error {
+		for _, o := range []client.Object{
+			&corev1.PersistentVolumeClaim{ObjectMeta: m}, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: m.Name}},
+		} {
+			if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(o), o); err == nil {
+				w.playCollectors(o)
+			}
+		}
+		volume := &corev1.PersistentVolume{}
+		if err := w.admin.Get(w.Context(), client.ObjectKey{Name: m.Name}, volume); err != nil {
+			return err
+		}
+		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(claim), claim); err != nil {
+			return err
+		}
+		if claim.UID == before || volume.Spec.ClaimRef.UID != claim.UID {
+			return fmt.Errorf("claim %s, and before %s; the volume is that of %s", claim.UID, before,
+				volume.Spec.ClaimRef.UID)
+		}
+		return nil
+	})
+	again := wait(w, &corev1.Pod{ObjectMeta: m}, func(p *corev1.Pod) error {
+		if p.UID == pod.UID {
+			return fmt.Errorf("it is still the pod of before")
+		}
+		return nil
+	})
+	w.podEnds(again, corev1.PodSucceeded, "")
+	w.sourceGone(image)
+	w.reportCopy("one", disk, image, longhornv1.StateReady, 100)
+	w.says(image, metav1.ConditionTrue, longhornv1.ReasonImageReady, "")
+}
+
+// nodeDies: the first copy is made on another node, although the pod on the dead one never ends.
+func nodeDies(w *world) {
+	one, two := w.addStore("one", 50<<30), w.addStore("two", 40<<30)
+	image := w.newImage("image")
+	w.create(image)
+	pod := w.firstCopy(image, "one", one)
+	// A pod that is on a node stays until the kubelet says that it has ended, and there is none.
+	w.must(w.admin.SubResource("binding").Create(w.Context(), pod, &corev1.Binding{
+		Target: corev1.ObjectReference{Kind: "Node", Name: "dead"},
+	}))
+	manager := &longhornv1.InstanceManager{ObjectMeta: w.meta("one")}
+	controlplane.Update(w.T, w.varve, manager, true, func(m *longhornv1.InstanceManager) {
+		m.Status.HeartbeatTime = ptr.To(metav1.NewMicroTime(time.Now().Add(-10 * time.Minute)))
+		m.Status.BackingImages = nil // a change, so that the controller looks now
+	})
+	w.says(image, metav1.ConditionFalse, longhornv1.ReasonFirstCopyUnknown, "another disk is chosen at ")
+	controlplane.Update(w.T, w.varve, image, true, func(i *longhornv1.BackingImage) {
+		for _, c := range i.Status.DiskFileStatusMap {
+			c.LastStateTransitionTime = time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
+		}
+	})
+	w.must(w.admin.Patch(w.Context(), image, client.RawPatch("application/merge-patch+json",
+		[]byte(`{"spec":{"minNumberOfCopies":2}}`)))) // an event, so that it looks now
+	w.sourceGone(image)
+	w.hasDisks(image, two)
+	w.reportCopy("two", two, image, longhornv1.StateInProgress, 0)
+	controlplane.Eventually(w.T, func() error {
+		volume := &corev1.PersistentVolume{}
+		if err := w.admin.Get(w.Context(), client.ObjectKey{Name: names.SourceHandle(image.Status.UUID)}, volume); err != nil {
+			return err
+		}
+		if got := volume.Spec.CSI.VolumeAttributes[names.ContextDisk]; got != two {
+			return fmt.Errorf("the volume is on %s, want %s", got, two)
+		}
+		return nil
+	})
 }
 
 func noDisk(w *world) {

@@ -116,7 +116,7 @@ func (in *input) keepMinimum(p *plan) reason {
 	if all >= want {
 		return reason{}
 	}
-	text := fmt.Sprintf("%d of %d copies", all, want)
+	text := fmt.Sprintf("%d of %d copies that stay", all, want)
 	making := 0
 	for disk := range p.disks {
 		c := p.status.DiskFileStatusMap[disk]

@@ -78,9 +78,16 @@ func (r *reconciler) readInput(ctx context.Context, image *longhornv1.BackingIma
 	var managers longhornv1.InstanceManagerList
 	var replicas longhornv1.ReplicaList
 	var volumes longhornv1.VolumeList
-	for _, list := range []client.ObjectList{&nodes, &managers, &replicas, &volumes} {
-		if err := r.cached.List(ctx, list, client.InNamespace(r.Namespace)); err != nil {
-			return nil, fmt.Errorf("list %T: %w", list, err)
+	clones := client.Reader(r.cached)
+	if image.DeletionTimestamp != nil {
+		clones = r.live // a clone that was made a moment ago keeps the image
+	}
+	for _, read := range []struct {
+		from client.Reader
+		list client.ObjectList
+	}{{r.cached, &nodes}, {r.cached, &managers}, {r.cached, &replicas}, {clones, &volumes}} {
+		if err := read.from.List(ctx, read.list, client.InNamespace(r.Namespace)); err != nil {
+			return nil, fmt.Errorf("list %T: %w", read.list, err)
 		}
 	}
 	in.addStores(nodes.Items, managers.Items)
@@ -210,7 +217,7 @@ func (r *reconciler) makeSource(
 		}
 	case volume.DeletionTimestamp != nil:
 		return nil
-	case volume.Spec.ClaimRef == nil || volume.Spec.ClaimRef.UID != claim.UID ||
+	case volume.Spec.ClaimRef == nil || volume.Spec.CSI == nil || volume.Spec.ClaimRef.UID != claim.UID ||
 		volume.Spec.CSI.VolumeAttributes[names.ContextDisk] != image.Status.V2FirstCopyDisk:
 		return r.removeObjects(ctx, []client.Object{volume}, false) // it is that of a claim of before
 	}

@@ -1,0 +1,304 @@
+package backingimage
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+)
+
+func TestFirstCopy_disk(t *testing.T) {
+	t.Parallel()
+	const making, none = longhornv1.ReasonFirstCopyInProgress, longhornv1.ReasonNoDisk
+	tag := func(f *fixture, node, tag string) {
+		d := f.nodes[node].Spec.Disks["default-disk"]
+		d.Tags = []string{tag}
+		f.nodes[node].Spec.Disks["default-disk"] = d
+	}
+	on := func(node string) outcome {
+		return outcome{first: inProgress, disk: node, disks: node, states: node + " pending", reason: making}
+	}
+	without := outcome{first: pending, reason: none}
+	for name, c := range map[string]struct {
+		edit  func(*fixture)
+		want  outcome
+		words string
+	}{
+		"most free": {func(*fixture) {}, on("a"), "disk default-disk of node a gets the first copy"},
+		"most free above what is reserved": {func(f *fixture) {
+			f.nodes["a"].Spec.Disks["default-disk"] = longhornv1.DiskSpec{AllowScheduling: true, StorageReserved: 100}
+		}, on("b"), ""},
+		"one that the user wants": {func(f *fixture) { f.wants("c") }, on("c"), ""},
+		"one that a replica waits on": {func(f *fixture) {
+			f.hasReplica("b", longhornv1.ReplicaStarting)
+		}, on("b"), ""},
+		"tags of disks": {func(f *fixture) {
+			f.image.Spec.DiskSelector = []string{"fast"}
+			tag(f, "c", "fast")
+		}, on("c"), ""},
+		"tags of nodes": {func(f *fixture) {
+			f.image.Spec.NodeSelector = []string{"rack-1"}
+			f.nodes["b"].Spec.Tags = []string{"rack-2", "rack-1"}
+		}, on("b"), ""},
+		"nobody has the tags": {func(f *fixture) {
+			f.image.Spec.DiskSelector, f.image.Spec.NodeSelector = []string{"fast"}, []string{"rack-1"}
+			tag(f, "c", "fast")
+		}, without, `no disk fits: disk default-disk of node a does not have all tags of spec.diskSelector ["fast"], disk ` +
+			`default-disk of node b does not have all tags of spec.diskSelector ["fast"], disk default-disk of node c is on a ` +
+			`node that does not have all tags of spec.nodeSelector ["rack-1"]`},
+		"each for its own reason": {func(f *fixture) {
+			f.silent("a")
+			f.closeDisk("b", longhornv1.ReasonDiskUnusable, "it is not mounted")
+			f.nodes["c"].Spec.AllowScheduling = false
+		}, without, "node a has no store that reports (the store of node a reported last at 2026-11-30T08:56:00Z: is varve " +
+			"store running there?), disk default-disk of node b is not ready (it is not mounted), disk default-disk of node " +
+			"c is on a node with spec.allowScheduling false"},
+		"no space, no permission, eviction": {func(f *fixture) {
+			f.nodes["a"].Status.DiskStatus["default-disk"].StorageAvailable = 10
+			f.nodes["b"].Spec.Disks["default-disk"] = longhornv1.DiskSpec{}
+			f.nodes["c"].Spec.Disks["default-disk"] = longhornv1.DiskSpec{AllowScheduling: true, EvictionRequested: true}
+		}, without, "node a has 0 bytes free above storageReserved, and the image takes 0, disk default-disk of node b has " +
+			"allowScheduling false, disk default-disk of node c is being evicted"},
+		"no disks": {func(f *fixture) { f.nodes, f.managers = nil, nil }, without, "no node has a disk"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture()
+			c.edit(f)
+			p := f.decide()
+			c.want.compare(t, p, c.words)
+			if !p.finalizer || p.status.UUID != "u" {
+				t.Errorf("finalizer %t, UUID %q", p.finalizer, p.status.UUID)
+			}
+		})
+	}
+}
+
+func TestFirstCopy_isFollowed(t *testing.T) {
+	t.Parallel()
+	const making, lost = longhornv1.ReasonFirstCopyInProgress, longhornv1.ReasonFirstCopyUnknown
+	a := outcome{first: inProgress, disk: "a", disks: "a", states: "a in-progress", reason: making}
+	for name, c := range map[string]struct {
+		edit  func(*fixture)
+		want  func(*outcome)
+		words string
+		next  time.Duration
+	}{
+		"there is no head yet": {
+			func(f *fixture) { f.was("a", pending, time.Minute) },
+			func(o *outcome) { o.states = "a pending" }, "the store of node a has not begun the copy", 170*time.Second + time.Second,
+		},
+		"the store waits": {
+			func(f *fixture) {
+				f.reports("a", pending, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "the disk is busy" })
+			},
+			func(o *outcome) { o.states = "a pending" }, "waits: the disk is busy", 0,
+		},
+		"there is a head": {
+			func(f *fixture) { f.reports("a", inProgress) }, func(o *outcome) { o.source = makeSource }, "0 %", pollSource,
+		},
+		"the pod does not start": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.hasPod(corev1.PodPending, "")
+				f.source.waitsFor = "FailedMount: no such device"
+			}, func(o *outcome) { o.source = makeSource }, "FailedMount: no such device", pollSource,
+		},
+		"the pod has written it": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.hasPod(corev1.PodSucceeded, "")
+			}, func(o *outcome) { o.source = removeSource }, "read back and sealed", pollSource,
+		},
+		"it was written, and the pod is gone": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.image.Status.FirstCopyWrittenTime = ptr.To(metav1.NewTime(now))
+			}, func(*outcome) {}, "read back and sealed", 0,
+		},
+		"the pod failed while nothing reports": {
+			func(f *fixture) {
+				f.silent("a")
+				f.hasPod(corev1.PodFailed, "gone")
+				f.was("a", unknown, time.Minute)
+			},
+			func(o *outcome) { o.first, o.states, o.reason = unknown, "a unknown", lost },
+			"reported last at 2026-11-30T08:56:00Z: is varve store running there?; another disk is chosen at " +
+				"2026-11-30T09:04:00Z", 4 * time.Minute,
+		},
+		"the disk is not mounted any more": {
+			func(f *fixture) {
+				f.was("a", inProgress, time.Hour)
+				f.closeDisk("a", longhornv1.ReasonDiskUnusable, "it is not mounted")
+			},
+			func(o *outcome) { o.first, o.states, o.reason = unknown, "a unknown", lost },
+			"disk default-disk of node a cannot be used: it is not mounted; another disk is chosen at 2026-11-30T09:05:00Z", 0,
+		},
+		"it is known again": {
+			func(f *fixture) {
+				f.begun("a", unknown)
+				f.was("a", unknown, time.Hour)
+				f.reports("a", inProgress)
+			}, func(o *outcome) { o.source = makeSource }, "", 0,
+		},
+		"it has been unknown for too long": {
+			func(f *fixture) {
+				f.begun("a", unknown)
+				f.was("a", unknown, 5*time.Minute)
+				f.silent("a")
+				f.hasPod(corev1.PodRunning, "")
+			},
+			func(o *outcome) {
+				o.first, o.disks, o.states, o.source, o.reason = pending, "", "a unknown", abandonSource, lost
+			}, "the first copy is made again", pollSource,
+		},
+		"the store never began it": {
+			func(f *fixture) { f.was("a", pending, 5*time.Minute) },
+			func(o *outcome) { o.first, o.disks, o.states, o.reason = pending, "", "a pending", lost }, "", 0,
+		},
+		"somebody took the disk out of the spec": {
+			func(f *fixture) {
+				delete(f.image.Spec.DiskFileSpecMap, "disk-a")
+				f.reports("a", inProgress)
+			}, func(o *outcome) { o.source = makeSource }, "", 0,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture()
+			f.begun("a", inProgress)
+			c.edit(f)
+			want := a
+			c.want(&want)
+			p := f.decide()
+			want.compare(t, p, c.words)
+			if c.next != 0 && p.next != c.next {
+				t.Errorf("the next look is in %s, want %s", p.next, c.next)
+			}
+			if p.source == makeSource && p.sourceNode != "a" {
+				t.Errorf("the source is made on node %q", p.sourceNode)
+			}
+		})
+	}
+}
+
+// The disk is out of the spec in the pass in which an attempt fails, and another disk is chosen only when nothing is
+// left of the attempt and its pause is over.
+func TestFirstCopy_fails(t *testing.T) {
+	t.Parallel()
+	const reasonFailed = longhornv1.ReasonFirstCopyFailed
+	again := func(f *fixture, since time.Duration) {
+		f.begun("a", failed)
+		delete(f.image.Spec.DiskFileSpecMap, "disk-a")
+		f.image.Status.FirstCopyMessage, f.image.Status.FirstCopyAttempts = "404", 1
+		f.image.Status.FirstCopyRetryTime = ptr.To(metav1.NewTime(now.Add(-since)))
+	}
+	for name, c := range map[string]struct {
+		edit  func(*fixture)
+		want  outcome
+		words string
+	}{
+		"the program says why": {func(f *fixture) {
+			f.reports("a", inProgress)
+			f.hasPod(corev1.PodFailed, "Invalid: the address gave a web page")
+		}, outcome{first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: reasonFailed},
+			"attempt 1 failed: Invalid: the address gave a web page; the next one begins at 2026-11-30T09:01:00Z"},
+		"the pod was evicted": {func(f *fixture) {
+			f.reports("a", inProgress)
+			f.hasPod(corev1.PodFailed, "")
+			f.source.pod.Status.Reason, f.source.pod.Status.Message = "Evicted", "The node was low on memory."
+			f.image.Status.FirstCopyAttempts = 2
+		}, outcome{first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: reasonFailed},
+			"attempt 3 failed: the source pod failed: Evicted: The node was low on memory.; the next one begins at " +
+				"2026-11-30T09:04:00Z"},
+		"the store says why": {func(f *fixture) {
+			f.reports("a", failed, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "the SHA-256 is another one" })
+		}, outcome{first: failed, disk: "a", states: "a failed", reason: reasonFailed}, "node a: the SHA-256 is another one"},
+		"its pause is not over": {func(f *fixture) {
+			again(f, -time.Minute)
+		}, outcome{first: failed, disk: "a", reason: reasonFailed}, "404; the next one begins at 2026-11-30T09:01:00Z"},
+		"its source is not gone": {func(f *fixture) {
+			again(f, time.Minute)
+			f.hasPod(corev1.PodFailed, "404")
+		}, outcome{first: failed, disk: "a", source: removeSource, reason: reasonFailed}, ""},
+		"its disk is not out of the spec": {func(f *fixture) {
+			again(f, time.Minute)
+			f.wants("a")
+		}, outcome{first: failed, disk: "a", states: "a pending", reason: reasonFailed}, ""},
+		"another disk is preferred": {func(f *fixture) {
+			again(f, time.Minute)
+		}, outcome{
+			first: inProgress, disk: "b", disks: "b", states: "b pending", reason: longhornv1.ReasonFirstCopyInProgress,
+		}, "attempt 1 failed: 404"},
+		"there is no other disk": {func(f *fixture) {
+			again(f, time.Minute)
+			f.silent("b")
+			f.silent("c")
+		}, outcome{
+			first: inProgress, disk: "a", disks: "a", states: "a pending", reason: longhornv1.ReasonFirstCopyInProgress,
+		}, ""},
+		"there is no other disk, and the old head": {func(f *fixture) {
+			again(f, time.Minute)
+			f.silent("b")
+			f.silent("c")
+			f.reports("a", inProgress)
+		}, outcome{first: pending, disk: "a", states: "a in-progress", reason: longhornv1.ReasonNoDisk},
+			"still has a copy that is being deleted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture()
+			f.begun("a", inProgress)
+			c.edit(f)
+			c.want.compare(t, f.decide(), c.words)
+		})
+	}
+	for attempts, want := range []time.Duration{
+		time.Minute, time.Minute, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute, 5 * time.Minute,
+	} {
+		if got := firstCopyPause(int32(attempts)); got != want { //nolint:gosec // a small number
+			t.Errorf("the pause after %d attempts is %s, want %s", attempts, got, want)
+		}
+	}
+}
+
+func TestFirstCopy_getsReady(t *testing.T) {
+	t.Parallel()
+	f := newFixture()
+	f.begun("a", inProgress)
+	f.reports("a", ready)
+	f.hasPod(corev1.PodRunning, "")
+	f.image.Status.FirstCopyMessage = "404"
+	f.image.Status.FirstCopyWrittenTime = ptr.To(metav1.NewTime(now))
+	p := f.decide()
+	outcome{
+		first: ready, disk: "a", disks: "a", states: "a ready", source: removeSource, reason: longhornv1.ReasonImageReady,
+	}.compare(t, p, "copies are ready on disk default-disk of node a")
+	s := p.status
+	if s.Checksum != sum || s.Size != 1_000_001 || s.VirtualSize != 1_000_001 || s.RealSize != 100 || s.ReadyCopies != 1 ||
+		s.FirstCopyMessage != "" || s.FirstCopyWrittenTime != nil {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestDecide_refusals(t *testing.T) {
+	t.Parallel()
+	f := newFixture()
+	f.image.Namespace = "default"
+	p := f.decide()
+	outcome{reason: longhornv1.ReasonWrongNamespace}.compare(t, p, "Varve serves images in namespace varve")
+	if p.finalizer || p.status.UUID != "" {
+		t.Errorf("an image of another namespace is served: %+v", p.status)
+	}
+	f = newFixture()
+	f.image.Spec.SourceType = longhornv1.SourceExport
+	p = f.decide()
+	outcome{reason: longhornv1.ReasonNotSupported}.compare(t, p, "not yet of type export-from-volume")
+	if p.finalizer {
+		t.Error("what is not served has a finalizer")
+	}
+}
