@@ -96,6 +96,10 @@ type agent struct {
 	reached func(step string) error
 }
 
+// +kubebuilder:rbac:groups=longhorn.io,resources=nodes;instancemanagers,verbs=get;list;watch;create,namespace=varve
+// +kubebuilder:rbac:groups=longhorn.io,resources=nodes/status;instancemanagers/status,verbs=update,namespace=varve
+// +kubebuilder:rbac:groups=longhorn.io,resources=backingimages,verbs=get;list;watch,namespace=varve
+
 // Run works until ctx ends, and then returns nil. It also serves other stores. Another error says that it cannot work at
 // all.
 func Run(ctx context.Context, o Options) error {

@@ -21,7 +21,8 @@ func (a *agent) CreateCopy(ctx context.Context, c peer.Copy) (longhornv1.Backing
 		return longhornv1.BackingImageV2CopyInfo{}, err
 	}
 	var image longhornv1.BackingImage
-	if err := a.live.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: c.Image}, &image); err != nil {
+	err := a.live.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: c.Image}, &image)
+	if client.IgnoreNotFound(err) != nil {
 		return longhornv1.BackingImageV2CopyInfo{}, fmt.Errorf("read the BackingImage %s: %w", c.Image, err)
 	}
 	_, wanted := image.Spec.DiskFileSpecMap[c.DiskUUID]

@@ -109,7 +109,8 @@ func (a *agent) lookAtDisks(ctx context.Context, node *longhornv1.Node) []*diskS
 		if err := a.closeDisk(d); err != nil {
 			s := &diskState{name: name, open: d, spec: longhornv1.DiskSpec{Path: d.specPath}}
 			s.err = fmt.Errorf("it is not in spec.disks any more, and stays until nothing on it is in use: %w", err)
-			s.usage, _ = d.Usage(ctx) // what it says does not count any more
+			s.usage, _ = d.Usage(ctx) // nothing depends on them any more
+			s.objects, _ = d.List(ctx)
 			states = append(states, s)
 		}
 	}
@@ -286,7 +287,7 @@ func (a *agent) describeNode(node *longhornv1.Node, states []*diskState) {
 		if s.open != nil {
 			status.DiskUUID = string(s.open.UUID)
 			status.StorageMaximum, status.StorageAvailable = s.usage.Capacity, s.usage.Available
-			status.StorageScheduled = s.usage.Provisioned
+			status.StorageScheduled = scheduledBytes(s.objects)
 		}
 		c := s.condition()
 		if c.Status == metav1.ConditionTrue {
@@ -306,6 +307,17 @@ func (a *agent) describeNode(node *longhornv1.Node, states []*diskState) {
 		c.Status, c.Reason = metav1.ConditionFalse, reasonNoDisk
 	}
 	meta.SetStatusCondition(&node.Status.Conditions, c)
+}
+
+// scheduledBytes returns the sum of the sizes of volumes. Heads in which images are made are larger than any image.
+func scheduledBytes(objects []disk.Object) int64 {
+	var sum int64
+	for _, o := range objects {
+		if _, _, ofImage := copyOf(o); o.Kind == disk.KindHead && !ofImage {
+			sum += o.Bytes
+		}
+	}
+	return sum
 }
 
 // maxMessage is the length of the longest message of a condition.

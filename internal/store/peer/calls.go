@@ -180,6 +180,7 @@ func (s *server) sendExposure(
 
 // awaitEnd returns when a lease is to end.
 func (s *server) awaitEnd(ctx context.Context, x *exposure) error {
+	x.noteUse()
 	ticker := s.o.Clock.NewTicker(idleInterval)
 	defer ticker.Stop()
 	for {

@@ -74,6 +74,13 @@ func (x *exposure) addConnection() {
 	x.connections++
 }
 
+// noteUse begins the time after which an exposure without connections is idle.
+func (x *exposure) noteUse() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.lastUse = x.clock.Now()
+}
+
 func (x *exposure) removeConnection() {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -42,6 +42,9 @@ const (
 	idleInterval = 10 * time.Second
 	// maxExposures is how many leases there are at once.
 	maxExposures = 64
+	// maxRequestBytes is the largest read, and maxMemoryBytes what all of them take together.
+	maxRequestBytes = 4 << 20
+	maxMemoryBytes  = 64 << 20
 	// A client that does not answer for keepaliveTime and keepaliveTimeout is gone, and so are its leases.
 	keepaliveTime    = 20 * time.Second
 	keepaliveTimeout = 20 * time.Second
@@ -120,7 +123,10 @@ func serve(ctx context.Context, o Options, calls, data net.Listener) error {
 		grpc.MaxRecvMsgSize(64<<10),
 	)
 	storepb.RegisterStoreServer(rpc, s)
-	disks := &nbd.Server{Exports: s, TLS: serverTLS(o.TLSDir), Log: o.Logger}
+	disks := &nbd.Server{Exports: s, TLS: serverTLS(o.TLSDir), Log: o.Logger, Limits: nbd.Limits{
+		Connections: maxExposures * connections, MaxRequestBytes: maxRequestBytes, MaxInFlightBytes: 2 * maxRequestBytes,
+		MaxMemoryBytes: maxMemoryBytes,
+	}}
 	group.Go(func() error { return rpc.Serve(calls) })
 	group.Go(func() error { return disks.Serve(ctx, data) })
 	group.Go(func() error {
