@@ -142,6 +142,9 @@ func (n *node) kill() {
 	n.cancel()
 	<-n.ended
 	<-n.peersEnded
+	for _, d := range n.agent.disks {
+		_ = d.files.Close() // as the end of the process does, whatever is leased
+	}
 }
 
 // eventually lets time pass until check holds.

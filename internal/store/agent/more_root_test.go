@@ -1,0 +1,305 @@
+//go:build root
+
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/disk/disktest"
+	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/handover"
+	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/internal/store/peer"
+	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/verdict"
+)
+
+// editNode changes the node's object.
+func (n *node) editNode(edit func(*longhornv1.NodeSpec)) {
+	n.c.t.Helper()
+	var o longhornv1.Node
+	err := n.c.client.Get(n.c.t.Context(), client.ObjectKey{Namespace: namespace, Name: n.name}, &o)
+	if err == nil {
+		edit(&o.Spec)
+		err = n.c.client.Update(n.c.t.Context(), &o)
+	}
+	if err != nil {
+		n.c.t.Fatal(err)
+	}
+}
+
+// awaitReport waits for a report of the node's copy that has words in its message.
+func (n *node) awaitReport(state longhornv1.BackingImageState, words string) {
+	n.c.t.Helper()
+	n.c.eventually(fmt.Sprintf("%s with %q", state, words), func() error {
+		if r, _ := n.report(); r.State != state || !strings.Contains(r.Message, words) {
+			return fmt.Errorf("%+v", r)
+		}
+		return nil
+	})
+}
+
+// A copy for another disk of the same node needs no other store.
+func TestSync_betweenDisksOfANode(t *testing.T) {
+	t.Parallel()
+	data := withHole(6, 2*mib+3)
+	c := newCluster(t)
+	a := c.addNode("a")
+	first := c.makeFirst(a, data)
+	second := loop.NewFileSystem(t, "xfs")
+	t.Cleanup(a.kill) // before the file system goes
+	a.editNode(func(s *longhornv1.NodeSpec) { s.Disks["second"] = longhornv1.DiskSpec{Path: second.Dir} })
+	c.eventually("the second disk", func() error {
+		if n := len(a.set.All()); n != 2 {
+			return fmt.Errorf("%d disks", n)
+		}
+		return nil
+	})
+	d := a.set.All()[1]
+	c.editImage(func(image *longhornv1.BackingImage) {
+		image.Spec.DiskFileSpecMap[string(d.UUID)] = nil
+	})
+	c.eventually("the second copy", func() error {
+		all, _ := a.agent.ListCopies()
+		for _, r := range all {
+			if r.DiskUUID == string(d.UUID) && r.State == longhornv1.StateReady && r.CurrentChecksum == first.CurrentChecksum {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", all)
+	})
+	if !bytes.Equal((disktest.Disk{Disk: d.Disk, TB: t}).Read(names.Image(imageName)), data) {
+		verdict.Errorf(t, "the second copy")
+	}
+}
+
+// After a restart, who has attached a volume leases it before anything on the disk is sealed or deleted.
+func TestOpened_comesFirst(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a := c.addNode("a")
+	c.makeImage(a, "")
+	s := a.attachSource()
+	s.write(handover.Record{Bytes: 3, Complete: true}, map[int64][]byte{0: []byte("abc")})
+	a.kill()
+	s.detach()
+	fail := errclass.Errorf(errclass.Transient, "losetup failed")
+	var lease disk.Lease
+	a.opened = func(ctx context.Context, d diskset.Disk) (err error) {
+		if all := a.set.All(); len(all) > 0 {
+			t.Error("the disk is in the set before its leases are open")
+		}
+		if fail != nil {
+			return fail
+		}
+		lease, err = d.Open(ctx, names.SourceHead(imageUUID))
+		return err
+	}
+	a.start()
+	if m := a.condition(longhornv1.ReasonDiskUnusable); !strings.Contains(m, "losetup failed") || len(a.set.All()) > 0 {
+		t.Error(m)
+	}
+	a.kill()
+	fail = nil
+	a.start()
+	a.awaitReport(longhornv1.StateInProgress, "detached")
+	if err := lease.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a.await(longhornv1.StateReady)
+}
+
+// A store that does not answer is asked again, then the copy has failed, and later it is tried again.
+func TestSync_storeIsGone(t *testing.T) {
+	t.Parallel()
+	data := disktest.Noise(7, 5000)
+	c := newCluster(t)
+	a, b := c.addNode("a"), c.addNode("b")
+	c.makeFirst(a, data)
+	a.kill()
+	c.addDisk(b)
+	b.awaitReport(longhornv1.StateInProgress, "attempt 2 failed")
+	b.await(longhornv1.StateFailed)
+	if n := len(a.c.nodes); n != 2 {
+		t.Fatal(n)
+	}
+	a.start()
+	b.await(longhornv1.StateReady)
+	if !bytes.Equal(b.disk().Read(names.Image(imageName)), data) {
+		verdict.Errorf(t, "the copy")
+	}
+}
+
+// A copy that nobody wants any more ends in the middle, and goes.
+func TestSync_endsWhenItIsUnwanted(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, b := c.addNode("a"), c.addNode("b")
+	c.makeFirst(a, disktest.Noise(8, 40*mib))
+	b.kill()
+	gate, begun := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	b.reached = func(step string) error {
+		if step == "piece" {
+			once.Do(func() { close(begun) })
+			<-gate
+		}
+		return nil
+	}
+	b.start()
+	c.addDisk(b)
+	c.eventually("the first piece", func() error {
+		select {
+		case <-begun:
+			return nil
+		default:
+			return errors.New("not yet")
+		}
+	})
+	c.removeDisk(b)
+	b.awaitReport(longhornv1.StateInProgress, "is to be deleted")
+	close(gate)
+	b.awaitNone()
+	a.await(longhornv1.StateReady)
+}
+
+// A copy with clones stays until they are gone, and says so. Nothing but the API server's word deletes it.
+func TestDelete_waitsForClones(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a := c.addNode("a")
+	first := c.makeFirst(a, disktest.Noise(9, 5000))
+	d := a.disk()
+	d.NewHead("volume/pvc-1", "pvc-1", names.Image(imageName), 10000)
+	of := peer.Copy{Image: imageName, UUID: imageUUID, DiskUUID: first.DiskUUID}
+	if got, err := a.agent.CreateCopy(t.Context(), of); err != nil || got.State != longhornv1.StateReady {
+		t.Error(got, err)
+	}
+	wanted := a.agent.DeleteCopy(t.Context(), of)
+	c.removeDisk(a)
+	a.awaitReport(longhornv1.StateReady, `"volume/pvc-1"`)
+	for words, err := range map[string]error{
+		"remove the disk there": wanted, `"volume/pvc-1"`: a.agent.DeleteCopy(t.Context(), of),
+		"does not exist": a.agent.DeleteCopy(t.Context(), peer.Copy{Image: "x", UUID: imageUUID, DiskUUID: first.DiskUUID}),
+		"another UUID":   a.agent.DeleteCopy(t.Context(), peer.Copy{Image: imageName, UUID: "y", DiskUUID: first.DiskUUID}),
+	} {
+		if !errors.Is(err, errclass.Conflict) || !strings.Contains(fmt.Sprint(err), words) {
+			t.Errorf("%q: %v", words, err)
+		}
+	}
+	if _, err := a.agent.CreateCopy(t.Context(), of); !errors.Is(err, errclass.Conflict) {
+		t.Error(err)
+	}
+	other := of
+	other.DiskUUID = "d-9"
+	_, err := a.agent.CreateCopy(t.Context(), other)
+	if !errors.Is(err, errclass.NotFound) || !errors.Is(a.agent.DeleteCopy(t.Context(), other), errclass.NotFound) {
+		t.Error(err)
+	}
+	if err := d.Delete(t.Context(), "volume/pvc-1"); err != nil {
+		t.Fatal(err)
+	}
+	a.awaitNone()
+	if err := a.agent.DeleteCopy(t.Context(), of); err != nil { // again is success
+		t.Error(err)
+	}
+}
+
+// A disk over which another file system is mounted is not used, and comes back.
+func TestDisk_mountedOver(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a := c.addNode("a")
+	uuid := a.uuid()
+	if err := unix.Mount("none", a.fs.Dir, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	if m := a.condition(longhornv1.ReasonDiskUnusable); !strings.Contains(m, uuid) || !strings.Contains(m, "mount it") {
+		t.Error(m)
+	}
+	if all := a.set.All(); len(all) > 0 {
+		t.Errorf("%v", all)
+	}
+	if err := unix.Unmount(a.fs.Dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := a.uuid(); got != uuid {
+		t.Errorf("%s became %s", uuid, got)
+	}
+}
+
+// A disk with less free space than is reserved says so, and gets no copy. Heads of sources do not count as volumes.
+func TestDisk_pressure(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, b := c.addNode("a"), c.addNode("b")
+	a.uuid()
+	c.makeImage(a, "")
+	s := a.attachSource()
+	a.disk().NewHead("volume/v", "v", "", 3*mib)
+	c.eventually("the volume's size", func() error {
+		if st := a.diskStatus(); st.StorageScheduled != 3*mib || st.StorageMaximum <= st.StorageAvailable {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+	s.write(handover.Record{Bytes: 1, Complete: true}, map[int64][]byte{0: []byte("x")})
+	s.detach()
+	c.finishFirst(a.await(longhornv1.StateReady))
+	uuid := b.uuid()
+	b.editNode(func(s *longhornv1.NodeSpec) {
+		d := s.Disks[defaultDiskName]
+		d.StorageReserved = 1 << 40
+		s.Disks[defaultDiskName] = d
+	})
+	if m := b.condition(longhornv1.ReasonDiskPressure); !strings.Contains(m, "storageReserved") {
+		t.Error(m)
+	}
+	c.editImage(func(image *longhornv1.BackingImage) { image.Spec.DiskFileSpecMap[uuid] = nil })
+	b.awaitReport(longhornv1.StatePending, "storageReserved")
+	b.editNode(func(s *longhornv1.NodeSpec) {
+		d := s.Disks[defaultDiskName]
+		d.StorageReserved = 0
+		s.Disks[defaultDiskName] = d
+	})
+	b.await(longhornv1.StateReady)
+}
+
+// The hash of all is compared, too: data that all pieces lie about is not sealed, and what was read of it goes.
+func TestSync_comparesTheWhole(t *testing.T) {
+	t.Parallel()
+	data := disktest.Noise(10, mib+1)
+	c := newCluster(t)
+	a, b := c.addNode("a"), c.addNode("b")
+	c.makeFirst(a, data)
+	b.kill()
+	var copied atomic.Int32
+	b.reached = func(step string) error {
+		if step != "copied" || copied.Add(1) > 1 {
+			return nil
+		}
+		d := b.disk()
+		d.Write(names.Copy(imageUUID), 5, []byte{data[5] ^ 1}) // after its piece was compared
+		return nil
+	}
+	b.start()
+	c.addDisk(b)
+	b.awaitReport(longhornv1.StateInProgress, "SHA-512")
+	b.await(longhornv1.StateReady)
+	if !bytes.Equal(b.disk().Read(names.Image(imageName)), data) || copied.Load() < 2 {
+		verdict.Errorf(t, "the copy, after %d attempts", copied.Load())
+	}
+}
