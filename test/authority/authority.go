@@ -107,8 +107,8 @@ func (a *Authority) Files(tb testing.TB) string {
 	return dir
 }
 
-// ServiceFiles writes the certificate of a service that is client and server in one, as cert-manager and Kubernetes name
-// its files, into a directory and returns it: tls.crt, tls.key and ca.crt.
+// ServiceFiles writes the certificate of a service that is client and server in one into a directory, in files named as
+// in a Secret, and returns the directory: tls.crt, tls.key and ca.crt.
 func (a *Authority) ServiceFiles(tb testing.TB, host string) string {
 	tb.Helper()
 	dir, c := tb.TempDir(), a.Issue(tb, host, host)

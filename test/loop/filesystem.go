@@ -56,8 +56,8 @@ func (s *FileSystem) Mount(tb testing.TB, options string) {
 	s.Mounted = true
 }
 
-// Unmount fails if anything in the file system is open. A program that another test starts has the files of this process
-// until its exec ends, so a busy file system gets some time.
+// Unmount fails if anything in the file system is open. A program that another test starts has the files of this
+// process until its exec ends, so a busy file system gets some time.
 func (s *FileSystem) Unmount(tb testing.TB) {
 	tb.Helper()
 	s.Mounted = false

@@ -1,10 +1,10 @@
-// Package agent is what `varve store` does with the disks of its node and with the copies of images on them. It opens the
-// disks of its Node, makes the first copies of images out of what source pods have written, reads further copies from
-// other stores, deletes those that nobody wants any more, and reports all of it in its Node and InstanceManager.
+// Package agent is what `varve store` does with the disks of its node and with the copies of images on them. It opens
+// the disks of its Node, makes the first copies of images out of what source pods have written, reads further copies
+// from other stores, deletes those that nobody wants any more, and reports all of it in its Node and InstanceManager.
 //
-// What a disk holds is the only truth: after a restart at any moment the agent goes on from there. It never deletes what
-// no BackingImage names, nor because of an error. One goroutine decides and reports; what takes long (sealing and
-// copying) runs beside it, one at a time for a copy.
+// What a disk holds is the only truth: after a restart at any moment the agent goes on from there. It never deletes
+// what no BackingImage names, and never deletes because of an error. One goroutine decides and reports. What takes long
+// (sealing and copying) runs beside it, one job at a time for each copy.
 package agent
 
 import (
@@ -81,8 +81,8 @@ type agent struct {
 	// copies remember attempts, by copy.
 	copies map[copyKey]*copyState
 	wake   chan struct{}
-	// written is what the InstanceManager says, and writtenAt when it was told. Its ResourceVersion is empty if that is not
-	// known.
+	// written is what the InstanceManager says, and writtenAt when it was told. Its ResourceVersion is empty if that is
+	// not known.
 	written   longhornv1.InstanceManager
 	writtenAt time.Time
 	// nodeWrittenAt is when the status of the Node was compared with the disks.
@@ -96,12 +96,7 @@ type agent struct {
 	reached func(step string) error
 }
 
-// +kubebuilder:rbac:groups=longhorn.io,resources=nodes;instancemanagers,verbs=get;list;watch;create,namespace=varve
-// +kubebuilder:rbac:groups=longhorn.io,resources=nodes/status;instancemanagers/status,verbs=update,namespace=varve
-// +kubebuilder:rbac:groups=longhorn.io,resources=backingimages,verbs=get;list;watch,namespace=varve
-
-// Run works until ctx ends, and then returns nil. It also serves other stores. Another error says that it cannot work at
-// all.
+// Run works until ctx ends, and then returns nil. It also serves other stores. An error means that it cannot work.
 func Run(ctx context.Context, o Options) error {
 	scheme := runtime.NewScheme()
 	if err := longhornv1.AddToScheme(scheme); err != nil {

@@ -350,8 +350,9 @@ func TestDelete_onlyWhatAnImageDoesNotWant(t *testing.T) {
 		return nil
 	})
 	// Without the image nobody says that the copy is not wanted.
-	images.Items[0].Finalizers = nil
-	if err := errors.Join(c.client.Update(t.Context(), &images.Items[0]), c.client.Delete(t.Context(), &images.Items[0])); err != nil {
+	image := &images.Items[0]
+	image.Finalizers = nil
+	if err := errors.Join(c.client.Update(t.Context(), image), c.client.Delete(t.Context(), image)); err != nil {
 		t.Fatal(err)
 	}
 	c.unreadable.Store(false)

@@ -93,7 +93,8 @@ type node struct {
 func (c *cluster) addNode(name string) *node {
 	c.t.Helper()
 	number := addresses.Add(1)
-	n := &node{c: c, name: name, ip: fmt.Sprintf("127.13.%d.%d", number/250, number%250+1), fs: loop.NewFileSystem(c.t, "xfs")}
+	ip := fmt.Sprintf("127.13.%d.%d", number/250, number%250+1)
+	n := &node{c: c, name: name, ip: ip, fs: loop.NewFileSystem(c.t, "xfs")}
 	c.nodes = append(c.nodes, n)
 	c.t.Cleanup(n.kill)
 	n.start()

@@ -204,8 +204,8 @@ func (a *agent) deleteHead(ctx context.Context, d *openDisk, head disk.Name) {
 	}
 }
 
-// copyOf returns the image's name and UUID whose copy an object is, or whose copy is made in it. The name is empty if the
-// object does not say it.
+// copyOf returns the name and the UUID of the image whose copy an object is, or whose copy is made in it. The name is
+// empty if the object does not say it.
 func copyOf(o disk.Object) (image, uuid string, ok bool) {
 	if image, ok := names.IsImage(o.Name); ok && o.Kind == disk.KindImage {
 		return image, string(o.UID), true

@@ -113,7 +113,9 @@ func decideFirst(v view) decision {
 	case v.source == nil:
 		return inProgress(actionCreateSource, 0, v.state.lastError)
 	case v.source.State != disk.StateWritable:
-		return decision{action: actionDeleteSource, state: longhornv1.StateFailed, message: "what the source wrote is damaged"}
+		d := failed("what the source wrote is damaged")
+		d.action = actionDeleteSource
+		return d
 	case v.recordErr != nil && attached: // it may be in the middle of being written
 		return inProgress(actionNone, v.state.progress, v.recordErr.Error())
 	case v.recordErr != nil:

@@ -60,11 +60,20 @@ func TestDecide(t *testing.T) {
 		view view
 		want decided
 	}{
-		"ready":               {view{image: first, copy: ready}, decided{"", longhornv1.StateReady, 100, ""}},
-		"ready, with heads":   {view{image: first, copy: ready, source: head}, decided{actionDeleteHeads, longhornv1.StateReady, 100, ""}},
-		"ready, with a copy":  {view{image: first, copy: ready, making: head}, decided{actionDeleteHeads, longhornv1.StateReady, 100, ""}},
-		"damaged":             {view{image: elsewhere, copy: damaged}, decided{"", hasFailed, 0, "add it again"}},
-		"another image":       {view{image: first, copy: &disk.Object{UID: "i-0", State: disk.StateReady}}, decided{"", hasFailed, 0, "i-0"}},
+		"ready": {view{image: first, copy: ready}, decided{"", longhornv1.StateReady, 100, ""}},
+		"ready, with heads": {
+			view{image: first, copy: ready, source: head},
+			decided{actionDeleteHeads, longhornv1.StateReady, 100, ""},
+		},
+		"ready, with a copy": {
+			view{image: first, copy: ready, making: head},
+			decided{actionDeleteHeads, longhornv1.StateReady, 100, ""},
+		},
+		"damaged": {view{image: elsewhere, copy: damaged}, decided{"", hasFailed, 0, "add it again"}},
+		"another image": {
+			view{image: first, copy: &disk.Object{UID: "i-0", State: disk.StateReady}},
+			decided{"", hasFailed, 0, "i-0"},
+		},
 		"first":               {view{image: first}, decided{actionCreateSource, inProgress, 0, ""}},
 		"first, no space":     {view{image: first, pressed: true}, decided{"", isPending, 0, "storageReserved"}},
 		"first, no space now": {view{image: first, pressed: true, source: head}, decided{"", inProgress, 0, ""}},
@@ -78,12 +87,18 @@ func TestDecide(t *testing.T) {
 		"first, attached": {
 			view{image: first, source: head, sourceUsers: 1, record: complete}, decided{"", inProgress, 99, "detached"},
 		},
-		"first, complete": {view{image: first, source: head, record: complete}, decided{actionSeal, inProgress, 99, ""}},
+		"first, complete": {
+			view{image: first, source: head, record: complete},
+			decided{actionSeal, inProgress, 99, ""},
+		},
 		"first, record being written": {
 			view{image: first, source: head, sourceUsers: 1, recordErr: errclass.Corrupt, state: &copyState{progress: 7}},
 			decided{"", inProgress, 7, "corrupt"},
 		},
-		"first, bad record": {view{image: first, source: head, recordErr: errclass.Corrupt}, decided{"", hasFailed, 0, "corrupt"}},
+		"first, bad record": {
+			view{image: first, source: head, recordErr: errclass.Corrupt},
+			decided{"", hasFailed, 0, "corrupt"},
+		},
 		"first, damaged head": {
 			view{image: first, source: damaged}, decided{actionDeleteSource, hasFailed, 0, "damaged"},
 		},
@@ -92,7 +107,9 @@ func TestDecide(t *testing.T) {
 			decided{actionDeleteSource, hasFailed, 0, "no"},
 		},
 		"first, failed long ago": {
-			view{image: first, state: &copyState{failure: "no", failedFirst: true, firstAttempt: 2, failedAt: noon.Add(-time.Hour)}},
+			view{
+				image: first, state: &copyState{failure: "no", failedFirst: true, firstAttempt: 2, failedAt: noon.Add(-time.Hour)},
+			},
 			decided{"", hasFailed, 0, "no"},
 		},
 		"first, failed before": {
@@ -100,18 +117,35 @@ func TestDecide(t *testing.T) {
 			decided{actionCreateSource, inProgress, 0, ""},
 		},
 		"first, failed before a restart": {
-			view{image: first, state: &copyState{failure: "no", recalled: true, failedAt: noon}}, decided{"", hasFailed, 0, "no"},
+			view{
+				image: first, state: &copyState{failure: "no", recalled: true, failedAt: noon}}, decided{"", hasFailed, 0, "no",
+			},
 		},
-		"further":            {view{image: elsewhere}, decided{actionSync, inProgress, 0, ""}},
-		"further, no space":  {view{image: elsewhere, pressed: true}, decided{"", isPending, 0, "storageReserved"}},
-		"further, begun":     {view{image: elsewhere, pressed: true, making: head}, decided{actionSync, inProgress, 0, ""}},
-		"further, waits":     {view{image: elsewhere, state: &copyState{retryAt: noon.Add(1), attempts: 3, lastError: "gone"}}, decided{"", inProgress, 0, "attempt 3 failed"}},
-		"further, again":     {view{image: elsewhere, state: &copyState{retryAt: noon, lastError: "gone"}}, decided{actionSync, inProgress, 0, "gone"}},
-		"further, failed":    {view{image: elsewhere, state: &copyState{failure: "no", failedAt: noon}}, decided{"", hasFailed, 0, "no"}},
-		"further, failed 5m": {view{image: elsewhere, state: &copyState{failure: "no", failedAt: noon.Add(-failureLasts)}}, decided{actionSync, inProgress, 0, ""}},
-		"no checksum yet":    {view{image: unverified}, decided{"", isPending, 0, "status.checksum"}},
-		"no copy is ready":   {view{image: unknown}, decided{"", isPending, 0, "no other disk"}},
-		"the only copy":      {view{image: onlyHere}, decided{"", isPending, 0, "no other disk"}},
+		"further":           {view{image: elsewhere}, decided{actionSync, inProgress, 0, ""}},
+		"further, no space": {view{image: elsewhere, pressed: true}, decided{"", isPending, 0, "storageReserved"}},
+		"further, begun": {
+			view{image: elsewhere, pressed: true, making: head},
+			decided{actionSync, inProgress, 0, ""},
+		},
+		"further, waits": {
+			view{image: elsewhere, state: &copyState{retryAt: noon.Add(1), attempts: 3, lastError: "gone"}},
+			decided{"", inProgress, 0, "attempt 3 failed"},
+		},
+		"further, again": {
+			view{image: elsewhere, state: &copyState{retryAt: noon, lastError: "gone"}},
+			decided{actionSync, inProgress, 0, "gone"},
+		},
+		"further, failed": {
+			view{image: elsewhere, state: &copyState{failure: "no", failedAt: noon}},
+			decided{"", hasFailed, 0, "no"},
+		},
+		"further, failed 5m": {
+			view{image: elsewhere, state: &copyState{failure: "no", failedAt: noon.Add(-failureLasts)}},
+			decided{actionSync, inProgress, 0, ""},
+		},
+		"no checksum yet":  {view{image: unverified}, decided{"", isPending, 0, "status.checksum"}},
+		"no copy is ready": {view{image: unknown}, decided{"", isPending, 0, "no other disk"}},
+		"the only copy":    {view{image: onlyHere}, decided{"", isPending, 0, "no other disk"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -189,7 +223,9 @@ func TestFinishJob_countsAttempts(t *testing.T) {
 		waits = append(waits, s.retryAt.Sub(noon))
 	}
 	second := time.Second
-	want := []time.Duration{5 * second, 10 * second, 5 * second, 10 * second, 20 * second, 40 * second, time.Time{}.Sub(noon)}
+	want := []time.Duration{
+		5 * second, 10 * second, 5 * second, 10 * second, 20 * second, 40 * second, time.Time{}.Sub(noon),
+	}
 	if diff := cmp.Diff(want, waits); diff != "" || s.failure != gone.Error() || s.failedFirst {
 		t.Errorf("%+v\n%s", s, diff)
 	}
@@ -199,7 +235,8 @@ func TestFinishJob_countsAttempts(t *testing.T) {
 		t.Errorf("after success: %+v", s)
 	}
 	// A wrong checksum of a source cannot become right.
-	finish(actionSeal, false, &disk.ChecksumError{Algorithm: "SHA-256", Found: "0123456789abcdef01", Wanted: "fedcba98765432100"})
+	wrong := &disk.ChecksumError{Algorithm: "SHA-256", Found: "0123456789abcdef01", Wanted: "fedcba98765432100"}
+	finish(actionSeal, false, wrong)
 	if !s.failedFirst || s.firstAttempt != 4 || !strings.Contains(s.failure, "0123456789abcdef…") ||
 		!strings.Contains(s.failure, "fedcba9876543210…") {
 		t.Errorf("%+v", s)

@@ -196,7 +196,8 @@ func (a *agent) syncCopy(
 	if err := a.step("copied"); err != nil {
 		return err
 	}
-	err = d.Snapshot(ctx, head, name, disk.Seal{UID: disk.UID(uuid), Kind: disk.KindImage, Checksum: image.Status.Checksum})
+	seal := disk.Seal{UID: disk.UID(uuid), Kind: disk.KindImage, Checksum: image.Status.Checksum}
+	err = d.Snapshot(ctx, head, name, seal)
 	if errors.Is(err, errclass.Corrupt) { // although each piece had its hash: begin again
 		return errors.Join(err, d.Delete(ctx, head))
 	}
@@ -313,5 +314,5 @@ func writePiece(to *os.File, p []byte, offset int64, all bool) error {
 
 // countPiece counts a piece that is there now. 100 percent is a copy that is sealed.
 func (c *copying) countPiece() {
-	c.job.progress.Store(int32(min(99, c.done.Add(1)*100/int64(len(c.from.pieces))))) //nolint:gosec // percent
+	c.job.progress.Store(int32(min(99, c.done.Add(1)*100/int64(len(c.from.pieces)))))
 }

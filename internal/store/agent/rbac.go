@@ -1,9 +1,7 @@
 package agent
 
-// What the agent does with objects. Policies (deploy/store/admission.yaml) hold it to its own node.
+// What the agent may do: make and read its Node and InstanceManager, write their status, and read images.
 //
+// +kubebuilder:rbac:groups=longhorn.io,resources=nodes;instancemanagers,verbs=get;list;watch;create
+// +kubebuilder:rbac:groups=longhorn.io,resources=nodes/status;instancemanagers/status,verbs=update
 // +kubebuilder:rbac:groups=longhorn.io,resources=backingimages,verbs=get;list;watch
-// +kubebuilder:rbac:groups=longhorn.io,resources=nodes,verbs=get;list;watch;create
-// +kubebuilder:rbac:groups=longhorn.io,resources=nodes/status,verbs=update
-// +kubebuilder:rbac:groups=longhorn.io,resources=instancemanagers,verbs=get;list;create
-// +kubebuilder:rbac:groups=longhorn.io,resources=instancemanagers/status,verbs=update

@@ -62,8 +62,8 @@ func (s *copyState) forgetFailure(now time.Time, isFirst bool, attempt int32) {
 }
 
 func (s *copyState) describeRetry() string {
-	return fmt.Sprintf("attempt %d failed, and the next one is at %s: %s", s.attempts, s.retryAt.UTC().Format(time.TimeOnly),
-		s.lastError)
+	next := s.retryAt.UTC().Format(time.TimeOnly)
+	return fmt.Sprintf("attempt %d failed, and the next one is at %s UTC: %s", s.attempts, next, s.lastError)
 }
 
 // job is something that takes long.
@@ -109,7 +109,7 @@ func (a *agent) startJob(ctx context.Context, s *copyState, what action, do func
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	j := &job{what: what, cancel: cancel, done: make(chan struct{})}
-	j.progress.Store(int32(s.progress)) //nolint:gosec // percent
+	j.progress.Store(int32(s.progress))
 	s.job = j
 	a.jobs.Go(func() {
 		defer a.wakeUp()

@@ -27,7 +27,7 @@ func statusError(err error) error {
 
 func describeCopy(c longhornv1.BackingImageV2CopyInfo) *storepb.BackingImage {
 	return &storepb.BackingImage{
-		Name: c.Name, Uuid: c.UUID, DiskUuid: c.DiskUUID, Size: c.Size, Progress: int32(c.Progress), //nolint:gosec // percent
+		Name: c.Name, Uuid: c.UUID, DiskUuid: c.DiskUUID, Size: c.Size, Progress: int32(c.Progress),
 		State: string(c.State), CurrentChecksum: c.CurrentChecksum, Message: c.Message, RealSize: c.RealSize,
 	}
 }
@@ -161,7 +161,7 @@ func (s *server) sendExposure(
 		return err
 	}
 	first := &storepb.Exposed{Lease: &storepb.Lease{
-		Id: x.id, Export: x.id, NbdPort: int32(s.nbdPort), Size: image.Bytes, Checksum: image.Checksum, //nolint:gosec // a port
+		Id: x.id, Export: x.id, NbdPort: int32(s.nbdPort), Size: image.Bytes, Checksum: image.Checksum,
 	}}
 	if err := stream.Send(first); err != nil {
 		return err

@@ -17,8 +17,8 @@ import (
 	"github.com/varvebackup/varve/internal/store/disk"
 )
 
-// exposure is a lease of one reader on an image, and the NBD export of it. It implements [nbd.Backend], [nbd.Sparse] and
-// [nbd.StatusReporter].
+// exposure is a lease of one reader on an image, and the NBD export of it. It implements [nbd.Backend], [nbd.Sparse]
+// and [nbd.StatusReporter].
 type exposure struct {
 	id    string
 	size  int64
@@ -42,7 +42,9 @@ var (
 )
 
 // openExposure leases an image of a size.
-func openExposure(ctx context.Context, id string, d disk.Disk, image disk.Object, c clock.PassiveClock) (*exposure, error) {
+func openExposure(
+	ctx context.Context, id string, d disk.Disk, image disk.Object, c clock.PassiveClock,
+) (*exposure, error) {
 	lease, err := d.Open(ctx, image.Name)
 	if err != nil {
 		return nil, err

@@ -465,11 +465,12 @@ func TestCalls_reportAndPassOn(t *testing.T) {
 	s.copies.mu.Unlock()
 	close(changed)
 	next, err := watch.Recv()
-	if diff := cmp.Diff([]*storepb.BackingImage{want}, next.GetBackingImages(), protocmp.Transform()); diff != "" || err != nil {
+	diff := cmp.Diff([]*storepb.BackingImage{want}, next.GetBackingImages(), protocmp.Transform())
+	if diff != "" || err != nil {
 		t.Errorf("watch: %v\n%s", err, diff)
 	}
 	got, err := calls.BackingImageGet(t.Context(), get)
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" || err != nil {
+	if diff = cmp.Diff(want, got, protocmp.Transform()); diff != "" || err != nil {
 		t.Errorf("get: %v\n%s", err, diff)
 	}
 	list, err := calls.BackingImageList(t.Context(), &storepb.BackingImageListRequest{})

@@ -1,6 +1,6 @@
-// Package peer is how the stores of a cluster speak to each other: a gRPC service (store.proto) that says which copies of
-// images a store has, and leases one to a reader, and an NBD server from which the reader gets its data. Both demand a
-// certificate of the same authority, in each direction. Nothing can be written through them.
+// Package peer is how the stores of a cluster speak to each other: a gRPC service (store.proto) that says which copies
+// of images a store has and leases one to a reader, and an NBD server from which the reader gets its data. On both,
+// each side demands a certificate of the same authority from the other. Nothing can be written through them.
 //
 // A lease belongs to the call that made it. It ends with that call, so that a reader that is gone keeps nothing.
 package peer

@@ -33,7 +33,8 @@ func readCredentials(dir string) (credentials, error) {
 	}
 	c := credentials{certificate: pair, authority: x509.NewCertPool()}
 	if !c.authority.AppendCertsFromPEM(pem) {
-		return credentials{}, errclass.Errorf(errclass.Invalid, "read the stores' authority: %s has no certificate", authority)
+		return credentials{}, errclass.Errorf(errclass.Invalid, "read the stores' authority: %s has no certificate",
+			authority)
 	}
 	return c, nil
 }

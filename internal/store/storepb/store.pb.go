@@ -4,9 +4,9 @@
 // 	protoc        v3.21.12
 // source: store.proto
 
-// The wire between the stores of a cluster's nodes: gRPC with mutual TLS. Each call is about the copy of an image on one disk
-// of the store that is called. All calls but BackingImageWatch and BackingImageExpose end within a minute, and may be
-// repeated.
+// The wire between the stores of a cluster's nodes: gRPC with mutual TLS. Each call is about the copy of an image on
+// one disk of the store that is called. All calls but BackingImageWatch and BackingImageExpose end within a minute, and
+// may be repeated.
 
 package storepb
 

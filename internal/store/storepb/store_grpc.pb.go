@@ -4,9 +4,9 @@
 // - protoc             v3.21.12
 // source: store.proto
 
-// The wire between the stores of a cluster's nodes: gRPC with mutual TLS. Each call is about the copy of an image on one disk
-// of the store that is called. All calls but BackingImageWatch and BackingImageExpose end within a minute, and may be
-// repeated.
+// The wire between the stores of a cluster's nodes: gRPC with mutual TLS. Each call is about the copy of an image on
+// one disk of the store that is called. All calls but BackingImageWatch and BackingImageExpose end within a minute, and
+// may be repeated.
 
 package storepb
 
@@ -36,11 +36,12 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type StoreClient interface {
-	// BackingImageCreate begins the copy of an image on a disk, or returns how far it is. The image's object must name the disk
-	// in spec.diskFileSpecMap: FAILED_PRECONDITION otherwise. NOT_FOUND: the store does not have the disk.
+	// BackingImageCreate begins the copy of an image on a disk, or returns how far it is. The image's object must name
+	// the disk in spec.diskFileSpecMap: FAILED_PRECONDITION otherwise. NOT_FOUND: the store does not have the disk.
 	BackingImageCreate(ctx context.Context, in *BackingImageCreateRequest, opts ...grpc.CallOption) (*BackingImage, error)
-	// BackingImageDelete deletes the copy of an image from a disk. One that is not there is no error. FAILED_PRECONDITION: the
-	// image's object names the disk in spec.diskFileSpecMap, or does not exist, or volumes are clones of the copy.
+	// BackingImageDelete deletes the copy of an image from a disk. One that is not there is no error.
+	// FAILED_PRECONDITION: the image's object names the disk in spec.diskFileSpecMap, or does not exist, or volumes are
+	// clones of the copy.
 	BackingImageDelete(ctx context.Context, in *BackingImageDeleteRequest, opts ...grpc.CallOption) (*BackingImageDeleteResponse, error)
 	// BackingImageGet returns the copy of an image on a disk. NOT_FOUND: the store reports none.
 	BackingImageGet(ctx context.Context, in *BackingImageGetRequest, opts ...grpc.CallOption) (*BackingImage, error)
@@ -48,9 +49,10 @@ type StoreClient interface {
 	BackingImageList(ctx context.Context, in *BackingImageListRequest, opts ...grpc.CallOption) (*BackingImageListResponse, error)
 	// BackingImageWatch sends all copies at once and after each change.
 	BackingImageWatch(ctx context.Context, in *BackingImageWatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackingImageListResponse], error)
-	// BackingImageExpose leases the copy of an image for one reader, who reads it over NBD with the same TLS. The first message
-	// describes the lease, and the others have the hashes of the pieces. The lease ends with BackingImageUnexpose, with the
-	// call, or when the export was not open for a minute. It is the caller's own: no other lease ends with it.
+	// BackingImageExpose leases the copy of an image for one reader, who reads it over NBD with the same TLS. The first
+	// message describes the lease, and the others have the hashes of the pieces. The lease ends with
+	// BackingImageUnexpose, with the call, or when the export was not open for a minute. It is the caller's own: no other
+	// lease ends with it.
 	BackingImageExpose(ctx context.Context, in *BackingImageExposeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Exposed], error)
 	// BackingImageUnexpose ends one lease. One that has ended is no error.
 	BackingImageUnexpose(ctx context.Context, in *BackingImageUnexposeRequest, opts ...grpc.CallOption) (*BackingImageUnexposeResponse, error)
@@ -156,11 +158,12 @@ func (c *storeClient) BackingImageUnexpose(ctx context.Context, in *BackingImage
 // All implementations must embed UnimplementedStoreServer
 // for forward compatibility.
 type StoreServer interface {
-	// BackingImageCreate begins the copy of an image on a disk, or returns how far it is. The image's object must name the disk
-	// in spec.diskFileSpecMap: FAILED_PRECONDITION otherwise. NOT_FOUND: the store does not have the disk.
+	// BackingImageCreate begins the copy of an image on a disk, or returns how far it is. The image's object must name
+	// the disk in spec.diskFileSpecMap: FAILED_PRECONDITION otherwise. NOT_FOUND: the store does not have the disk.
 	BackingImageCreate(context.Context, *BackingImageCreateRequest) (*BackingImage, error)
-	// BackingImageDelete deletes the copy of an image from a disk. One that is not there is no error. FAILED_PRECONDITION: the
-	// image's object names the disk in spec.diskFileSpecMap, or does not exist, or volumes are clones of the copy.
+	// BackingImageDelete deletes the copy of an image from a disk. One that is not there is no error.
+	// FAILED_PRECONDITION: the image's object names the disk in spec.diskFileSpecMap, or does not exist, or volumes are
+	// clones of the copy.
 	BackingImageDelete(context.Context, *BackingImageDeleteRequest) (*BackingImageDeleteResponse, error)
 	// BackingImageGet returns the copy of an image on a disk. NOT_FOUND: the store reports none.
 	BackingImageGet(context.Context, *BackingImageGetRequest) (*BackingImage, error)
@@ -168,9 +171,10 @@ type StoreServer interface {
 	BackingImageList(context.Context, *BackingImageListRequest) (*BackingImageListResponse, error)
 	// BackingImageWatch sends all copies at once and after each change.
 	BackingImageWatch(*BackingImageWatchRequest, grpc.ServerStreamingServer[BackingImageListResponse]) error
-	// BackingImageExpose leases the copy of an image for one reader, who reads it over NBD with the same TLS. The first message
-	// describes the lease, and the others have the hashes of the pieces. The lease ends with BackingImageUnexpose, with the
-	// call, or when the export was not open for a minute. It is the caller's own: no other lease ends with it.
+	// BackingImageExpose leases the copy of an image for one reader, who reads it over NBD with the same TLS. The first
+	// message describes the lease, and the others have the hashes of the pieces. The lease ends with
+	// BackingImageUnexpose, with the call, or when the export was not open for a minute. It is the caller's own: no other
+	// lease ends with it.
 	BackingImageExpose(*BackingImageExposeRequest, grpc.ServerStreamingServer[Exposed]) error
 	// BackingImageUnexpose ends one lease. One that has ended is no error.
 	BackingImageUnexpose(context.Context, *BackingImageUnexposeRequest) (*BackingImageUnexposeResponse, error)
