@@ -118,8 +118,7 @@ func TestDecide(t *testing.T) {
 		},
 		"first, failed before a restart": {
 			view{
-				image: first, state: &copyState{failure: "no", recalled: true, failedAt: noon}}, decided{"", hasFailed, 0, "no",
-			},
+				image: first, state: &copyState{failure: "no", recalled: true, failedAt: noon}}, decided{"", hasFailed, 0, "no"},
 		},
 		"further":           {view{image: elsewhere}, decided{actionSync, inProgress, 0, ""}},
 		"further, no space": {view{image: elsewhere, pressed: true}, decided{"", isPending, 0, "storageReserved"}},
