@@ -117,8 +117,8 @@ func TestDecide(t *testing.T) {
 			decided{actionCreateSource, inProgress, 0, ""},
 		},
 		"first, failed before a restart": {
-			view{
-				image: first, state: &copyState{failure: "no", recalled: true, failedAt: noon}}, decided{"", hasFailed, 0, "no"},
+			view{image: first, state: &copyState{failure: "no", recalled: true, failedAt: noon}},
+			decided{"", hasFailed, 0, "no"},
 		},
 		"further":           {view{image: elsewhere}, decided{actionSync, inProgress, 0, ""}},
 		"further, no space": {view{image: elsewhere, pressed: true}, decided{"", isPending, 0, "storageReserved"}},

@@ -90,14 +90,6 @@ func (a *agent) findNode(ctx context.Context) (*longhornv1.Node, error) {
 // names.
 func (a *agent) lookAtDisks(ctx context.Context, node *longhornv1.Node) []*diskState {
 	var states []*diskState
-	for name, spec := range node.Spec.Disks {
-		s := &diskState{name: name, spec: spec, wanted: true}
-		if before := node.Status.DiskStatus[name]; before != nil && before.DiskUUID != "" {
-			a.known[name] = disk.UID(before.DiskUUID)
-		}
-		s.err = a.lookAtDisk(ctx, s, a.known[name])
-		states = append(states, s)
-	}
 	maps.DeleteFunc(a.known, func(name string, _ disk.UID) bool {
 		_, ok := node.Spec.Disks[name]
 		return !ok
@@ -113,6 +105,14 @@ func (a *agent) lookAtDisks(ctx context.Context, node *longhornv1.Node) []*diskS
 			s.objects, _ = d.List(ctx)
 			states = append(states, s)
 		}
+	}
+	for name, spec := range node.Spec.Disks {
+		s := &diskState{name: name, spec: spec, wanted: true}
+		if before := node.Status.DiskStatus[name]; before != nil && before.DiskUUID != "" {
+			a.known[name] = disk.UID(before.DiskUUID)
+		}
+		s.err = a.lookAtDisk(ctx, s, a.known[name])
+		states = append(states, s)
 	}
 	slices.SortFunc(states, func(x, y *diskState) int { return cmp.Compare(x.name, y.name) })
 	return states
@@ -159,30 +159,7 @@ func missingDisk(uuid disk.UID, path string, err error) error {
 // openDisk opens the disk at a path of the node, and formats an empty directory unless a disk was there before.
 func (a *agent) openDisk(ctx context.Context, name, path string, known disk.UID) (*openDisk, error) {
 	dir := filepath.Join(cmp.Or(a.HostRoot, "/"), path)
-	info, err := os.Stat(dir)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		err = errclass.Errorf(errclass.NotFound, "the directory %s does not exist on the node", path)
-	case err == nil && !info.IsDir():
-		err = errclass.Errorf(errclass.Invalid, "%s is no directory: correct spec.disks[%s].path", path, name)
-	}
-	if err != nil && known != "" {
-		err = missingDisk(known, path, err)
-	} else if errors.Is(err, errclass.NotFound) {
-		err = fmt.Errorf("%w: make it, on XFS or btrfs, or correct spec.disks[%s].path", err, name)
-	}
-	if err != nil {
-		return nil, err
-	}
-	found, err := reflink.ReadUUID(dir)
-	switch {
-	case errors.Is(err, errclass.NotFound) && known != "":
-		return nil, missingDisk(known, path, err)
-	case errors.Is(err, errclass.NotFound):
-		found, err = formatDisk(dir)
-	case err == nil && known != "" && found != known:
-		err = missingDisk(known, path, fmt.Errorf("the disk %s is there", found))
-	}
+	found, err := findDisk(dir, name, path, known)
 	if err != nil {
 		return nil, err
 	}
@@ -207,6 +184,36 @@ func (a *agent) openDisk(ctx context.Context, name, path string, known disk.UID)
 		a.Logger.Warn("the store's disk was not in order", "disk", name, "uuid", found, "found", line)
 	}
 	return d, nil
+}
+
+// findDisk returns the UUID of the disk in a directory, which it formats if it is empty and no disk was there before. The
+// path is the directory's on the node.
+func findDisk(dir, name, path string, known disk.UID) (disk.UID, error) {
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		err = errclass.Errorf(errclass.NotFound, "the directory %s does not exist on the node", path)
+	case err == nil && !info.IsDir():
+		err = errclass.Errorf(errclass.Invalid, "%s is no directory: correct spec.disks[%s].path", path, name)
+	}
+	switch {
+	case err != nil && known != "":
+		return "", missingDisk(known, path, err)
+	case errors.Is(err, errclass.NotFound):
+		return "", fmt.Errorf("%w: make it, on XFS or btrfs, or correct spec.disks[%s].path", err, name)
+	case err != nil:
+		return "", err
+	}
+	found, err := reflink.ReadUUID(dir)
+	switch {
+	case errors.Is(err, errclass.NotFound) && known != "":
+		return "", missingDisk(known, path, err)
+	case errors.Is(err, errclass.NotFound):
+		return formatDisk(dir)
+	case err == nil && known != "" && found != known:
+		return "", missingDisk(known, path, fmt.Errorf("the disk %s is there", found))
+	}
+	return found, err
 }
 
 // formatDisk makes an empty directory a disk, if its file system is fit for that.

@@ -153,8 +153,10 @@ func classify(err error) error {
 		code  codes.Code
 		class error
 	}{
-		{codes.NotFound, errclass.NotFound}, {codes.DataLoss, errclass.Corrupt},
-		{codes.FailedPrecondition, errclass.Conflict}, {codes.ResourceExhausted, errclass.Exhausted},
+		{codes.NotFound, errclass.NotFound},
+		{codes.DataLoss, errclass.Corrupt},
+		{codes.FailedPrecondition, errclass.Conflict},
+		{codes.ResourceExhausted, errclass.Exhausted},
 		{codes.Unavailable, errclass.Transient},
 	} {
 		if s, ok := status.FromError(err); ok && s.Code() == class.code {

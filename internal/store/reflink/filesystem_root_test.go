@@ -34,9 +34,15 @@ func newFileSystem(tb testing.TB, kind string, options ...string) *fileSystem {
 	return &fileSystem{FileSystem: made, dir: made.Dir}
 }
 
-func (s *fileSystem) mount(tb testing.TB) { s.Mount(tb, s.mountOptions) }
+func (s *fileSystem) mount(tb testing.TB) {
+	tb.Helper()
+	s.Mount(tb, s.mountOptions)
+}
 
-func (s *fileSystem) unmount(tb testing.TB) { s.Unmount(tb) }
+func (s *fileSystem) unmount(tb testing.TB) {
+	tb.Helper()
+	s.Unmount(tb)
+}
 
 // From the kernel's include/uapi/linux/fs.h (older: fs/xfs/libxfs/xfs_fs.h).
 const (
