@@ -37,6 +37,8 @@ const (
 	progressInterval = 2 * time.Second
 	// retryInterval is how long it waits after the API server or a disk has returned an error.
 	retryInterval = 5 * time.Second
+	// requestTimeout bounds a request to the API server.
+	requestTimeout = time.Minute
 	// shortestInterval is between two looks at everything, however much happens.
 	shortestInterval = 200 * time.Millisecond
 )
@@ -102,7 +104,9 @@ func Run(ctx context.Context, o Options) error {
 	if err := longhornv1.AddToScheme(scheme); err != nil {
 		return err
 	}
-	live, err := client.New(o.Config, client.Options{Scheme: scheme})
+	bounded := rest.CopyConfig(o.Config)
+	bounded.Timeout = requestTimeout
+	live, err := client.New(bounded, client.Options{Scheme: scheme})
 	if err != nil {
 		return fmt.Errorf("make a client for the store's agent: %w", err)
 	}

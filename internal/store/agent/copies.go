@@ -77,15 +77,16 @@ func (a *agent) lookAtCopy(
 ) longhornv1.BackingImageV2CopyInfo {
 	key := copyKey{string(s.open.UUID), image.Status.UUID}
 	state := a.stateOf(key)
-	a.finishJob(state, image.Status.FirstCopyAttempts)
-	if state.job == nil { // what a job has made since the disk was listed
+	if a.finishJob(state, image.Status.FirstCopyAttempts) { // which may have made something since the disk was listed
 		if objects, err := s.open.List(ctx); err == nil {
 			s.objects = objects
 		}
 	}
 	v := a.viewOf(ctx, s, image, state)
 	d := decide(v)
-	a.act(ctx, s, v, d)
+	if !a.act(ctx, s, v, d) {
+		d.message = fmt.Sprintf("it waits, because %d other copies are being made on this node", maxJobs)
+	}
 	info := longhornv1.BackingImageV2CopyInfo{
 		Name: image.Name, UUID: image.Status.UUID, DiskUUID: key.diskUUID, State: d.state, Progress: d.progress,
 		Message: d.message, Size: v.record.Bytes,
@@ -103,7 +104,7 @@ func (a *agent) lookAtCopy(
 
 // viewOf finds out all that the decision about a copy depends on.
 func (a *agent) viewOf(ctx context.Context, s *diskState, image *longhornv1.BackingImage, state *copyState) view {
-	v := view{image: image, diskUUID: string(s.open.UUID), pressed: s.pressed(), state: state, now: a.Clock.Now()}
+	v := view{image: image, diskUUID: string(s.open.UUID), free: s.freeBytes(), state: state, now: a.Clock.Now()}
 	for i := range s.objects {
 		o := &s.objects[i]
 		switch o.Name {
@@ -169,20 +170,21 @@ func (d *openDisk) realSize(ctx context.Context, image disk.Object) int64 {
 	return n
 }
 
-// act does what was decided. What fails is tried again.
-func (a *agent) act(ctx context.Context, s *diskState, v view, d decision) {
+// act does what was decided, or returns false if that has to wait for other copies. What fails is tried again.
+func (a *agent) act(ctx context.Context, s *diskState, v view, d decision) bool {
 	uuid := v.image.Status.UUID
 	image, open := v.image.DeepCopy(), s.open
 	switch d.action {
 	case actionCreateSource:
-		a.startJob(ctx, v.state, d.action, func(ctx context.Context, _ *job) error { return createSource(ctx, open, uuid) })
+		create := func(ctx context.Context, _ *job) error { return createSource(ctx, open, uuid) }
+		return a.startJob(ctx, v.state, d.action, create)
 	case actionSeal:
-		a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
+		return a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
 			return a.sealSource(ctx, open, image, v.record.Bytes, j)
 		})
 	case actionSync:
 		attempt := v.state.attempts
-		a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
+		return a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
 			return a.syncCopy(ctx, open, image, attempt, j)
 		})
 	case actionDeleteHeads:
@@ -195,6 +197,7 @@ func (a *agent) act(ctx context.Context, s *diskState, v view, d decision) {
 		a.deleteHead(ctx, open, v.source.Name)
 	case actionNone:
 	}
+	return true
 }
 
 // deleteHead deletes a head that nobody needs any more, unless it is still in use: then the next look does.

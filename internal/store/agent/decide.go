@@ -27,7 +27,8 @@ const (
 type view struct {
 	image    *longhornv1.BackingImage
 	diskUUID string
-	pressed  bool
+	// free is how many bytes may be added to the disk.
+	free int64
 	// copy is the object with the image's name. source and making are the heads of the first and of a further copy.
 	copy, source, making *disk.Object
 	sourceUsers          int
@@ -94,8 +95,9 @@ func decideMaking(v view) decision {
 		return inProgress(actionNone, v.state.job.percent(), v.state.job.describe(v.state.lastError))
 	case v.now.Before(v.state.retryAt):
 		return inProgress(actionNone, v.state.progress, v.state.describeRetry())
-	case v.pressed && v.source == nil && v.making == nil:
-		return pending("the disk has too little free space (spec.disks[].storageReserved): free some, or add some")
+	case v.source == nil && v.making == nil && v.free <= status.RealSize:
+		return pending(fmt.Sprintf("the copy takes %d bytes or more, which the disk does not have beside its storageReserved: "+
+			"free or add space", status.RealSize))
 	case readyElsewhere && status.Checksum == "":
 		return pending("status.checksum of the image is not known yet")
 	case readyElsewhere:

@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +41,7 @@ func TestDecide(t *testing.T) {
 	})
 	elsewhere := image(func(s *longhornv1.BackingImageStatus) {
 		s.V2FirstCopyDisk, s.V2FirstCopyStatus, s.Checksum = "d-2", longhornv1.StateReady, "ab"
+		s.RealSize = 4096
 		s.DiskFileStatusMap = map[string]*longhornv1.BackingImageDiskFileStatus{
 			"d-2": {State: longhornv1.StateReady}, "d-3": nil,
 		}
@@ -75,8 +78,8 @@ func TestDecide(t *testing.T) {
 			decided{"", hasFailed, 0, "i-0"},
 		},
 		"first":               {view{image: first}, decided{actionCreateSource, inProgress, 0, ""}},
-		"first, no space":     {view{image: first, pressed: true}, decided{"", isPending, 0, "storageReserved"}},
-		"first, no space now": {view{image: first, pressed: true, source: head}, decided{"", inProgress, 0, ""}},
+		"first, no space":     {view{image: first, free: -1}, decided{"", isPending, 0, "storageReserved"}},
+		"first, no space now": {view{image: first, free: -1, source: head}, decided{"", inProgress, 0, ""}},
 		"first, written": {
 			view{image: first, source: head, sourceUsers: 1, record: handover.Record{Done: 1, Total: 2}},
 			decided{"", inProgress, 50, ""},
@@ -121,9 +124,9 @@ func TestDecide(t *testing.T) {
 			decided{"", hasFailed, 0, "no"},
 		},
 		"further":           {view{image: elsewhere}, decided{actionSync, inProgress, 0, ""}},
-		"further, no space": {view{image: elsewhere, pressed: true}, decided{"", isPending, 0, "storageReserved"}},
+		"further, no space": {view{image: elsewhere, free: -1}, decided{"", isPending, 0, "storageReserved"}},
 		"further, begun": {
-			view{image: elsewhere, pressed: true, making: head},
+			view{image: elsewhere, free: -1, making: head},
 			decided{actionSync, inProgress, 0, ""},
 		},
 		"further, waits": {
@@ -142,6 +145,9 @@ func TestDecide(t *testing.T) {
 			view{image: elsewhere, state: &copyState{failure: "no", failedAt: noon.Add(-failureLasts)}},
 			decided{actionSync, inProgress, 0, ""},
 		},
+		"further, too large": {
+			view{image: elsewhere, free: 4096}, decided{"", isPending, 0, "the copy takes 4096 bytes or more"},
+		},
 		"no checksum yet":  {view{image: unverified}, decided{"", isPending, 0, "status.checksum"}},
 		"no copy is ready": {view{image: unknown}, decided{"", isPending, 0, "no other disk"}},
 		"the only copy":    {view{image: onlyHere}, decided{"", isPending, 0, "no other disk"}},
@@ -150,6 +156,9 @@ func TestDecide(t *testing.T) {
 			t.Parallel()
 			v := x.view
 			v.diskUUID, v.now = "d-1", noon
+			if v.free == 0 {
+				v.free = 5000
+			}
 			if v.state == nil {
 				v.state = &copyState{}
 			}
@@ -239,5 +248,31 @@ func TestFinishJob_countsAttempts(t *testing.T) {
 	if !s.failedFirst || s.firstAttempt != 4 || !strings.Contains(s.failure, "0123456789abcdef…") ||
 		!strings.Contains(s.failure, "fedcba9876543210…") {
 		t.Errorf("%+v", s)
+	}
+}
+
+// No more jobs than maxJobs run at once.
+func TestStartJob_isBounded(t *testing.T) {
+	t.Parallel()
+	a := newAgent(Options{Clock: clocktesting.NewFakeClock(noon)}, nil, nil)
+	gate := make(chan struct{})
+	wait := func(context.Context, *job) error {
+		<-gate
+		return nil
+	}
+	start := func(what action) bool {
+		key := copyKey{"d-1", fmt.Sprint(len(a.copies))}
+		return a.startJob(t.Context(), a.stateOf(key), what, wait)
+	}
+	var got []bool
+	for _, what := range []action{actionSync, actionSeal, actionSync, actionCreateSource} {
+		got = append(got, start(what))
+	}
+	close(gate)
+	a.jobs.Wait()
+	got = append(got, start(actionSync))
+	a.jobs.Wait()
+	if diff := cmp.Diff([]bool{true, true, false, true, true}, got); diff != "" {
+		t.Error(diff)
 	}
 }

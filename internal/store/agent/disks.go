@@ -56,8 +56,8 @@ type diskState struct {
 	notes   []string
 }
 
-// pressed reports whether nothing may be added to the disk.
-func (s *diskState) pressed() bool { return s.usage.Available < s.spec.StorageReserved }
+// freeBytes returns how many bytes may be added to the disk. It is negative if less is free than is reserved.
+func (s *diskState) freeBytes() int64 { return s.usage.Available - s.spec.StorageReserved }
 
 // findNode returns the agent's Node, which it makes if it is missing.
 func (a *agent) findNode(ctx context.Context) (*longhornv1.Node, error) {
@@ -186,8 +186,8 @@ func (a *agent) openDisk(ctx context.Context, name, path string, known disk.UID)
 	return d, nil
 }
 
-// findDisk returns the UUID of the disk in a directory, which it formats if it is empty and no disk was there before. The
-// path is the directory's on the node.
+// findDisk returns the UUID of the disk in a directory, which it formats if it is empty and no disk was there before.
+// The directory's path on the node is for messages.
 func findDisk(dir, name, path string, known disk.UID) (disk.UID, error) {
 	info, err := os.Stat(dir)
 	switch {
@@ -339,7 +339,7 @@ func (s *diskState) condition() metav1.Condition {
 	switch {
 	case s.err != nil:
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, longhornv1.ReasonDiskUnusable, s.err.Error()
-	case s.pressed():
+	case s.freeBytes() < 0:
 		c.Status, c.Reason = metav1.ConditionFalse, longhornv1.ReasonDiskPressure
 		c.Message = fmt.Sprintf("%d bytes are free, and spec.disks[%s].storageReserved is %d: free or add space",
 			s.usage.Available, s.name, s.spec.StorageReserved)

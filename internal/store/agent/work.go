@@ -96,8 +96,8 @@ func (j *job) describe(lastError string) string {
 	return lastError
 }
 
-// startJob runs do beside the loop, which is woken up when it has ended. It does nothing if enough jobs run.
-func (a *agent) startJob(ctx context.Context, s *copyState, what action, do func(context.Context, *job) error) {
+// startJob runs do beside the loop, which is woken up when it has ended. It returns false if enough jobs run.
+func (a *agent) startJob(ctx context.Context, s *copyState, what action, do func(context.Context, *job) error) bool {
 	running := 0
 	for _, other := range a.copies {
 		if other.job != nil && !other.job.isDone() {
@@ -105,7 +105,7 @@ func (a *agent) startJob(ctx context.Context, s *copyState, what action, do func
 		}
 	}
 	if running >= maxJobs && what != actionCreateSource {
-		return
+		return false
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	j := &job{what: what, cancel: cancel, done: make(chan struct{})}
@@ -117,6 +117,7 @@ func (a *agent) startJob(ctx context.Context, s *copyState, what action, do func
 		defer cancel()
 		j.err = do(ctx, j)
 	})
+	return true
 }
 
 // cancelJobs ends the jobs on a disk, and waits for them.
@@ -130,19 +131,19 @@ func (a *agent) cancelJobs(diskUUID disk.UID) {
 	}
 }
 
-// finishJob takes note of how a job has ended, if it has.
-func (a *agent) finishJob(s *copyState, firstAttempt int32) {
+// finishJob takes note of how a job has ended, and reports whether it has.
+func (a *agent) finishJob(s *copyState, firstAttempt int32) bool {
 	j := s.job
 	if j == nil || !j.isDone() {
-		return
+		return false
 	}
 	s.job, s.progress = nil, j.percent()
 	switch {
 	case j.err == nil:
 		*s = copyState{}
-		return
+		return true
 	case errors.Is(j.err, context.Canceled):
-		return
+		return true
 	case j.moved.Load():
 		s.attempts = 0
 	}
@@ -156,6 +157,7 @@ func (a *agent) finishJob(s *copyState, firstAttempt int32) {
 			failure: describeFailure(j.err), failedAt: a.Clock.Now(), failedFirst: isFirst, firstAttempt: firstAttempt,
 		}
 	}
+	return true
 }
 
 // describeFailure shortens the checksums of an error: a message has to fit into a line.
