@@ -73,7 +73,7 @@ func (d *Driver) deleteHead(ctx context.Context, handle string, known disk.UID) 
 		return nil
 	}
 	if err == nil {
-		err = d.checkDetached(handle)
+		err = d.checkDetached(ctx, handle)
 	}
 	if err != nil {
 		return err
@@ -86,8 +86,8 @@ func (d *Driver) deleteHead(ctx context.Context, handle string, known disk.UID) 
 }
 
 // checkDetached returns an error of class Conflict while a volume has a device.
-func (d *Driver) checkDetached(handle string) error {
-	device, err := d.loops.FindName(handle)
+func (d *Driver) checkDetached(ctx context.Context, handle string) error {
+	device, err := d.findDevice(ctx, handle)
 	switch {
 	case err == nil:
 		return errclass.Errorf(errclass.Conflict, "it is attached as %s: end the pods that use it", device.Path)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"sync"
 	"time"
@@ -44,14 +45,8 @@ type Driver struct {
 	busy    sync.Map                                     // handles of volumes that a call works on
 
 	mu       sync.Mutex
-	attached map[string]attachment // by handle
+	attached map[string]disk.Lease // by handle: the heads that have a device
 	pending  map[string]pending    // by handle: volumes that were asked for
-}
-
-// attachment is the head of a volume with a device on it.
-type attachment struct {
-	lease disk.Lease
-	disk  disk.UID
 }
 
 // New returns a driver.
@@ -61,7 +56,7 @@ func New(o Options) *Driver {
 	return &Driver{
 		options: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), loops: loop.Devices{Dir: "/dev", Clock: o.Clock},
 		changed:  workqueue.NewTypedRateLimitingQueue(limiter),
-		attached: map[string]attachment{}, pending: map[string]pending{},
+		attached: map[string]disk.Lease{}, pending: map[string]pending{},
 	}
 }
 
@@ -92,7 +87,7 @@ func (d *Driver) leaseAttachedHead(ctx context.Context, opened diskset.Disk, han
 	}
 	_, err = d.loops.Find(lease.Path())
 	if err == nil {
-		d.keepLease(handle, attachment{lease: lease, disk: opened.UUID})
+		d.keepLease(handle, lease)
 		return nil
 	}
 	if errors.Is(err, errclass.NotFound) {
@@ -102,10 +97,10 @@ func (d *Driver) leaseAttachedHead(ctx context.Context, opened diskset.Disk, han
 }
 
 // keepLease notes that a volume has a device, and ends the lease of an earlier call.
-func (d *Driver) keepLease(handle string, a attachment) {
+func (d *Driver) keepLease(handle string, lease disk.Lease) {
 	d.mu.Lock()
 	earlier, ok := d.attached[handle]
-	d.attached[handle] = a
+	d.attached[handle] = lease
 	d.mu.Unlock()
 	if ok {
 		d.closeLease(handle, earlier)
@@ -115,16 +110,16 @@ func (d *Driver) keepLease(handle string, a attachment) {
 // dropLease notes that a volume has no device.
 func (d *Driver) dropLease(handle string) {
 	d.mu.Lock()
-	a, ok := d.attached[handle]
+	lease, ok := d.attached[handle]
 	delete(d.attached, handle)
 	d.mu.Unlock()
 	if ok {
-		d.closeLease(handle, a)
+		d.closeLease(handle, lease)
 	}
 }
 
-func (d *Driver) closeLease(handle string, a attachment) {
-	if err := a.lease.Close(); err != nil {
+func (d *Driver) closeLease(handle string, lease disk.Lease) {
+	if err := lease.Close(); err != nil {
 		d.log.Error("end the lease of a volume", "volume", handle, "error", err)
 	}
 }
@@ -135,6 +130,41 @@ func (d *Driver) isAttached(handle string) bool {
 	defer d.mu.Unlock()
 	_, ok := d.attached[handle]
 	return ok
+}
+
+// findDevice returns the device of a volume: by the file of its head, or else by its name, which outlives the disk. An
+// error is of class NotFound if there is none.
+func (d *Driver) findDevice(ctx context.Context, handle string) (loop.Device, error) {
+	d.mu.Lock()
+	lease, ok := d.attached[handle]
+	d.mu.Unlock()
+	if ok {
+		return d.findFileDevice(lease.Path(), handle)
+	}
+	on, _, err := d.findHead(ctx, handle, "")
+	if errors.Is(err, errclass.NotFound) {
+		return d.loops.FindName(handle)
+	}
+	if err != nil {
+		return loop.Device{}, err
+	}
+	lease, err = on.Open(ctx, names.Head(handle))
+	if errors.Is(err, errclass.Corrupt) {
+		return d.loops.FindName(handle)
+	}
+	if err != nil {
+		return loop.Device{}, err
+	}
+	device, err := d.findFileDevice(lease.Path(), handle)
+	return device, errors.Join(err, lease.Close())
+}
+
+func (d *Driver) findFileDevice(path, handle string) (loop.Device, error) {
+	device, err := d.loops.Find(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return d.loops.FindName(handle)
+	}
+	return device, err
 }
 
 // begin returns an error if another call works on a volume. Otherwise the caller calls end.

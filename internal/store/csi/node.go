@@ -136,7 +136,7 @@ func (d *Driver) attachHead(ctx context.Context, handle string, on diskset.Disk)
 	if err != nil {
 		return loop.Device{}, errors.Join(err, lease.Close())
 	}
-	d.keepLease(handle, attachment{lease: lease, disk: on.UUID})
+	d.keepLease(handle, lease)
 	return device, nil
 }
 
@@ -144,7 +144,7 @@ func (d *Driver) attachHead(ctx context.Context, handle string, on diskset.Disk)
 func (d *Driver) detachHead(ctx context.Context, handle string) error {
 	ctx, cancel := context.WithTimeout(ctx, detachTimeout)
 	defer cancel()
-	device, err := d.loops.FindName(handle)
+	device, err := d.findDevice(ctx, handle)
 	if err == nil {
 		err = d.loops.Detach(ctx, device)
 	}
@@ -157,7 +157,7 @@ func (d *Driver) detachHead(ctx context.Context, handle string) error {
 
 // NodePublishVolume binds the staged file system, or the device, to the path that kubelet chose for a pod.
 func (n *nodeServer) NodePublishVolume(
-	_ context.Context, r *csi.NodePublishVolumeRequest,
+	ctx context.Context, r *csi.NodePublishVolumeRequest,
 ) (*csi.NodePublishVolumeResponse, error) {
 	handle, target := r.GetVolumeId(), r.GetTargetPath()
 	if err := checkRequest(handle, target, r.GetVolumeCapability()); err != nil {
@@ -176,7 +176,7 @@ func (n *nodeServer) NodePublishVolume(
 	if r.GetVolumeCapability().GetBlock() != nil {
 		publish = n.publishDevice
 	}
-	if err := publish(r); err != nil {
+	if err := publish(ctx, r); err != nil {
 		return nil, fmt.Errorf("publish the volume %s at %s: %w", handle, target, err)
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
@@ -184,8 +184,8 @@ func (n *nodeServer) NodePublishVolume(
 
 // publishDevice binds the device to a file. Kubelet gives a container a device that can only be read if the claim is
 // mounted read-only: a mount cannot.
-func (n *nodeServer) publishDevice(r *csi.NodePublishVolumeRequest) error {
-	device, err := n.findDevice(r.GetVolumeId())
+func (n *nodeServer) publishDevice(ctx context.Context, r *csi.NodePublishVolumeRequest) error {
+	device, err := n.findStaged(ctx, r.GetVolumeId())
 	if err != nil {
 		return err
 	}
@@ -211,8 +211,8 @@ func (n *nodeServer) publishDevice(r *csi.NodePublishVolumeRequest) error {
 }
 
 // publishDirectory binds the staged file system to a directory.
-func (n *nodeServer) publishDirectory(r *csi.NodePublishVolumeRequest) error {
-	device, err := n.findDevice(r.GetVolumeId())
+func (n *nodeServer) publishDirectory(ctx context.Context, r *csi.NodePublishVolumeRequest) error {
+	device, err := n.findStaged(ctx, r.GetVolumeId())
 	if err != nil {
 		return err
 	}
@@ -244,14 +244,14 @@ func (n *nodeServer) publishDirectory(r *csi.NodePublishVolumeRequest) error {
 	return makeReadOnly(r.GetTargetPath())
 }
 
-// findDevice returns the device of a volume. An error is of class NotFound if the node does not have the volume, and
+// findStaged returns the device of a volume. An error is of class NotFound if the node does not have the volume, and
 // Conflict if it is not staged.
-func (d *Driver) findDevice(handle string) (loop.Device, error) {
-	device, err := d.loops.FindName(handle)
+func (d *Driver) findStaged(ctx context.Context, handle string) (loop.Device, error) {
+	device, err := d.findDevice(ctx, handle)
 	if !errors.Is(err, errclass.NotFound) {
 		return device, err
 	}
-	if _, _, err := d.findHead(context.Background(), handle, ""); err != nil {
+	if _, _, err := d.findHead(ctx, handle, ""); err != nil {
 		return loop.Device{}, err
 	}
 	return loop.Device{}, errclass.Errorf(errclass.Conflict, "it has no device: stage the volume first")

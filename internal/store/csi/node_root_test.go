@@ -40,12 +40,7 @@ import (
 	"github.com/varvebackup/varve/test/verdict"
 )
 
-const (
-	namespace = "varve"
-	nodeName  = "node1"
-	diskUUID  = "disk-1"
-	mib       = 1 << 20
-)
+const namespace = "varve"
 
 var devices = loop.Devices{Dir: "/dev", Clock: clock.RealClock{}}
 
@@ -55,6 +50,8 @@ type store struct {
 	fs         *testloop.FileSystem
 	client     client.Client
 	kubernetes *kubernetesfake.Clientset
+	// withoutDisk says that the agent cannot open the disk.
+	withoutDisk bool
 
 	disk       *reflink.Disk
 	controller csi.ControllerClient
@@ -144,10 +141,12 @@ func (s *store) start(tb testing.TB) {
 		tb.Fatal(err)
 	}
 	opened := diskset.Disk{Disk: s.disk, Name: "default-disk", UUID: diskUUID, Path: s.fs.Dir}
-	if err := d.LeaseAttached(tb.Context(), opened); err != nil {
-		tb.Fatal(err)
+	if !s.withoutDisk {
+		if err := d.LeaseAttached(tb.Context(), opened); err != nil {
+			tb.Fatal(err)
+		}
+		disks.Put(opened)
 	}
-	disks.Put(opened)
 	s.stop = func(tb testing.TB) {
 		tb.Helper()
 		_ = connection.Close()
@@ -384,6 +383,23 @@ func TestNode_blockVolumeSurvivesRestarts(t *testing.T) {
 		t.Errorf("left on the disk: %v, %v", objects, err)
 	}
 	wantNoObjects(t, s)
+}
+
+// A volume is unstaged whose disk is not open, and its lease ends with that.
+func TestNode_unstagesWithoutADisk(t *testing.T) {
+	s := newStore(t)
+	v := s.mustCreate(t, "pvc-unstaged-without-a-disk", mib, nil)
+	s.stage(t, v, true, false)
+	s.stop(t)
+	s.withoutDisk = true
+	s.start(t)
+	s.unstage(t, v)
+	wantCode(t, s.delete(t, v), codes.Unavailable)
+	s.withoutDisk = false
+	s.restart(t)
+	if err := s.delete(t, v); err != nil {
+		t.Error(err)
+	}
 }
 
 func wantNoObjects(tb testing.TB, s *store) {

@@ -7,12 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -27,7 +25,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
-	"github.com/varvebackup/varve/internal/errclass"
 	driver "github.com/varvebackup/varve/internal/store/csi"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskset"
@@ -40,49 +37,10 @@ var cluster *controlplane.Cluster
 func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
 
 const (
-	nodeName     = "node1"
-	diskUUID     = "disk-1"
-	mib          = 1 << 20
 	selectedNode = "volume.kubernetes.io/selected-node"
 	readyImage   = "ubuntu-22.04"
 	lateImage    = "late"
 )
-
-// memory is a disk without data.
-type memory struct {
-	disk.Disk
-
-	mu      sync.Mutex
-	objects map[disk.Name]disk.Object
-}
-
-func (m *memory) List(context.Context) ([]disk.Object, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Collect(maps.Values(m.objects)), nil
-}
-
-func (m *memory) Create(_ context.Context, head disk.Name, from disk.Source) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.objects[head] = disk.Object{Name: head, UID: from.UID, Kind: disk.KindHead, Bytes: from.Bytes,
-		State: disk.StateWritable}
-	return nil
-}
-
-func (m *memory) Delete(_ context.Context, name disk.Name) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, ok := m.objects[name]; !ok {
-		return errclass.NotFound
-	}
-	delete(m.objects, name)
-	return nil
-}
-
-func (m *memory) Usage(context.Context) (disk.Usage, error) {
-	return disk.Usage{Capacity: 1 << 40, Available: 1 << 39}, nil
-}
 
 // newProvisioner runs a driver, as a store's service account, with a disk that has readyImage.
 func newProvisioner(tb testing.TB) (client.Client, *memory) {

@@ -65,7 +65,9 @@ func (o *Options) registrationSocket() string {
 // attached.
 func (d *Driver) Run(ctx context.Context) error {
 	g, running := errgroup.WithContext(ctx)
-	for _, run := range []func(context.Context) error{d.serveDriver, d.serveRegistration, d.runStatus, d.runProvisioner} {
+	for _, run := range []func(context.Context) error{
+		d.serveDriver, d.serveRegistration, d.runStatus, d.runProvisioner, d.runOrphans,
+	} {
 		g.Go(func() error { return run(running) })
 	}
 	err := g.Wait()

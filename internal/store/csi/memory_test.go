@@ -1,0 +1,53 @@
+package csi_test
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+)
+
+const (
+	nodeName = "node1"
+	diskUUID = "disk-1"
+	mib      = 1 << 20
+)
+
+// memory is a disk without data.
+type memory struct {
+	disk.Disk
+
+	mu      sync.Mutex
+	objects map[disk.Name]disk.Object
+}
+
+func (m *memory) List(context.Context) ([]disk.Object, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.objects)), nil
+}
+
+func (m *memory) Create(_ context.Context, head disk.Name, from disk.Source) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.objects[head] = disk.Object{Name: head, UID: from.UID, Kind: disk.KindHead, Bytes: from.Bytes,
+		State: disk.StateWritable}
+	return nil
+}
+
+func (m *memory) Delete(_ context.Context, name disk.Name) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.objects[name]; !ok {
+		return errclass.NotFound
+	}
+	delete(m.objects, name)
+	return nil
+}
+
+func (m *memory) Usage(context.Context) (disk.Usage, error) {
+	return disk.Usage{Capacity: 1 << 40, Available: 1 << 39}, nil
+}
