@@ -26,7 +26,8 @@ func TestDiscardOrphans_keepsWhatMayBeOfUse(t *testing.T) {
 	if err := longhornv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	builder := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&longhornv1.Volume{}, &longhornv1.Replica{})
+	builder := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&longhornv1.Volume{},
+		&longhornv1.Replica{})
 	add := func(name, node, onDisk, state, claim string) {
 		meta := metav1.ObjectMeta{Namespace: "varve", Name: name}
 		builder.WithObjects(&longhornv1.Volume{

@@ -1,0 +1,146 @@
+//go:build root
+
+package loop_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/loop"
+	"github.com/varvebackup/varve/test/verdict"
+)
+
+var devices = loop.Devices{Dir: "/dev", Clock: clock.RealClock{}}
+
+// makeFile makes a sparse file.
+func makeFile(t *testing.T, path string, bytes int64) string {
+	t.Helper()
+	err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.WriteFile(path, nil, 0o600), os.Truncate(path, bytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// detach detaches a device.
+func detach(t *testing.T, d loop.Device) {
+	t.Helper()
+	if err := devices.Detach(context.WithoutCancel(t.Context()), d); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDevices_areFoundByFileAndName(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file, name := makeFile(t, filepath.Join(dir, "a/file"), 1<<20), filepath.Base(filepath.Dir(dir))[:40]
+	if _, err := devices.Find(file); !errors.Is(err, errclass.NotFound) {
+		t.Errorf("find what is not attached: %v", err)
+	}
+	attached, err := devices.Attach(t.Context(), file, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer detach(t, attached)
+	if again, err := devices.Attach(t.Context(), file, name); err != nil || again != attached {
+		t.Errorf("attach again: %v, %v, want %v", again, err, attached)
+	}
+	moved := filepath.Join(dir, "a/moved")
+	if err := os.Rename(file, moved); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := devices.Find(moved); err != nil || found != attached {
+		t.Errorf("find by file: %v, %v, want %v", found, err, attached)
+	}
+	if found, err := devices.FindName(name); err != nil || found != attached {
+		t.Errorf("find by name: %v, %v, want %v", found, err, attached)
+	}
+	for path, want := range map[string]int{"a": 1, ".": 1, "missing": 0} {
+		if found, err := devices.Below(filepath.Join(dir, path)); err != nil || len(found) != want {
+			t.Errorf("below %s: %v, %v", path, found, err)
+		}
+	}
+	detach(t, attached)
+	if _, err := devices.FindName(name); !errors.Is(err, errclass.NotFound) {
+		t.Errorf("find what is detached: %v", err)
+	}
+	detach(t, attached) // which is no error
+}
+
+func TestDevices_writeToTheFile(t *testing.T) {
+	t.Parallel()
+	file := makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20)
+	d, err := devices.Attach(t.Context(), file, "varve-test-write")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer detach(t, d)
+	sector, err := os.OpenFile(d.Path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := unix.IoctlGetInt(int(sector.Fd()), unix.BLKSSZGET); n != 512 || err != nil {
+		t.Errorf("sectors of %d bytes, %v", n, err)
+	}
+	want := bytes.Repeat([]byte("x"), 8192)
+	_, err = sector.WriteAt(want, 4096)
+	if err = errors.Join(err, sector.Close()); err != nil {
+		t.Fatal(err)
+	}
+	detach(t, d)
+	got, err := os.ReadFile(file)
+	if err != nil || !bytes.Equal(got[4096:12288], want) {
+		verdict.Errorf(t, "the file does not have what was written to its device: %v", err)
+	}
+}
+
+// A size that the device would not show to its end, and a name that it cannot have, are refused.
+func TestAttach_refuses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	odd, even := makeFile(t, filepath.Join(dir, "odd"), 1000), makeFile(t, filepath.Join(dir, "even"), 1024)
+	for _, x := range []struct{ file, name string }{{odd, "a"}, {even, ""}, {even, string(make([]byte, 64))}} {
+		if d, err := devices.Attach(t.Context(), x.file, x.name); !errors.Is(err, errclass.Invalid) {
+			t.Errorf("%s as %q: %v, %v", x.file, x.name, d, err)
+		}
+	}
+	if _, err := devices.Attach(t.Context(), filepath.Join(dir, "missing"), "a"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that is missing: %v", err)
+	}
+}
+
+// Detach returns when nobody has the device any more, and says so if somebody has it for too long.
+func TestDetach_waitsForUsers(t *testing.T) {
+	t.Parallel()
+	d, err := devices.Attach(t.Context(), makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20), "varve-test-users")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer detach(t, d)
+	user, err := os.Open(d.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := devices.Detach(ctx, d); !errors.Is(err, errclass.Transient) {
+		t.Errorf("a device that is open: %v", err)
+	}
+	done := make(chan error)
+	go func() { done <- devices.Detach(context.WithoutCancel(t.Context()), d) }()
+	if err := user.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
