@@ -1,7 +1,6 @@
 package source
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,14 +33,16 @@ func (j *job) convertRemote(ctx context.Context, v *version) (int64, error) {
 }
 
 // convert converts a qcow2 image to the device, and returns the size of the disk in bytes.
-func (j *job) convert(ctx context.Context, image nbd.Backend) (size int64, err error) {
+func (j *job) convert(ctx context.Context, image nbd.Backend) (bytes int64, err error) {
 	head := make([]byte, min(qcow2HeadBytes, image.Size()))
 	if err := image.ReadAt(ctx, head, 0); err != nil {
 		return 0, fmt.Errorf("read the header of the image: %w", err)
 	}
-	if size, err = checkQCOW2(head); err != nil {
+	disk, err := checkQCOW2(head)
+	if err != nil {
 		return 0, err
 	}
+	file := &qcow2File{image: image, head: head, clusterBytes: disk.clusterBytes}
 	dir, err := os.MkdirTemp(j.options.Scratch, "image-")
 	if err != nil {
 		return 0, fmt.Errorf("make a directory for the conversion: %w", err)
@@ -56,7 +57,7 @@ func (j *job) convert(ctx context.Context, image nbd.Backend) (size int64, err e
 	serving, stop := context.WithCancel(ctx)
 	defer stop()
 	server := &nbd.Server{
-		Exports: oneExport{pinnedHead{image, head}}, Log: j.options.Log,
+		Exports: oneExport{file}, Log: j.options.Log,
 		Limits: nbd.Limits{Connections: 2, Workers: rangeReaders, MaxRequestBytes: rangeBytes},
 	}
 	group.Go(func() error { return server.Serve(serving, listener) })
@@ -65,27 +66,15 @@ func (j *job) convert(ctx context.Context, image nbd.Backend) (size int64, err e
 		return runQEMUImg(ctx, convertArguments(socket, j.options.Device)...)
 	})
 	if err := group.Wait(); err != nil {
+		// If the disk is full, the device says so here alone, and QEMU has only seen an error of input or output.
+		if full := j.device.sync(); errors.Is(full, errclass.Exhausted) {
+			err = full
+		} else if cut := file.cause(); cut != nil {
+			err = cut
+		}
 		return 0, fmt.Errorf("convert the qcow2 image: %w", err)
 	}
-	return size, nil
-}
-
-// pinnedHead is an image whose first cluster, which names other files, cannot change after it was checked.
-type pinnedHead struct {
-	nbd.Backend
-	head []byte
-}
-
-// ReadAt implements nbd.Backend.
-func (b pinnedHead) ReadAt(ctx context.Context, p []byte, offset int64) error {
-	if offset < int64(len(b.head)) {
-		n := copy(p, b.head[offset:])
-		p, offset = p[n:], offset+int64(n)
-	}
-	if len(p) == 0 {
-		return nil
-	}
-	return b.Backend.ReadAt(ctx, p, offset)
+	return disk.bytes, nil
 }
 
 // oneExport is the only export of a server, with the empty name.
@@ -126,23 +115,29 @@ func runQEMUImg(ctx context.Context, args ...string) error {
 	command := exec.CommandContext(ctx, path, args...)
 	command.Env = []string{} // nil would be this process' own
 	command.WaitDelay = time.Second
-	var stderr bytes.Buffer
-	command.Stderr = &boundedWriter{&stderr}
+	var stderr boundedWriter
+	command.Stderr = &stderr
 	if err := command.Run(); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return fmt.Errorf("%s: %w: %s", qemuImgProgram, err, strings.Join(strings.Fields(stderr.String()), " "))
+		said := strings.Join(strings.Fields(stderr.String()), " ")
+		var exit *exec.ExitError
+		if errors.As(err, &exit) && exit.Exited() { // The program itself has found something wrong.
+			return errclass.Errorf(errclass.Invalid, "the image is damaged, or cannot be converted: %s: %s",
+				qemuImgProgram, said)
+		}
+		return fmt.Errorf("%s: %w: %s", qemuImgProgram, err, said)
 	}
 	return nil
 }
 
 // boundedWriter keeps the beginning of what is written.
-type boundedWriter struct{ to *bytes.Buffer }
+type boundedWriter struct{ strings.Builder }
 
 // Write implements io.Writer.
 func (w *boundedWriter) Write(p []byte) (int, error) {
 	const maxBytes = 2048
-	w.to.Write(p[:min(len(p), max(0, maxBytes-w.to.Len()))])
+	w.WriteString(string(p[:min(len(p), max(0, maxBytes-w.Len()))]))
 	return len(p), nil
 }

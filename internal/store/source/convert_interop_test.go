@@ -100,6 +100,19 @@ func TestConvert_refusesOtherFiles(t *testing.T) {
 	}
 }
 
+func TestConvert_refusesADamagedImage(t *testing.T) {
+	t.Parallel()
+	whole := qcow2(t, image(40*mib))
+	for name, content := range map[string][]byte{
+		"cut off": whole[:len(whole)/2], "compressed and cut off": compressed(t, "gzip", whole[:len(whole)/2]),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wantFailure(t, run(t, newDevice(t), serve(t, &server{content: content})), errclass.Invalid, "damaged")
+		})
+	}
+}
+
 // A server may send another header when it is asked again.
 func TestConvert_usesTheHeaderThatItHasChecked(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package source
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -45,7 +46,7 @@ func openContent(r io.Reader) (*content, error) {
 		if c.format, err = detectFormat(head); err != nil {
 			return nil, c.fail(err)
 		}
-		if r, err = c.decompress(buffered); err != nil {
+		if r, err = c.decompress(buffered, head); err != nil {
 			return nil, c.fail(err)
 		}
 		if r == buffered {
@@ -59,13 +60,16 @@ func openContent(r io.Reader) (*content, error) {
 	}
 }
 
-// decompress returns what is in compressed data, and other data as they are.
-func (c *content) decompress(r io.Reader) (io.Reader, error) {
+// decompress returns what is in compressed data that begins with head, and other data as they are.
+func (c *content) decompress(r io.Reader, head []byte) (io.Reader, error) {
 	switch c.format {
 	case formatGzip:
 		d, err := gzip.NewReader(r)
 		return damageReader{d, c.format}, err
 	case formatXZ:
+		if err := checkXZ(head); err != nil {
+			return nil, err
+		}
 		d, err := xz.NewReader(r)
 		return damageReader{d, c.format}, err
 	case formatZstd:
@@ -78,6 +82,36 @@ func (c *content) decompress(r io.Reader) (io.Reader, error) {
 	case formatRaw, formatQCOW2:
 	}
 	return r, nil
+}
+
+// checkXZ refuses xz data whose first block needs a dictionary of more than maxWindowBytes. What a later block needs is
+// bounded by the pod's memory alone.
+func checkXZ(head []byte) error {
+	// The .xz file format, section 3.1: after the stream's header of 12 bytes come the size of the block's header and
+	// flags, the two sizes that they announce, and the filters. LZMA2 has the ID 0x21 and one byte of properties (5.3.1).
+	const blockHeader, lzma2 = 12, 0x21
+	if len(head) < blockHeader+2 || head[blockHeader] == 0 {
+		return nil // no block
+	}
+	flags, rest := head[blockHeader+1], head[blockHeader+2:]
+	for _, announced := range []byte{0x40, 0x80} {
+		if flags&announced == 0 {
+			continue
+		}
+		_, n := binary.Uvarint(rest)
+		if n <= 0 {
+			return nil // The reader says what is wrong.
+		}
+		rest = rest[n:]
+	}
+	if flags&3 != 0 || len(rest) < 3 || rest[0] != lzma2 || rest[1] != 1 {
+		return nil // The reader knows no other filters.
+	}
+	if bits := rest[2] & 0x3f; bits > 40 || int64(2|bits&1)<<(bits/2+11) > maxWindowBytes {
+		return errclass.Errorf(errclass.Invalid,
+			"the xz data of the file needs more than %d MiB of memory: compress it with xz -9 or less", maxWindowBytes>>20)
+	}
+	return nil
 }
 
 // damageReader says in which format data is damaged.

@@ -26,7 +26,12 @@ const (
 )
 
 // device is the block device that gets the image.
-type device struct{ *os.File }
+type device struct {
+	*os.File
+
+	// maxBytes is the size of the largest image.
+	maxBytes int64
+}
 
 func openDevice(path string) (*device, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -41,7 +46,7 @@ func openDevice(path string) (*device, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &device{f}, nil
+	return &device{f, handover.MaxImageBytes}, nil
 }
 
 // wipe makes the whole device read as zeroes, and frees what it holds. An attempt that was interrupted has left data in
@@ -69,7 +74,7 @@ func (d *device) writeStream(ctx context.Context, raw io.Reader) (int64, error) 
 			return 0, context.Cause(ctx)
 		}
 		n, err := fill(raw, buffer)
-		if n > 0 && size+int64(n) > handover.MaxImageBytes {
+		if n > 0 && size+int64(n) > d.maxBytes {
 			return 0, errTooLarge
 		}
 		if werr := d.writeBlocks(buffer[:n], size); werr != nil {

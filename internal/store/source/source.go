@@ -112,6 +112,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	if j.remote, err = newRemote(&j.options, &j.source, j.secrets); err != nil {
 		return err
 	}
+	defer j.remote.client.CloseIdleConnections()
 	var bytes int64
 	err = j.reportWhile(ctx, func(ctx context.Context) (err error) {
 		bytes, err = j.writeImage(ctx)

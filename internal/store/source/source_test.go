@@ -29,6 +29,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/handover"
 	"github.com/varvebackup/varve/internal/store/source"
 	"github.com/varvebackup/varve/test/verdict"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -407,6 +408,40 @@ func TestRun_hasNothingToDoForACompleteImage(t *testing.T) {
 	wantImage(t, device, s.content)
 	if n := s.requests.Load(); n != 1 {
 		t.Errorf("%d requests, want 1", n)
+	}
+}
+
+// The store reads how far a download is while it runs.
+func TestRun_recordsItsProgress(t *testing.T) {
+	t.Parallel()
+	content := image(4 * mib)
+	device := newDevice(t)
+	read := func() handover.Record {
+		f, err := os.Open(device)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		record, err := handover.Read(f)
+		if err != nil {
+			t.Error(err)
+		}
+		return record
+	}
+	url := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", fmt.Sprint(len(content)))
+		_, _ = w.Write(content[:3*mib])
+		w.(http.Flusher).Flush()
+		wait.Until(t, time.Minute, "the record", func() bool {
+			return read() == handover.Record{Done: 3 * mib, Total: 4 * mib}
+		})
+		_, _ = w.Write(content[3*mib:])
+	}))
+	if err := run(t, device, url); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := read(), (handover.Record{Bytes: 4 * mib, Done: 4 * mib, Total: 4 * mib, Complete: true}); got != want {
+		t.Errorf("record %+v, want %+v", got, want)
 	}
 }
 

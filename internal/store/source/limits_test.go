@@ -3,6 +3,9 @@ package source
 import (
 	"encoding/binary"
 	"errors"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -72,10 +75,10 @@ func TestCheckQCOW2(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			size, err := checkQCOW2(c.head)
+			disk, err := checkQCOW2(c.head)
 			switch {
-			case c.words == "" && (err != nil || size != int64(binary.BigEndian.Uint64(c.head[24:]))):
-				t.Errorf("size %d, %v", size, err)
+			case c.words == "" && (err != nil || disk.bytes != int64(binary.BigEndian.Uint64(c.head[24:]))):
+				t.Errorf("disk %+v, %v", disk, err)
 			case c.words != "" && (!errors.Is(err, errclass.Invalid) || !strings.Contains(err.Error(), c.words)):
 				t.Errorf("error %v: it does not say %q", err, c.words)
 			}
@@ -83,12 +86,61 @@ func TestCheckQCOW2(t *testing.T) {
 	}
 }
 
+// A bomb is not written to its end.
+func TestWriteStream_refusesTooMuch(t *testing.T) {
+	t.Parallel()
+	f, err := os.Create(filepath.Join(t.TempDir(), "device"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	for bytes, want := range map[int64]error{3 << 20: nil, 3<<20 + 1: errTooLarge, 1 << 62: errTooLarge} {
+		d := &device{f, 3 << 20}
+		_, err := d.writeStream(t.Context(), io.LimitReader(zeroReader{}, bytes))
+		if !errors.Is(err, want) {
+			t.Errorf("%d bytes: %v, want %v", bytes, err, want)
+		}
+	}
+}
+
+// zeroReader is an endless stream of zeroes.
+type zeroReader struct{}
+
+// Read implements io.Reader.
+func (zeroReader) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+func TestCheckXZ(t *testing.T) {
+	t.Parallel()
+	const start = "\xfd7zXZ\x00\x00\x04\xe6\xd6\xb4\x46"
+	for name, c := range map[string]struct {
+		head   string
+		refuse bool
+	}{
+		"empty":                    {start + "\x00\x00", false},
+		"short":                    {start, false},
+		"64 MiB":                   {start + "\x02\x00\x21\x01\x1c", false},
+		"256 MiB":                  {start + "\x02\x00\x21\x01\x20", false},
+		"384 MiB":                  {start + "\x02\x00\x21\x01\x21", true},
+		"4 GiB":                    {start + "\x02\x00\x21\x01\x28", true},
+		"more than there is":       {start + "\x02\x00\x21\x01\x3f", true},
+		"384 MiB after both sizes": {start + "\x04\xc0\x80\x80\x01\x05\x21\x01\x21", true},
+		"unfinished size":          {start + "\x04\xc0\x80", false},
+	} {
+		if err := checkXZ([]byte(c.head)); errors.Is(err, errclass.Invalid) != c.refuse {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func FuzzCheckQCOW2(f *testing.F) {
 	f.Add(header(nil))
 	f.Fuzz(func(t *testing.T, head []byte) {
-		size, err := checkQCOW2(head)
-		if err == nil && (size <= 0 || size > handover.MaxImageBytes) {
-			t.Errorf("size %d", size)
+		disk, err := checkQCOW2(head)
+		if err == nil && (disk.bytes <= 0 || disk.bytes > handover.MaxImageBytes) {
+			t.Errorf("disk %+v", disk)
 		}
 	})
 }
