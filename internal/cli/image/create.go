@@ -1,8 +1,10 @@
 package image
 
 import (
+	"crypto/x509"
 	"fmt"
 	"net/url"
+	"os"
 	"regexp"
 	"strings"
 	"time"
@@ -21,14 +23,15 @@ const (
 	// copyTimeout is the default of --timeout, enough for a download of many GiB.
 	copyTimeout = time.Hour
 	mostCopies  = 100
+	// mostCertificateBytes is how long a parameter of an image may be.
+	mostCertificateBytes = 16384
 )
 
 // request is what the flags of `image create` say.
 type request struct {
-	url, checksum string
-	copies        int
-	diskTags      []string
-	nodeTags      []string
+	url, checksum, caFile string
+	copies                int
+	diskTags, nodeTags    []string
 }
 
 // checksums are the SHA-256 and the SHA-512 in hexadecimal.
@@ -53,17 +56,38 @@ func (r *request) newObject(name string) (*longhornv1.BackingImage, error) {
 		return nil, failure.Usage("--checksum %s: give the SHA-256 or the SHA-512 of the raw image in hexadecimal: "+
 			"64 or 128 digits", r.checksum)
 	}
+	parameters := map[string]longhornv1.ParameterValue{longhornv1.ParameterURL: longhornv1.ParameterValue(r.url)}
+	if r.caFile != "" {
+		certificates, err := readCertificates(r.caFile)
+		if err != nil {
+			return nil, err
+		}
+		parameters[longhornv1.ParameterCACertificate] = certificates
+	}
 	return &longhornv1.BackingImage{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: longhornv1.BackingImageSpec{
 			DataEngine: longhornv1.DataEngineV2, SourceType: longhornv1.SourceDownload,
-			SourceParameters: map[string]longhornv1.ParameterValue{
-				longhornv1.ParameterURL: longhornv1.ParameterValue(r.url),
-			},
+			SourceParameters:  parameters,
 			Checksum:          checksum,
 			MinNumberOfCopies: r.copies, DiskSelector: r.diskTags, NodeSelector: r.nodeTags,
 		},
 	}, nil
+}
+
+// readCertificates reads a file with certificates in PEM format.
+func readCertificates(path string) (longhornv1.ParameterValue, error) {
+	text, err := os.ReadFile(path)
+	switch {
+	case err != nil:
+		return "", failure.Usage("--ca-file: %s", err)
+	case !x509.NewCertPool().AppendCertsFromPEM(text):
+		return "", failure.Usage("--ca-file %s: the file has no certificate in PEM format", path)
+	case len(text) > mostCertificateBytes:
+		return "", failure.Usage("--ca-file %s: the file has more than %d bytes: keep the certificate of the server's "+
+			"authority alone", path, mostCertificateBytes)
+	}
+	return longhornv1.ParameterValue(text), nil
 }
 
 func newCreateCommand(s *resource.Session) *cobra.Command {
@@ -75,7 +99,8 @@ func newCreateCommand(s *resource.Session) *cobra.Command {
 
 The file at --url is raw or qcow2, and may be compressed with gzip, xz or zstd. --checksum is the
 SHA-256 or the SHA-512 of the raw image, after decompression and conversion. An image that has
-another one is not used. Whoever may read images reads the address, with any password in it.`,
+another one is not used. With --ca-file, the certificates in it alone are trusted. Whoever may read
+images reads the address, with any password in it.`,
 		Example: `  # On two disks, and wait until both have it
   varve image create debian --url https://example.com/debian.qcow2 --copies 2 --wait
 
@@ -106,6 +131,8 @@ another one is not used. Whoever may read images reads the address, with any pas
 	c.Flags().StringVar(&r.url, "url", "", "the address of the image, with http:// or https://")
 	c.Flags().StringVar(&r.checksum, "checksum", "",
 		"the SHA-256 or the SHA-512 that the raw image must have, in hexadecimal")
+	c.Flags().StringVar(&r.caFile, "ca-file", "",
+		"a file with the certificates (PEM) of the server's authority (default: those of the image of Varve)")
 	c.Flags().IntVar(&r.copies, "copies", 1, "on how many disks the image is at least")
 	c.Flags().StringSliceVar(&r.diskTags, "disk-tags", nil, "tags that each disk must have, such as ssd,fast")
 	c.Flags().StringSliceVar(&r.nodeTags, "node-tags", nil, "tags that the node of each disk must have")

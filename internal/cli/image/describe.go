@@ -77,6 +77,7 @@ func writeImage(p *output.Page, b *longhornv1.BackingImage) {
 		"Node tags", strings.Join(b.Spec.NodeSelector, ", "),
 		"First copy", string(b.Status.V2FirstCopyStatus),
 		"Failed attempts", attempts,
+		"Last failure", b.Status.FirstCopyMessage,
 		"Next attempt", retry,
 		"Ready", formatReady(b),
 		"Message", readMessage(b),

@@ -3,8 +3,12 @@ package image
 import (
 	"bytes"
 	"context"
+	"encoding/pem"
 	"errors"
 	"io"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -116,8 +120,41 @@ func TestRequest_newObject(t *testing.T) {
 		}
 		if b.Spec.Checksum != "" && !strings.HasPrefix(b.Spec.Checksum, sum) ||
 			b.Spec.MinNumberOfCopies != c.request.copies ||
-			b.Spec.SourceType != longhornv1.SourceDownload || b.Spec.SourceParameters["url"] != longhornv1.ParameterValue(c.request.url) {
+			b.Spec.SourceType != longhornv1.SourceDownload || string(b.Spec.SourceParameters["url"]) != c.request.url {
 			t.Errorf("%s: %+v", name, b.Spec)
+		}
+	}
+}
+
+func TestRequest_readsCertificates(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewTLSServer(nil)
+	server.Close()
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	for name, c := range map[string]struct {
+		content []byte
+		says    string
+	}{
+		"a certificate": {certificate, ""},
+		"no PEM":        {[]byte("certificate"), "no certificate in PEM format"},
+		"too many":      {bytes.Repeat(certificate, 20), "more than 16384 bytes"},
+		"absent":        {nil, "no such file"},
+	} {
+		path := filepath.Join(t.TempDir(), "ca.pem")
+		if c.content != nil {
+			if err := os.WriteFile(path, c.content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r := request{url: "https://example.com/disk", copies: 1, caFile: path}
+		b, err := r.newObject("debian")
+		switch {
+		case c.says != "" && (failure.Code(err) != errclass.ExitUsage || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%s: %v", name, err)
+		case c.says == "" && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case c.says == "" && string(b.Spec.SourceParameters["ca-certificate"]) != string(c.content):
+			t.Errorf("%s: %v", name, b.Spec.SourceParameters)
 		}
 	}
 }
@@ -264,7 +301,7 @@ func TestUntil(t *testing.T) {
 	fails := func(retry bool) func(*longhornv1.BackingImage) {
 		return func(b *longhornv1.BackingImage) {
 			b.Status.V2FirstCopyStatus, b.Status.FirstCopyAttempts = longhornv1.StateFailed, 3
-			b.Status.DiskFileStatusMap[diskA].Message = "the address gave a web page"
+			b.Status.FirstCopyMessage = "the address gave a web page"
 			if retry {
 				b.Status.FirstCopyRetryTime = &metav1.Time{Time: time.Unix(1_800_000_000, 0)}
 			}

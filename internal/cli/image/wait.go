@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -70,12 +71,8 @@ func (f *follower) copies(ctx context.Context, b *longhornv1.BackingImage) ([]di
 }
 
 func (f *follower) showCopies(show func(progress.Report), b *longhornv1.BackingImage, copies []diskCopy) {
-	if len(copies) == 0 {
-		message := readMessage(b)
-		if message == "" {
-			message = "no disk has been chosen yet"
-		}
-		show(progress.Report{Name: b.Name, Phase: "Pending", Message: message})
+	if message := readMessage(b); message != "" || len(copies) == 0 {
+		show(progress.Report{Name: b.Name, Phase: "Pending", Message: cmp.Or(message, "no disk has been chosen yet")})
 	}
 	for i := range copies {
 		d := &copies[i]
@@ -121,13 +118,7 @@ func (f *follower) fail(format string, args ...any) error {
 
 // firstMessage returns why the first copy failed.
 func firstMessage(b *longhornv1.BackingImage) string {
-	if d := b.Status.DiskFileStatusMap[b.Status.V2FirstCopyDisk]; d != nil && d.Message != "" {
-		return d.Message
-	}
-	if message := readMessage(b); message != "" {
-		return message
-	}
-	return "no reason is known yet"
+	return cmp.Or(b.Status.FirstCopyMessage, readMessage(b), "no reason is known yet")
 }
 
 // untilOnDisk waits until the copy on a disk is ready.

@@ -10,9 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/handover"
 )
 
-// spareBytes is how much of the scratch directory's space stays free.
+// spareBytes is how much of the scratch directory's space stays free, so that the pod is not evicted for it.
 const spareBytes = 64 << 20
 
 // convertScratch converts a qcow2 image that can only be read from the beginning to the end: it is stored first.
@@ -38,9 +39,9 @@ func (j *job) store(ctx context.Context, f *os.File, c *content, s *stream) (int
 	if err := unix.Fstatfs(int(f.Fd()), &space); err != nil {
 		return 0, fmt.Errorf("find out how much space %s has: %w", j.options.Scratch, err)
 	}
-	free := max(0, int64(space.Bavail)*space.Bsize-spareBytes)
+	free := max(0, min(handover.ScratchBytes, int64(space.Bavail)*space.Bsize)-spareBytes)
 	full := errclass.Errorf(errclass.Exhausted, "the qcow2 image has to be stored before it is converted, and %s has "+
-		"only %d bytes for it: offer it uncompressed on a server that supports range requests, or offer a raw image",
+		"room for %d bytes only: offer it uncompressed on a server that supports range requests, or offer a raw image",
 		j.options.Scratch, free)
 	if !c.compressed && s.version.bytes > free {
 		return 0, full
