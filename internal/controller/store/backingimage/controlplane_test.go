@@ -276,7 +276,32 @@ func (w *world) firstCopy(image *longhornv1.BackingImage, store, disk string) *c
 		w.Errorf("the source pod is made before there is a head: %v", err)
 	}
 	w.reportCopy(store, disk, image, longhornv1.StateInProgress, 0)
-	return wait(w, &corev1.Pod{ObjectMeta: w.sourceMeta(image)}, exists)
+	return w.sourcePod(image, exists)
+}
+
+// sourcePod binds the source's claim, before which there is no pod, and waits for the pod.
+func (w *world) sourcePod(image *longhornv1.BackingImage, check func(*corev1.Pod) error) *corev1.Pod {
+	w.Helper()
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: w.sourceMeta(image)}
+	pod := &corev1.Pod{ObjectMeta: w.sourceMeta(image)}
+	controlplane.Eventually(w.T, func() error {
+		err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(claim), claim)
+		if err == nil && claim.Status.Phase != corev1.ClaimBound {
+			if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(pod), pod); err == nil {
+				w.Error("the source pod is made before its claim is bound")
+			}
+			claim.Status.Phase = corev1.ClaimBound
+			err = w.admin.Status().Update(w.Context(), claim)
+		}
+		if err != nil {
+			return err
+		}
+		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
+			return err
+		}
+		return check(pod)
+	})
+	return pod
 }
 
 func (w *world) podEnds(pod *corev1.Pod, phase corev1.PodPhase, message string) {
@@ -451,7 +476,7 @@ func sourceDisturbed(w *world) {
 		}
 		return nil
 	})
-	again := wait(w, &corev1.Pod{ObjectMeta: m}, func(p *corev1.Pod) error {
+	again := w.sourcePod(image, func(p *corev1.Pod) error {
 		if p.UID == pod.UID {
 			return fmt.Errorf("it is still the pod of before")
 		}

@@ -221,8 +221,8 @@ func (r *reconciler) makeSource(
 		volume.Spec.CSI.VolumeAttributes[names.ContextDisk] != image.Status.V2FirstCopyDisk:
 		return r.removeObjects(ctx, []client.Object{volume}, false) // it is that of a claim of before
 	}
-	if s.pod != nil {
-		return nil
+	if s.pod != nil || claim.Status.Phase != corev1.ClaimBound {
+		return nil // the scheduler would put a pod aside for seconds whose claim is not bound
 	}
 	pod, err := newSourcePod(image, &r.Options)
 	if err != nil {
