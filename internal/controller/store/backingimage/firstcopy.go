@@ -103,15 +103,15 @@ func (in *input) followFirstCopy(p *plan) reason {
 	switch {
 	case copied.State == longhornv1.StateFailed:
 		return in.failFirstCopy(p, place+": "+copied.Message)
-	case r.State != longhornv1.StateInProgress:
-		return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(place+" waits", r.Message) + afterFailure(s)}
-	case s.FirstCopyWrittenTime != nil:
+	case r.State != longhornv1.StateInProgress: // it has not begun, for example because the disk has got full
+		return in.awaitFirstCopy(p, copied)
+	case s.FirstCopyWrittenTime != nil, pod != nil && pod.Status.Phase == corev1.PodSucceeded:
+		if s.FirstCopyWrittenTime == nil {
+			s.FirstCopyWrittenTime = ptr.To(metav1.NewTime(in.now).Rfc3339Copy())
+		}
 		in.removeSource(p)
-		return reason{longhornv1.ReasonFirstCopyInProgress, place + ": the image is there, and is read back and sealed"}
-	case pod != nil && pod.Status.Phase == corev1.PodSucceeded:
-		s.FirstCopyWrittenTime = ptr.To(metav1.NewTime(in.now).Rfc3339Copy())
-		in.removeSource(p)
-		return reason{longhornv1.ReasonFirstCopyInProgress, place + ": the image is there, and is read back and sealed"}
+		return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(place+": the image is there, and is read back and "+
+			"sealed", r.Message)}
 	case pod != nil && pod.Status.Phase == corev1.PodFailed:
 		return in.failFirstCopy(p, explainPodFailure(pod))
 	}
@@ -120,7 +120,8 @@ func (in *input) followFirstCopy(p *plan) reason {
 		p.lookWithin(pollSource)
 	}
 	text := fmt.Sprintf("%s: %d %% of the source were read", place, r.Progress)
-	return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(text, in.source.waitsFor) + afterFailure(s)}
+	text = joinReason(joinReason(text, r.Message), in.source.waitsFor)
+	return reason{longhornv1.ReasonFirstCopyInProgress, text + afterFailure(s)}
 }
 
 // awaitFirstCopy waits for a store to report the first copy, and gives up after a while.

@@ -96,7 +96,21 @@ func TestFirstCopy_isFollowed(t *testing.T) {
 			func(f *fixture) {
 				f.reports("a", pending, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "the disk is busy" })
 			},
-			func(o *outcome) { o.states = "a pending" }, "waits: the disk is busy", 0,
+			func(o *outcome) { o.states = "a pending" },
+			"node a: the disk is busy; another disk is chosen at 2026-11-30T09:05:00Z", 0,
+		},
+		"the store has waited for too long": {
+			func(f *fixture) {
+				f.was("a", pending, 5*time.Minute)
+				f.reports("a", pending, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "too little free space" })
+			},
+			func(o *outcome) { o.first, o.disks, o.states, o.reason = pending, "", "a pending", lost }, "too little free space", 0,
+		},
+		"the store cannot make the head": {
+			func(f *fixture) {
+				f.reports("a", inProgress, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "no space left" })
+			},
+			func(o *outcome) { o.source = makeSource }, "0 % of the source were read: no space left", 0,
 		},
 		"there is a head": {
 			func(f *fixture) { f.reports("a", inProgress) }, func(o *outcome) { o.source = makeSource }, "0 %", pollSource,
@@ -116,9 +130,9 @@ func TestFirstCopy_isFollowed(t *testing.T) {
 		},
 		"it was written, and the pod is gone": {
 			func(f *fixture) {
-				f.reports("a", inProgress)
+				f.reports("a", inProgress, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "input/output error" })
 				f.image.Status.FirstCopyWrittenTime = ptr.To(metav1.NewTime(now))
-			}, func(*outcome) {}, "read back and sealed", 0,
+			}, func(*outcome) {}, "read back and sealed: input/output error", 0,
 		},
 		"the pod failed while nothing reports": {
 			func(f *fixture) {
