@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,8 +36,9 @@ func (c *controllerServer) ControllerGetCapabilities(
 }
 
 // CreateVolume makes a volume on a disk of this node: blank, or a clone of an image.
-func (c *controllerServer) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse,
-	error) {
+func (c *controllerServer) CreateVolume(
+	ctx context.Context, r *csi.CreateVolumeRequest,
+) (*csi.CreateVolumeResponse, error) {
 	v, err := describeVolume(r)
 	if err != nil {
 		return nil, fmt.Errorf("create the volume %s: %w", r.GetName(), err)
@@ -235,12 +237,9 @@ func (d *Driver) checkCopy(ctx context.Context, on diskset.Disk, image *longhorn
 func describeCopy(image *longhornv1.BackingImage, on disk.UID) string {
 	copied := image.Status.DiskFileStatusMap[string(on)]
 	if copied == nil {
-		first := string(image.Status.V2FirstCopyStatus)
-		switch image.Status.V2FirstCopyStatus {
-		case longhornv1.StateReady:
+		first := cmp.Or(string(image.Status.V2FirstCopyStatus), "not yet begun")
+		if image.Status.V2FirstCopyStatus == longhornv1.StateReady {
 			return "Varve's controller will have one made there"
-		case "":
-			first = "not yet begun"
 		}
 		return fmt.Sprintf("the first copy of the image is %s, and copies to further disks follow it", first)
 	}

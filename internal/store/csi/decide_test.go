@@ -20,7 +20,8 @@ func TestChooseDisk(t *testing.T) {
 	t.Parallel()
 	const gib = 1 << 30
 	open := []candidate{
-		{name: "small", uuid: "1", available: 10 * gib, hasImage: true}, {name: "large", uuid: "2", available: 50 * gib},
+		{name: "small", uuid: "1", available: 10 * gib, hasImage: true},
+		{name: "large", uuid: "2", available: 50 * gib},
 		{name: "largest", uuid: "3", available: 90 * gib},
 	}
 	for name, x := range map[string]struct {
@@ -147,8 +148,10 @@ func TestDescribeVolume(t *testing.T) {
 			edit: func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} },
 			code: codes.InvalidArgument, err: "leave the data source out",
 		},
-		"no name": {edit: func(r *csi.CreateVolumeRequest) { r.Name = "" }, code: codes.InvalidArgument,
-			err: "name is empty"},
+		"no name": {
+			edit: func(r *csi.CreateVolumeRequest) { r.Name = "" }, code: codes.InvalidArgument,
+			err: "name is empty",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -191,8 +194,10 @@ func TestDecideStatus(t *testing.T) {
 		"waits for its image": {
 			seen: observation{diskOpen: true, waiting: "the copy is pending (0 %)"},
 			want: longhornv1.VolumeStatus{State: longhornv1.VolumeCreating, Robustness: longhornv1.RobustnessUnknown},
-			wantReplica: longhornv1.ReplicaStatus{CurrentState: longhornv1.ReplicaStarting,
-				Message: "the copy is pending (0 %)"},
+			wantReplica: longhornv1.ReplicaStatus{
+				CurrentState: longhornv1.ReplicaStarting,
+				Message:      "the copy is pending (0 %)",
+			},
 		},
 		"is there": {
 			seen: observation{diskOpen: true, headThere: true}, want: detached,
@@ -251,8 +256,11 @@ func TestMountOptions(t *testing.T) {
 		data    string
 	}{
 		{nil, 0, "discard"},
-		{[]string{"defaults", "rw", "noatime", "ro", "errors=remount-ro"}, unix.MS_NOATIME | unix.MS_RDONLY,
-			"errors=remount-ro,discard"},
+		{
+			[]string{"defaults", "rw", "noatime", "ro", "errors=remount-ro"},
+			unix.MS_NOATIME | unix.MS_RDONLY,
+			"errors=remount-ro,discard",
+		},
 		{[]string{"nodiscard"}, 0, "nodiscard"},
 	} {
 		flags, data := mountOptions(x.options)

@@ -16,8 +16,9 @@ import (
 )
 
 // DeleteVolume deletes a volume of this node.
-func (c *controllerServer) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse,
-	error) {
+func (c *controllerServer) DeleteVolume(
+	ctx context.Context, r *csi.DeleteVolumeRequest,
+) (*csi.DeleteVolumeResponse, error) {
 	if r.GetVolumeId() == "" {
 		return nil, errclass.Errorf(errclass.Invalid, "volume_id is empty: name the volume")
 	}
@@ -110,7 +111,7 @@ func (c *controllerServer) ValidateVolumeCapabilities(
 		return nil, err
 	}
 	if err := checkCapabilities(r.GetVolumeCapabilities()); err != nil {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil //nolint:nilerr // the answer is no
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 		VolumeContext: r.GetVolumeContext(), VolumeCapabilities: r.GetVolumeCapabilities(), Parameters: r.GetParameters(),

@@ -216,8 +216,9 @@ func findObject(ctx context.Context, on diskset.Disk, name disk.Name) (disk.Obje
 }
 
 // convertErrors gives the errors of calls their gRPC codes, and logs them.
-func (d *Driver) convertErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any,
-	error) {
+func (d *Driver) convertErrors(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler,
+) (any, error) {
 	resp, err := next(ctx, req)
 	if err == nil {
 		return resp, nil

@@ -33,8 +33,10 @@ func (m *memory) List(context.Context) ([]disk.Object, error) {
 func (m *memory) Create(_ context.Context, head disk.Name, from disk.Source) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.objects[head] = disk.Object{Name: head, UID: from.UID, Kind: disk.KindHead, Bytes: from.Bytes,
-		State: disk.StateWritable}
+	m.objects[head] = disk.Object{
+		Name: head, UID: from.UID, Kind: disk.KindHead, Bytes: from.Bytes,
+		State: disk.StateWritable,
+	}
 	return nil
 }
 

@@ -265,8 +265,10 @@ func (s *store) makeImage(tb testing.TB, name string, uuid disk.UID, data []byte
 	}
 	sum := sha512.Sum512(data)
 	if err == nil {
-		err = s.disk.Snapshot(tb.Context(), head, names.Image(name), disk.Seal{UID: uuid, Kind: disk.KindImage,
-			Checksum: hex.EncodeToString(sum[:])})
+		err = s.disk.Snapshot(tb.Context(), head, names.Image(name), disk.Seal{
+			UID: uuid, Kind: disk.KindImage,
+			Checksum: hex.EncodeToString(sum[:]),
+		})
 	}
 	if err == nil {
 		err = s.disk.Delete(tb.Context(), head)
@@ -420,8 +422,10 @@ func TestNode_filesystemVolumeKeepsItsFiles(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(path, "file"), []byte("text"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	stats, err := s.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "pvc-1",
-		VolumePath: path})
+	stats, err := s.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{
+		VolumeId:   "pvc-1",
+		VolumePath: path,
+	})
 	if err != nil || len(stats.GetUsage()) != 2 || stats.GetUsage()[0].GetUsed() == 0 {
 		t.Errorf("%v, %v", stats, err)
 	}
@@ -473,10 +477,12 @@ func TestNode_formatsNothingThatHasData(t *testing.T) {
 func TestCreateVolume_clonesAnImage(t *testing.T) {
 	image := &longhornv1.BackingImage{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "ubuntu-22.04"},
-		Status: longhornv1.BackingImageStatus{UUID: "u1", Size: 3*mib + 77,
+		Status: longhornv1.BackingImageStatus{
+			UUID: "u1", Size: 3*mib + 77,
 			DiskFileStatusMap: map[string]*longhornv1.BackingImageDiskFileStatus{
 				diskUUID: {State: longhornv1.StateInProgress, Progress: 42, Message: "from node2"},
-			}},
+			},
+		},
 	}
 	s := newStore(t, image)
 	parameters := map[string]string{"dataEngine": "v2", "numberOfReplicas": "1", "backingImage": image.Name}
@@ -552,8 +558,10 @@ func TestNode_unstageWaitsForUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "pvc-1",
-		TargetPath: path}); err != nil {
+	if _, err := s.node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{
+		VolumeId:   "pvc-1",
+		TargetPath: path,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	request := &csi.NodeUnstageVolumeRequest{VolumeId: "pvc-1", StagingTargetPath: s.path("staging", v)}

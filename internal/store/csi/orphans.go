@@ -62,7 +62,7 @@ func (d *Driver) discardOrphans(ctx context.Context) error {
 func (d *Driver) isOrphan(ctx context.Context, r *longhornv1.Replica) (bool, error) {
 	_, _, err := d.findHead(ctx, r.Name, disk.UID(r.Spec.DiskID))
 	if !errors.Is(err, errclass.NotFound) {
-		return false, nil //nolint:nilerr // it has a head, or nobody knows that at the moment
+		return false, nil // it has a head, or nobody knows that at the moment
 	}
 	v := &longhornv1.Volume{}
 	if err := d.options.Client.Get(ctx, d.objectKey(r.Name), v); err != nil {

@@ -115,7 +115,8 @@ func mustMake(tb testing.TB, c client.Client, o client.Object) {
 
 // makeClaim makes a claim of a StorageClass of its own with the image.
 func makeClaim(tb testing.TB, c client.Client, name, image string,
-	edit func(*storagev1.StorageClass)) *corev1.PersistentVolumeClaim {
+	edit func(*storagev1.StorageClass),
+) *corev1.PersistentVolumeClaim {
 	tb.Helper()
 	class := &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: names.Driver,

@@ -119,8 +119,10 @@ func configureDevice(path string, backing *os.File, name string) error {
 	defer device.Close() //nolint:errcheck // nothing was written
 	// Direct I/O keeps the file out of the page cache, which has the device's data already. Where the file system
 	// cannot, the kernel ignores the flag.
-	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: sectorBytes,
-		Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_DIRECT_IO}}
+	config := unix.LoopConfig{
+		Fd: uint32(backing.Fd()), Size: sectorBytes,
+		Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_DIRECT_IO},
+	}
 	copy(config.Info.File_name[:MaxNameBytes], name)
 	return unix.IoctlLoopConfigure(int(device.Fd()), &config)
 }
