@@ -1,4 +1,4 @@
 package csi
 
-// DiscardOrphans is what Run does from time to time.
-var DiscardOrphans = (*Driver).discardOrphans
+// SweepVolumes is what Run does from time to time.
+var SweepVolumes = (*Driver).sweepVolumes

@@ -53,3 +53,18 @@ func (m *memory) Delete(_ context.Context, name disk.Name) error {
 func (m *memory) Usage(context.Context) (disk.Usage, error) {
 	return disk.Usage{Capacity: 1 << 40, Available: 1 << 39}, nil
 }
+
+func (m *memory) Open(_ context.Context, name disk.Name) (disk.Lease, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.objects[name]; !ok {
+		return nil, errclass.NotFound
+	}
+	return noFile{}, nil
+}
+
+// noFile is a lease of what has no file.
+type noFile struct{}
+
+func (noFile) Path() string { return "/missing" }
+func (noFile) Close() error { return nil }

@@ -96,8 +96,8 @@ func (n *nodeServer) stageVolume(ctx context.Context, r *csi.NodeStageVolumeRequ
 	}
 	flags, data := mountOptions(r.GetVolumeCapability().GetMount().GetMountFlags())
 	if err := unix.Mount(device.Path, target, fileSystem, flags, data); err != nil {
-		return fmt.Errorf("mount %s at %s as %s, options %q: %w: use volumeMode Block if it has no file system", device.Path,
-			target, fileSystem, data, err)
+		return fmt.Errorf("mount %s at %s as %s, options %q: %w: if it never had a file system, "+
+			"make another claim, with volumeMode Block if that is what it is for", device.Path, target, fileSystem, data, err)
 	}
 	return nil
 }

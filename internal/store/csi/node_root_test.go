@@ -26,6 +26,7 @@ import (
 	kubernetesfake "k8s.io/client-go/kubernetes/fake"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
@@ -52,6 +53,7 @@ type store struct {
 	kubernetes *kubernetesfake.Clientset
 	// withoutDisk says that the agent cannot open the disk.
 	withoutDisk bool
+	clock       clock.WithTicker // the real one if it is nil
 
 	disk       *reflink.Disk
 	controller csi.ControllerClient
@@ -125,6 +127,7 @@ func (s *store) start(tb testing.TB) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	o := driver.Options{
 		Node: nodeName, Namespace: namespace, Disks: disks, Client: s.client, Kubernetes: s.kubernetes, KubeletDir: s.dir,
+		Clock:  s.clock,
 		Logger: slog.New(slog.NewTextHandler(tb.Output(), nil)),
 	}
 	_ = os.Remove(o.Socket())
@@ -392,9 +395,21 @@ func TestNode_unstagesWithoutADisk(t *testing.T) {
 	s := newStore(t)
 	v := s.mustCreate(t, "pvc-unstaged-without-a-disk", mib, nil)
 	s.stage(t, v, true, false)
+	s.wantStatus(t, v, longhornv1.VolumeAttached, longhornv1.RobustnessHealthy, longhornv1.ReplicaRunning)
 	s.stop(t)
 	s.withoutDisk = true
+	fakeClock := clocktesting.NewFakeClock(time.Now())
+	s.clock = fakeClock
 	s.start(t)
+	wait := func() string {
+		if fakeClock.HasWaiters() {
+			return ""
+		}
+		return "the driver does not look at its volumes from time to time"
+	}
+	eventually(t, wait)
+	fakeClock.Step(time.Minute)
+	s.wantStatus(t, v, longhornv1.VolumeAttached, longhornv1.RobustnessUnknown, longhornv1.ReplicaRunning)
 	s.unstage(t, v)
 	wantCode(t, s.delete(t, v), codes.Unavailable)
 	s.withoutDisk = false

@@ -66,7 +66,7 @@ func (o *Options) registrationSocket() string {
 func (d *Driver) Run(ctx context.Context) error {
 	g, running := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{
-		d.serveDriver, d.serveRegistration, d.runStatus, d.runProvisioner, d.runOrphans,
+		d.serveDriver, d.serveRegistration, d.runStatus, d.runProvisioner, d.runSweep,
 	} {
 		g.Go(func() error { return run(running) })
 	}

@@ -81,7 +81,7 @@ func (d *Driver) writeStatus(ctx context.Context, handle string) error {
 	if apierrors.IsNotFound(err) {
 		return nil // a source, or a volume that is deleted
 	}
-	if err != nil || replica.Spec.NodeID != d.options.Node || written.Status.State == longhornv1.VolumeDeleting {
+	if err != nil || replica.Spec.NodeID != d.options.Node {
 		return err
 	}
 	claim, err := d.findClaim(ctx, handle)
@@ -92,7 +92,6 @@ func (d *Driver) writeStatus(ctx context.Context, handle string) error {
 	if err != nil {
 		return err
 	}
-	seen.node, seen.waiting = d.options.Node, d.findPending(handle).waiting
 	volumeStatus, replicaStatus := decideStatus(seen, written.Status, replica.Status)
 	if claim != (longhornv1.KubernetesStatus{}) {
 		volumeStatus.KubernetesStatus = claim
@@ -158,24 +157,27 @@ type observation struct {
 }
 
 func (d *Driver) observeVolume(ctx context.Context, handle string, on disk.UID) (observation, error) {
+	seen := observation{node: d.options.Node, waiting: d.findPending(handle).waiting, hasUser: d.isAttached(handle)}
 	_, head, err := d.findHead(ctx, handle, on)
 	switch {
 	case errors.Is(err, errclass.Transient):
-		return observation{hasUser: d.isAttached(handle)}, nil
 	case errors.Is(err, errclass.NotFound):
-		return observation{diskOpen: true}, nil
+		seen.diskOpen = true
 	case err != nil:
 		return observation{}, err
+	default:
+		seen.diskOpen, seen.headThere, seen.headDamaged = true, true, head.State != disk.StateWritable
 	}
-	return observation{
-		diskOpen: true, headThere: true, headDamaged: head.State != disk.StateWritable, hasUser: d.isAttached(handle),
-	}, nil
+	return seen, nil
 }
 
 // decideStatus returns the status of a volume and of its replica.
 func decideStatus(
 	seen observation, v longhornv1.VolumeStatus, r longhornv1.ReplicaStatus,
 ) (longhornv1.VolumeStatus, longhornv1.ReplicaStatus) {
+	if v.State == longhornv1.VolumeDeleting {
+		return v, r
+	}
 	made := v.State == longhornv1.VolumeAttached || v.State == longhornv1.VolumeDetached
 	switch {
 	case !seen.diskOpen:

@@ -20,7 +20,7 @@ import (
 )
 
 // Only what was never made goes, and only if nobody waits for it.
-func TestDiscardOrphans_keepsWhatMayBeOfUse(t *testing.T) {
+func TestSweepVolumes_keepsWhatMayBeOfUse(t *testing.T) {
 	t.Parallel()
 	scheme := runtime.NewScheme()
 	if err := longhornv1.AddToScheme(scheme); err != nil {
@@ -62,7 +62,7 @@ func TestDiscardOrphans_keepsWhatMayBeOfUse(t *testing.T) {
 			&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-with-a-volume"}},
 		),
 	})
-	if err := csi.DiscardOrphans(d, t.Context()); err != nil {
+	if err := csi.SweepVolumes(d, t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	var volumes longhornv1.VolumeList
