@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubernetesfake "k8s.io/client-go/kubernetes/fake"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -45,7 +46,7 @@ const namespace = "varve"
 
 var devices = loop.Devices{Dir: "/dev", Clock: clock.RealClock{}}
 
-// store is a node with a disk on XFS and a driver.
+// store is a node with a disk and a driver.
 type store struct {
 	dir        string // kubelet's, and of mounts
 	fs         *testloop.FileSystem
@@ -61,8 +62,14 @@ type store struct {
 	stop       func(tb testing.TB)
 }
 
-// newStore starts a driver until the test ends.
+// newStore starts a driver with a disk on XFS until the test ends.
 func newStore(tb testing.TB, objects ...client.Object) *store {
+	tb.Helper()
+	return newStoreOn(tb, "xfs", objects...)
+}
+
+// newStoreOn starts a driver with a disk on a file system until the test ends.
+func newStoreOn(tb testing.TB, kind string, objects ...client.Object) *store {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "varve-csi") // the path of a socket must be short
 	if err != nil {
@@ -84,7 +91,7 @@ func newStore(tb testing.TB, objects ...client.Object) *store {
 		}},
 	})
 	s := &store{
-		dir: dir, fs: testloop.NewFileSystem(tb, "xfs"), kubernetes: kubernetesfake.NewClientset(),
+		dir: dir, fs: testloop.NewFileSystem(tb, kind), kubernetes: kubernetesfake.NewClientset(),
 		client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
 			WithStatusSubresource(&longhornv1.Volume{}, &longhornv1.Replica{}, &longhornv1.BackingImage{}).Build(),
 	}
@@ -354,7 +361,14 @@ func readDevice(tb testing.TB, path string, n int) []byte {
 
 // A Block volume keeps its data while the driver restarts, attached or not, and is not deleted while it is attached.
 func TestNode_blockVolumeSurvivesRestarts(t *testing.T) {
-	s := newStore(t)
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) { checkBlockVolume(t, kind) })
+	}
+}
+
+func checkBlockVolume(t *testing.T, kind string) {
+	t.Helper()
+	s := newStoreOn(t, kind)
 	v := s.mustCreate(t, "pvc-1", 8*mib+1, nil)
 	if v.GetCapacityBytes() != 8*mib+4096 {
 		t.Errorf("%d bytes", v.GetCapacityBytes())
@@ -416,6 +430,31 @@ func TestNode_unstagesWithoutADisk(t *testing.T) {
 	s.restart(t)
 	if err := s.delete(t, v); err != nil {
 		t.Error(err)
+	}
+}
+
+// Kubelet is told where the driver serves, and which node is its own.
+func TestRun_registersWithKubelet(t *testing.T) {
+	s := newStore(t)
+	socket := filepath.Join(s.dir, "plugins_registry", names.Driver+"-reg.sock")
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close() //nolint:errcheck // the test ends
+	got, err := registration.NewRegistrationClient(connection).GetInfo(t.Context(), &registration.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := driver.Options{KubeletDir: s.dir}
+	if got.GetType() != registration.CSIPlugin || got.GetName() != names.Driver || got.GetEndpoint() != o.Socket() {
+		t.Errorf("%v", got)
+	}
+	info, err := s.node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	if err != nil || info.GetNodeId() != nodeName || info.GetMaxVolumesPerNode() != 0 ||
+		info.GetAccessibleTopology().GetSegments()[names.TopologyNode] != nodeName {
+		t.Errorf("%v, %v", info, err)
 	}
 }
 
