@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskset"
 )
@@ -53,7 +52,7 @@ func (d *Driver) makeFileSystem(ctx context.Context, device string) error {
 		}
 	}
 	if err != nil {
-		return errclass.Errorf(errclass.Invalid, "find mkfs.ext4: %w: install e2fsprogs on the node", err)
+		return fmt.Errorf("find mkfs.ext4: %w: install e2fsprogs on the node", err)
 	}
 	cmd := exec.CommandContext(ctx, program, append(args, device)...)
 	if chroot != "" {

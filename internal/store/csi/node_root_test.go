@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,6 +56,7 @@ type store struct {
 	// withoutDisk says that the agent cannot open the disk.
 	withoutDisk bool
 	clock       clock.WithTicker // the real one if it is nil
+	hostRoot    string
 
 	disk       *reflink.Disk
 	controller csi.ControllerClient
@@ -134,7 +136,7 @@ func (s *store) start(tb testing.TB) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	o := driver.Options{
 		Node: nodeName, Namespace: namespace, Disks: disks, Client: s.client, Kubernetes: s.kubernetes, KubeletDir: s.dir,
-		Clock:  s.clock,
+		Clock: s.clock, HostRoot: s.hostRoot,
 		Logger: slog.New(slog.NewTextHandler(tb.Output(), nil)),
 	}
 	_ = os.Remove(o.Socket())
@@ -525,6 +527,34 @@ func TestNode_formatsNothingThatHasData(t *testing.T) {
 	if !bytes.Equal(got, make([]byte, 32*mib)) {
 		verdict.Errorf(t, "the volume was written")
 	}
+}
+
+// A mkfs that fails in the middle leaves a blank volume, so that the next one can succeed: here the node's, because the
+// process has none.
+func TestNode_removesHalfAFileSystem(t *testing.T) {
+	s := newStore(t)
+	s.hostRoot = "/"
+	s.restart(t)
+	v := s.mustCreate(t, "pvc-half-formatted", 32*mib, nil)
+	bin := t.TempDir()
+	script := "#!/bin/sh\nfor device; do :; done\nprintf half >\"$device\"\necho disk error >&2\nexit 1\n"
+	if err := os.WriteFile(filepath.Join(bin, "mkfs.ext4"), []byte(script),
+		0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	_, err := s.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: v.GetVolumeId(), StagingTargetPath: s.path("staging", v), VolumeCapability: writer(false),
+	})
+	if err == nil || !strings.Contains(err.Error(), "disk error") {
+		t.Fatalf("%v, want what mkfs.ext4 said", err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	path := s.stage(t, v, false, false)
+	if err := os.WriteFile(filepath.Join(path, "file"), []byte("text"), 0o600); err != nil {
+		t.Error(err)
+	}
+	s.unstage(t, v)
 }
 
 // A volume of an image has its bytes, and waits for the copy.
