@@ -1,11 +1,14 @@
 package source
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,6 +86,42 @@ func TestCheckQCOW2(t *testing.T) {
 				t.Errorf("error %v: it does not say %q", err, c.words)
 			}
 		})
+	}
+}
+
+// ram is a file in memory.
+type ram []byte
+
+func (r ram) Size() int64 { return int64(len(r)) }
+
+func (r ram) ReadAt(_ context.Context, p []byte, offset int64) error {
+	copy(p, r[offset:])
+	return nil
+}
+
+// A server may send another header when it is asked again, and less than there has to be.
+func TestQCOW2File(t *testing.T) {
+	t.Parallel()
+	now := ram(bytes.Repeat([]byte{2}, 1000))
+	f := &qcow2File{image: now, head: bytes.Repeat([]byte{1}, 512), clusterBytes: 512}
+	got := make([]byte, 1024)
+	if err := f.ReadAt(t.Context(), got, 0); err != nil {
+		t.Fatal(err)
+	}
+	want := slices.Concat(bytes.Repeat([]byte{1}, 512), bytes.Repeat([]byte{2}, 488), make([]byte, 24))
+	if !bytes.Equal(got, want) {
+		t.Errorf("read %v", got)
+	}
+	if err := f.ReadAt(t.Context(), got[:24], 1000); err != nil || !bytes.Equal(got[:24], make([]byte, 24)) {
+		t.Errorf("behind the end: %v, %v", got[:24], err)
+	}
+	for offset, n := range map[int64]int{1000: 25, 1024: 1, 1 << 56: 512} {
+		if err := f.ReadAt(t.Context(), got[:n], offset); !errors.Is(err, errclass.Invalid) {
+			t.Errorf("%d bytes at %d: %v", n, offset, err)
+		}
+	}
+	if !errors.Is(f.cause(), errclass.Invalid) {
+		t.Errorf("cause %v", f.cause())
 	}
 }
 

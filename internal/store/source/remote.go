@@ -54,11 +54,37 @@ func newRemote(o *Options, source *handover.Source, secrets *repositoryaccess.Se
 			return nil, err
 		}
 	}
-	client := &http.Client{Transport: transport, CheckRedirect: func(next *http.Request, via []*http.Request) error {
-		hideSecrets(secrets, next.URL)
-		return checkRedirect(next, via)
-	}}
+	client := &http.Client{Transport: hidingTransport{transport, secrets}, CheckRedirect: checkRedirect}
 	return &remote{client: client, url: u, clock: o.Clock}, nil
+}
+
+// hidingTransport hides the addresses that servers redirect to. Errors hold those that cannot be used.
+type hidingTransport struct {
+	http.RoundTripper
+
+	secrets *repositoryaccess.Secrets
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t hidingTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := t.RoundTripper.RoundTrip(request)
+	if err != nil {
+		return nil, err
+	}
+	if location := response.Header.Get("Location"); location != "" {
+		t.secrets.Hide(location)
+		if u, err := url.Parse(location); err == nil {
+			hideSecrets(t.secrets, u)
+		}
+	}
+	return response, nil
+}
+
+// CloseIdleConnections is what http.Client calls.
+func (t hidingTransport) CloseIdleConnections() {
+	if c, ok := t.RoundTripper.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
 }
 
 // hideSecrets keeps what an address may hold secret out of messages.

@@ -159,6 +159,11 @@ type server struct {
 	requests atomic.Int64
 	mu       sync.Mutex
 	ranges   []string
+	ifRanges []string
+	// mostBytes is the largest part that is sent; 0: any.
+	mostBytes int
+	// breakLater breaks each answer later than the one before.
+	breakLater bool
 }
 
 // ServeHTTP implements http.Handler.
@@ -166,6 +171,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	number := s.requests.Add(1)
 	s.mu.Lock()
 	s.ranges = append(s.ranges, r.Header.Get("Range"))
+	s.ifRanges = append(s.ifRanges, r.Header.Get("If-Range"))
 	s.mu.Unlock()
 	if number <= s.refuse {
 		http.Error(w, "later", http.StatusServiceUnavailable)
@@ -179,7 +185,15 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", tag)
 	}
 	if s.breakEvery > 0 && s.breaks.Add(-1) >= 0 {
-		w = &breakingWriter{w, s.breakEvery}
+		at := s.breakEvery
+		if s.breakLater {
+			at *= int(number)
+		}
+		w = &breakingWriter{w, at}
+	}
+	var first int
+	if n, _ := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &first); n == 1 && s.mostBytes > 0 {
+		r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", first, first+s.mostBytes-1))
 	}
 	if s.noRanges {
 		w.Header().Set("Content-Length", fmt.Sprint(len(content)))
@@ -326,11 +340,37 @@ func TestRun_continuesABrokenDownload(t *testing.T) {
 	if strings.Join(s.ranges[:3], " ") != "bytes=0- bytes=0- bytes=0-" {
 		t.Errorf("the first requests are for %v", s.ranges[:3])
 	}
-	for _, r := range s.ranges[3:] {
+	for i, r := range s.ranges[3:] {
 		if r == "bytes=0-" {
 			t.Errorf("it started again from the first byte: %v", s.ranges)
 		}
+		if tag := s.ifRanges[3+i]; tag != `"one"` {
+			t.Errorf("the request for %s has If-Range %q", r, tag)
+		}
 	}
+}
+
+// Some servers send less than they are asked for.
+func TestRun_asksForTheRest(t *testing.T) {
+	t.Parallel()
+	content := image(5*mib + 1)
+	device := newDevice(t)
+	if err := run(t, device, serve(t, &server{content: content, mostBytes: mib})); err != nil {
+		t.Fatal(err)
+	}
+	wantImage(t, device, content)
+}
+
+// A download that cannot be continued is tried as long as it gets further each time.
+func TestRun_goesOnWithProgress(t *testing.T) {
+	t.Parallel()
+	s := &server{content: image(10 * mib), noRanges: true, breakEvery: mib, breakLater: true}
+	s.breaks.Store(9)
+	device := newDevice(t)
+	if err := run(t, device, serve(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	wantImage(t, device, s.content)
 }
 
 func TestRun_startsAgain(t *testing.T) {
@@ -339,9 +379,12 @@ func TestRun_startsAgain(t *testing.T) {
 	// What comes after the break has zeroes where the first attempt has written data.
 	other := append(make([]byte, 2*mib), image(mib/2)...)
 	for name, s := range map[string]*server{
-		"no ranges":       {content: content, noRanges: true, breakEvery: 2 * mib},
-		"no ETag":         {content: content, noTag: true, breakEvery: 2 * mib},
-		"another file":    {content: content, changeAfter: 2, changed: other, breakEvery: 2 * mib},
+		"no ranges":    {content: content, noRanges: true, breakEvery: 2 * mib},
+		"no ETag":      {content: content, noTag: true, breakEvery: 2 * mib},
+		"another file": {content: content, changeAfter: 2, changed: other, breakEvery: 2 * mib},
+		"another without ETag": {
+			content: content, noTag: true, changeAfter: 2, changed: image(3*mib + 9)[9:], breakEvery: 2 * mib,
+		},
 		"another smaller": {content: content, changeAfter: 2, changed: other[:mib+3], breakEvery: 2 * mib},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -489,18 +532,23 @@ func TestRun_hidesSecrets(t *testing.T) {
 		switch r.URL.Path {
 		case "/disk.img":
 			http.Redirect(w, r, "/next?"+second, http.StatusFound)
+		case "/bad":
+			w.Header().Set("Location", "http://[::1/?"+second)
+			w.WriteHeader(http.StatusFound)
 		default:
 			http.Redirect(w, r, "ftp://other.example/?"+second, http.StatusFound)
 		}
 	}))
 	t.Cleanup(s.Close)
-	var lines bytes.Buffer
-	url := strings.Replace(s.URL, "http://", "http://user:"+password+"@", 1) + "/disk.img?" + token
-	err := run(t, newDevice(t), url, func(o *source.Options) { o.Log = slog.New(slog.NewTextHandler(&lines, nil)) })
-	wantFailure(t, err, errclass.Invalid, "ftp")
-	for _, secret := range []string{password, token, second} {
-		if strings.Contains(err.Error()+lines.String(), secret) {
-			t.Errorf("a message has the secret %s: %v\n%s", secret, err, lines.String())
+	for path, class := range map[string]error{"/disk.img?": errclass.Invalid, "/bad?": errclass.Transient} {
+		var lines bytes.Buffer
+		url := strings.Replace(s.URL, "http://", "http://user:"+password+"@", 1) + path + token
+		err := run(t, newDevice(t), url, func(o *source.Options) { o.Log = slog.New(slog.NewTextHandler(&lines, nil)) })
+		wantFailure(t, err, class, "get http://127.0.0.1")
+		for _, secret := range []string{password, token, second} {
+			if strings.Contains(err.Error()+lines.String(), secret) {
+				t.Errorf("a message has the secret %s: %v\n%s", secret, err, lines.String())
+			}
 		}
 	}
 }
