@@ -62,15 +62,21 @@ func checkQCOW2(head []byte) (qcow2Disk, error) {
 	if err := checkExtensions(head[:min(len(head), 1<<clusterBits)], headerBytes); err != nil {
 		return qcow2Disk{}, err
 	}
-	switch size := binary.BigEndian.Uint64(head[24:]); {
-	case size > handover.MaxImageBytes:
-		return qcow2Disk{}, errTooLarge
-	case size == 0:
-		return qcow2Disk{}, refuseQCOW2("is empty")
-	case size%qcow2SectorBytes != 0:
-		return qcow2Disk{}, refuseQCOW2("has a size that is not a multiple of 512 bytes")
+	bytes, err := checkSize(binary.BigEndian.Uint64(head[24:]))
+	return qcow2Disk{bytes: bytes, clusterBytes: 1 << clusterBits}, err
+}
+
+// checkSize returns the size of a disk in bytes.
+func checkSize(bytes uint64) (int64, error) {
+	switch {
+	case bytes > handover.MaxImageBytes:
+		return 0, errTooLarge
+	case bytes == 0:
+		return 0, refuseQCOW2("is empty")
+	case bytes%qcow2SectorBytes != 0:
+		return 0, refuseQCOW2("has a size that is not a multiple of 512 bytes")
 	default:
-		return qcow2Disk{bytes: int64(size), clusterBytes: 1 << clusterBits}, nil
+		return int64(bytes), nil
 	}
 }
 

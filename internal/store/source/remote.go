@@ -175,7 +175,7 @@ func (r *remote) get(ctx context.Context, v *version, first, last int64) (*answe
 		request.Header.Set("If-Range", v.validator)
 	}
 	timer := r.clock.AfterFunc(stallTimeout, func() { stop(errStalled) })
-	response, err := r.client.Do(request)
+	response, err := r.client.Do(request) //nolint:bodyclose // answer.Close does.
 	timer.Stop()
 	if err != nil {
 		err = r.describe(ctx, err)
