@@ -444,7 +444,7 @@ func TestRun_registersWithKubelet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer connection.Close() //nolint:errcheck // the test ends
+	defer connection.Close()
 	got, err := registration.NewRegistrationClient(connection).GetInfo(t.Context(), &registration.InfoRequest{})
 	if err != nil {
 		t.Fatal(err)
