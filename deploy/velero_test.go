@@ -91,11 +91,24 @@ func (s *scripts) installCRDs(paths []string, err error) {
 	s.mustRun("", s.kubectl, "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
 }
 
+// longhornVolumes is a kind of Longhorn's, which has others of the names of Varve's, too.
+const longhornVolumes = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: volumes.longhorn.io}
+spec:
+  group: longhorn.io
+  names: {kind: Volume, plural: volumes}
+  scope: Namespaced
+  versions: [{name: v1beta2, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+`
+
 func TestVelero_keepsItsKindsAndObjects(t *testing.T) {
 	t.Parallel()
 	s := newScriptsIn(t, controlplane.StartEmpty)
 	s.installCRDs(controlplane.VeleroCRDs(t.Context()))
 	s.installCRDs(controlplane.SnapshotCRDs(t.Context()))
+	s.mustRun(longhornVolumes, s.kubectl, "create", "-f", "-")
 	before := s.versions()
 	rights := []string{"-n", "varve", "role/varve-handler", "rolebinding/varve-handler"}
 	// As an earlier version had it, whose handlers drove data movements.
@@ -114,8 +127,13 @@ func TestVelero_keepsItsKindsAndObjects(t *testing.T) {
 			t.Errorf("install does not say %q:\n%s", want, out)
 		}
 	}
-	if diff := cmp.Diff(before, without(s.versions(), "kubevirt.io", "harvesterhci.io", "varvebackup.io")); diff != "" {
+	if diff := cmp.Diff(before, without(s.versions(), "kubevirt.io", "harvesterhci.io", "varvebackup.io", "backingimages.longhorn.io",
+		"nodes.longhorn.io", "instancemanagers.longhorn.io", "replicas.longhorn.io")); diff != "" {
 		t.Errorf("install has changed kinds of others: %s", diff)
+	}
+	if left := s.mustRun("", s.kubectl, "-n", "varve", "get", "daemonset", "-o", "name"); strings.Contains(left, "store") ||
+		!strings.Contains(out, "this cluster has Longhorn") {
+		t.Errorf("in a cluster with Longhorn, install says %q and makes\n%s", out, left)
 	}
 	s.mustRun("", s.kubectl, "get", "vm,vmbackup", "--all-namespaces") // Varve's own kinds are there.
 
@@ -161,7 +179,7 @@ spec:
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
 `, s.kubectl, "create", "-f", "-")
 	s.mustRun(movements, s.kubectl, "create", "-f", "-")
-	before := without(s.versions(), "kubevirt.io", "harvesterhci.io", "varvebackup.io")
+	before := without(s.versions(), "kubevirt.io", "harvesterhci.io", "varvebackup.io", "longhorn.io")
 	out := s.mustRun("", "./uninstall.sh")
 	if want := "Velero uses them: they stay with all their objects: backuprepositories.velero.io"; !strings.Contains(out, want) {
 		t.Errorf("uninstall does not say %q:\n%s", want, out)
