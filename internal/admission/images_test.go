@@ -62,7 +62,9 @@ func TestImageDeletions(t *testing.T) {
 		"no volumes":      {image: live, code: http.StatusOK},
 		"others' volumes": {image: live, reader: volumeReader{volumes: clonesOf("debian", 3)}, code: http.StatusOK},
 		"clones": {
-			live, volumeReader{volumes: append(clonesOf("ubuntu-22.04", 2), clonesOf("debian", 3)...)}, http.StatusConflict,
+			live,
+			volumeReader{volumes: append(clonesOf("ubuntu-22.04", 2), clonesOf("debian", 3)...)},
+			http.StatusConflict,
 			refused + "pvc-01, pvc-02",
 		},
 		"many clones": {
@@ -71,7 +73,9 @@ func TestImageDeletions(t *testing.T) {
 		},
 		"deleted before": {image: deleted, reader: volumeReader{volumes: clonesOf("ubuntu-22.04", 1)}, code: http.StatusOK},
 		"no answer": {
-			live, volumeReader{err: errors.New("connection refused")}, http.StatusInternalServerError,
+			live,
+			volumeReader{err: errors.New("connection refused")},
+			http.StatusInternalServerError,
 			"list the Volumes of namespace varve: connection refused",
 		},
 	} {

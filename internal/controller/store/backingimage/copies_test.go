@@ -62,8 +62,10 @@ func TestCopies(t *testing.T) {
 			f.hasReplica("c", starting)
 		}, "a", "a in-progress", longhornv1.ReasonFirstCopyInProgress, ""},
 
-		"an evicted copy is replaced first": {func(f *fixture) { evict(f, "a") }, "a b", "a ready, b pending", "",
-			"the copy on disk default-disk of node a stays until there are enough others"},
+		"an evicted copy is replaced first": {
+			func(f *fixture) { evict(f, "a") }, "a b", "a ready, b pending", "",
+			"the copy on disk default-disk of node a stays until there are enough others",
+		},
 		"an evicted disk is left": {func(f *fixture) {
 			f.isReady("a", "b")
 			evictDisk(f, "a")

@@ -34,8 +34,10 @@ func TestDeletion(t *testing.T) {
 			}
 		}, keepSource, used, "until these volumes, which are clones of it, are deleted: pvc-00, pvc-01, pvc-02, pvc-03, " +
 			"pvc-04, pvc-05, pvc-06, pvc-07, pvc-08, pvc-09 and 2 more"},
-		"copies": {func(*fixture) {}, keepSource, leaving,
-			"disk default-disk of node a has a copy, disk default-disk of node b has a copy"},
+		"copies": {
+			func(*fixture) {}, keepSource, leaving,
+			"disk default-disk of node a has a copy, disk default-disk of node b has a copy",
+		},
 		"a copy that stays": {func(f *fixture) {
 			empty(f, "a")
 			f.reports("b", ready, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "volume pvc-1 is a clone" })

@@ -29,6 +29,7 @@ func (in *input) decideFirstCopy(p *plan) reason {
 		return reason{}
 	case longhornv1.StateInProgress, longhornv1.StateUnknown:
 		return in.followFirstCopy(p)
+	case longhornv1.StatePending, longhornv1.StateFailed:
 	}
 	return in.startFirstCopy(p)
 }

@@ -216,19 +216,25 @@ func TestFirstCopy_fails(t *testing.T) {
 		want  outcome
 		words string
 	}{
-		"the program says why": {func(f *fixture) {
-			f.reports("a", inProgress)
-			f.hasPod(corev1.PodFailed, "Invalid: the address gave a web page")
-		}, outcome{first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: reasonFailed},
-			"attempt 1 failed: Invalid: the address gave a web page; the next one begins at 2026-11-30T09:01:00Z"},
-		"the pod was evicted": {func(f *fixture) {
-			f.reports("a", inProgress)
-			f.hasPod(corev1.PodFailed, "")
-			f.source.pod.Status.Reason, f.source.pod.Status.Message = "Evicted", "The node was low on memory."
-			f.image.Status.FirstCopyAttempts = 2
-		}, outcome{first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: reasonFailed},
+		"the program says why": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.hasPod(corev1.PodFailed, "Invalid: the address gave a web page")
+			},
+			outcome{first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: reasonFailed},
+			"attempt 1 failed: Invalid: the address gave a web page; the next one begins at 2026-11-30T09:01:00Z",
+		},
+		"the pod was evicted": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.hasPod(corev1.PodFailed, "")
+				f.source.pod.Status.Reason, f.source.pod.Status.Message = "Evicted", "The node was low on memory."
+				f.image.Status.FirstCopyAttempts = 2
+			},
+			outcome{first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: reasonFailed},
 			"attempt 3 failed: the source pod failed: Evicted: The node was low on memory.; the next one begins at " +
-				"2026-11-30T09:04:00Z"},
+				"2026-11-30T09:04:00Z",
+		},
 		"the store says why": {func(f *fixture) {
 			f.reports("a", failed, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "the SHA-256 is another one" })
 		}, outcome{first: failed, disk: "a", states: "a failed", reason: reasonFailed}, "node a: the SHA-256 is another one"},
@@ -255,13 +261,16 @@ func TestFirstCopy_fails(t *testing.T) {
 		}, outcome{
 			first: inProgress, disk: "a", disks: "a", states: "a pending", reason: longhornv1.ReasonFirstCopyInProgress,
 		}, ""},
-		"there is no other disk, and the old head": {func(f *fixture) {
-			again(f, time.Minute)
-			f.silent("b")
-			f.silent("c")
-			f.reports("a", inProgress)
-		}, outcome{first: pending, disk: "a", states: "a in-progress", reason: longhornv1.ReasonNoDisk},
-			"still has a copy that is being deleted"},
+		"there is no other disk, and the old head": {
+			func(f *fixture) {
+				again(f, time.Minute)
+				f.silent("b")
+				f.silent("c")
+				f.reports("a", inProgress)
+			},
+			outcome{first: pending, disk: "a", states: "a in-progress", reason: longhornv1.ReasonNoDisk},
+			"still has a copy that is being deleted",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
