@@ -121,8 +121,16 @@ func (in *input) followFirstCopy(p *plan) reason {
 		p.lookWithin(pollSource)
 	}
 	text := fmt.Sprintf("%s: %d %% of the source were read", place, r.Progress)
-	text = joinReason(joinReason(text, r.Message), in.source.waitsFor)
+	text = joinReason(joinReason(text, r.Message), in.source.explainWait())
 	return reason{longhornv1.ReasonFirstCopyInProgress, text + afterFailure(s)}
+}
+
+// explainWait says why the source pod does not run yet, or "".
+func (s *sourceObjects) explainWait() string {
+	if s.pod == nil && s.claim != nil && s.claim.Status.Phase != corev1.ClaimBound {
+		return "PersistentVolumeClaim " + s.claim.Name + " is not bound yet"
+	}
+	return s.waitsFor
 }
 
 // awaitFirstCopy waits for a store to report the first copy, and gives up after a while.

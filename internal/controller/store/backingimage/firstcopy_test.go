@@ -115,6 +115,13 @@ func TestFirstCopy_isFollowed(t *testing.T) {
 		"there is a head": {
 			func(f *fixture) { f.reports("a", inProgress) }, func(o *outcome) { o.source = makeSource }, "0 %", pollSource,
 		},
+		"the claim is not bound": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.source.claim = &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "source-u"}}
+			},
+			func(o *outcome) { o.source = makeSource }, "PersistentVolumeClaim source-u is not bound yet", pollSource,
+		},
 		"the pod does not start": {
 			func(f *fixture) {
 				f.reports("a", inProgress)
