@@ -452,8 +452,9 @@ func sourceDisturbed(w *world) {
 	pod := w.firstCopy(image, "one", disk)
 	m := w.sourceMeta(image)
 	claim := wait(w, &corev1.PersistentVolumeClaim{ObjectMeta: m}, exists)
-	w.must(w.admin.Delete(w.Context(), pod, client.GracePeriodSeconds(0)))
+	// The claim first: as long as it is bound, a pod that is deleted is made again.
 	w.must(w.admin.Delete(w.Context(), claim))
+	w.must(w.admin.Delete(w.Context(), pod, client.GracePeriodSeconds(0)))
 	before := claim.UID
 	controlplane.Eventually(w.T, func() error {
 		for _, o := range []client.Object{
