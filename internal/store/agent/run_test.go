@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { controlplane.Main(m, &apiServer) }
 // Run makes its objects, says why a disk cannot be used, and sees at once what changes in spec.disks.
 func TestRun_reportsAndWatches(t *testing.T) {
 	t.Parallel()
-	ns := apiServer.Namespace(t)
+	const ns = controlplane.SystemNamespace // admission allows no other one
 	scheme := runtime.NewScheme()
 	if err := longhornv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
@@ -36,14 +36,28 @@ func TestRun_reportsAndWatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, file := range []string{"account", "role", "admission"} {
+		if err := apiServer.Apply(t.Context(), "deploy/store/"+file+".yaml"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store := controlplane.ServiceAccount(ns, "varve-store").Restrict()
+	store.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {"node-1"}}
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
+	ended := make(chan struct{})
+	var runErr error // valid when ended is closed
+	stop := func() {
+		cancel()
+		<-ended
+	}
+	t.Cleanup(stop)
 	go func() {
-		ended <- Run(ctx, Options{
+		defer close(ended)
+		runErr = Run(ctx, Options{
 			Node: "node-1", Namespace: ns, HostRoot: t.TempDir(), DefaultDisk: "/missing", Disks: &diskset.Set{},
-			Config: apiServer.ConfigFor(controlplane.Admin), PodIP: "127.13.254.1",
+			Config: apiServer.ConfigFor(store), PodIP: "127.13.254.1",
 			TLSDir: authority.New(t).ServiceFiles(t, peer.ServerName), Clock: clock.RealClock{},
-			Logger: slog.New(slog.DiscardHandler),
+			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		})
 	}()
 	key := client.ObjectKey{Namespace: ns, Name: "node-1"}
@@ -51,6 +65,11 @@ func TestRun_reportsAndWatches(t *testing.T) {
 	wantDisk := func(name, words string) {
 		t.Helper()
 		controlplane.Eventually(t, func() error {
+			select {
+			case <-ended:
+				t.Fatalf("Run has ended: %v", runErr)
+			default:
+			}
 			if err := c.Get(ctx, key, &node); err != nil {
 				return err
 			}
@@ -80,8 +99,8 @@ func TestRun_reportsAndWatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantDisk("second", "/also-missing does not exist")
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("the end that was asked for: %v", err)
+	stop()
+	if runErr != nil {
+		t.Errorf("the end that was asked for: %v", runErr)
 	}
 }
