@@ -283,6 +283,9 @@ func TestAgent_killedAfterEachStep(t *testing.T) {
 					if err := restart(); err != nil {
 						return err
 					}
+					if len(n.set.All()) != 1 {
+						return fmt.Errorf("the disk of %s is not open", n.name)
+					}
 					if objects := n.disk().Objects(); len(objects) != 1 {
 						return fmt.Errorf("%s: %+v", n.name, objects)
 					}

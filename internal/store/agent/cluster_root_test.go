@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
@@ -52,9 +53,6 @@ type cluster struct {
 	unreadable atomic.Bool
 }
 
-// addresses are those of this machine that nodes have been given.
-var addresses atomic.Int32
-
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -92,9 +90,7 @@ type node struct {
 // addNode adds a node with a disk of its own, and starts its agent.
 func (c *cluster) addNode(name string) *node {
 	c.t.Helper()
-	number := addresses.Add(1)
-	ip := fmt.Sprintf("127.13.%d.%d", number/250, number%250+1)
-	n := &node{c: c, name: name, ip: ip, fs: loop.NewFileSystem(c.t, "xfs")}
+	n := &node{c: c, name: name, ip: newAddress(), fs: loop.NewFileSystem(c.t, "xfs")}
 	c.nodes = append(c.nodes, n)
 	c.t.Cleanup(n.kill)
 	n.start()
@@ -124,7 +120,12 @@ func (n *node) start() {
 	}
 	go func() {
 		defer close(peersEnded)
-		if err := peer.Run(ctx, o); err != nil {
+		err := peer.Run(ctx, o)
+		// A program that another test starts has the listeners of before until its exec ends.
+		for errors.Is(err, unix.EADDRINUSE) && ctx.Err() == nil {
+			err = peer.Run(ctx, o)
+		}
+		if err != nil && ctx.Err() == nil {
 			n.c.t.Error(err)
 		}
 	}()
@@ -321,7 +322,11 @@ func (n *node) attachSource() *source {
 	n.c.t.Helper()
 	s := &source{n: n}
 	n.c.eventually("the head of the source", func() (err error) {
-		s.lease, err = n.disk().Open(context.Background(), names.SourceHead(imageUUID))
+		all := n.set.All()
+		if len(all) != 1 {
+			return errors.New("its disk is not open")
+		}
+		s.lease, err = all[0].Open(context.Background(), names.SourceHead(imageUUID))
 		return err
 	})
 	var err error

@@ -96,8 +96,8 @@ func decideMaking(v view) decision {
 	case v.now.Before(v.state.retryAt):
 		return inProgress(actionNone, v.state.progress, v.state.describeRetry())
 	case v.source == nil && v.making == nil && v.free <= status.RealSize:
-		return pending(fmt.Sprintf("the copy takes %d bytes or more, which the disk does not have beside its storageReserved: "+
-			"free or add space", status.RealSize))
+		return pending(fmt.Sprintf("the copy takes %d bytes or more, which the disk does not have beside its "+
+			"storageReserved: free or add space", status.RealSize))
 	case readyElsewhere && status.Checksum == "":
 		return pending("status.checksum of the image is not known yet")
 	case readyElsewhere:

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) { controlplane.Main(m, &apiServer) }
 func TestRun_reportsAndWatches(t *testing.T) {
 	t.Parallel()
 	const ns = controlplane.SystemNamespace // admission allows no other one
+	address := newAddress()
 	scheme := runtime.NewScheme()
 	if err := longhornv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
@@ -55,7 +56,7 @@ func TestRun_reportsAndWatches(t *testing.T) {
 		defer close(ended)
 		runErr = Run(ctx, Options{
 			Node: "node-1", Namespace: ns, HostRoot: t.TempDir(), DefaultDisk: "/missing", Disks: &diskset.Set{},
-			Config: apiServer.ConfigFor(store), PodIP: "127.13.254.1",
+			Config: apiServer.ConfigFor(store), PodIP: address,
 			TLSDir: authority.New(t).ServiceFiles(t, peer.ServerName), Clock: clock.RealClock{},
 			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		})
@@ -88,7 +89,7 @@ func TestRun_reportsAndWatches(t *testing.T) {
 	controlplane.Eventually(t, func() error {
 		var im longhornv1.InstanceManager
 		err := c.Get(ctx, key, &im)
-		if err == nil && (im.Status.CurrentState != "running" || im.Status.IP != "127.13.254.1" ||
+		if err == nil && (im.Status.CurrentState != "running" || im.Status.IP != address ||
 			im.Status.HeartbeatTime == nil || im.Spec.NodeID != "node-1") {
 			err = fmt.Errorf("%+v", im)
 		}
