@@ -75,8 +75,9 @@ pods='kubevirt.io in (virt-launcher,varve-attachment)'
 if ours kubevirts.kubevirt.io; then
 	"$kubectl" delete kubevirts.kubevirt.io --all --all-namespaces --timeout="$timeout"
 fi
-stop_movers
 delete_images
+stop_movers
+! ours backingimages.longhorn.io || release_all backingimages.longhorn.io # The namespace would wait for them.
 read_owners # That took its time, and somebody may have installed something since.
 delete_kept_snapshots
 keep_machine_snapshots
@@ -135,8 +136,6 @@ for kind in $(kubevirt_kinds) $(velero_kinds) $(harvester_kinds) $(longhorn_kind
 	esac
 	gone="$gone $kind"
 done
-# Without the stores, the deletion of an image deletes no copies.
-! ours backingimages.longhorn.io || release_all backingimages.longhorn.io
 [ -z "$gone" ] || "$kubectl" delete crd $gone --timeout=300s
 [ -z "$stay" ] || echo "uninstall: Varve installed these kinds, but Velero uses them: they stay with all their objects:$stay" >&2
 if [ -n "$passwords" ]; then

@@ -63,6 +63,14 @@ metadata:
 spec: {source: {persistentVolumeClaimName: root}}
 `
 
+// usedImage has the finalizer that the controller takes off when no copy is left.
+const usedImage = `
+apiVersion: longhorn.io/v1beta2
+kind: BackingImage
+metadata: {name: used, namespace: varve, finalizers: [longhorn.io]}
+spec: {sourceType: upload}
+`
+
 // Nothing runs in this cluster: whatever has a finalizer stays until uninstall.sh loses its patience.
 func TestUninstallLeavesNothing(t *testing.T) {
 	t.Parallel()
@@ -89,6 +97,8 @@ func TestUninstallLeavesNothing(t *testing.T) {
 		return string(out)
 	}
 	run("", kubectl, "apply", "--server-side", "--force-conflicts", "-k", ".")
+	run("", kubectl, "apply", "--server-side", "--force-conflicts", "-k", "store")
+	run(usedImage, kubectl, "create", "-f", "-")
 	if err := cluster.InstallSnapshotKinds(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -109,13 +119,17 @@ func TestUninstallLeavesNothing(t *testing.T) {
 		t.Errorf("the storage's snapshot of a machine goes with its owner: %s", owners)
 	}
 	run("", kubectl, "-n", "varve", "delete", "secret", "repository-password-default-1")
+	if !strings.Contains(out, "warning: images that are left stay on the disks of their nodes") {
+		t.Errorf("nothing is said of an image that could not be deleted:\n%s", out)
+	}
 	if !strings.Contains(out, "warning: virtualmachines.kubevirt.io default/stuck did not end by itself") {
 		t.Errorf("a finalizer was removed in silence:\n%s", out)
 	}
 	run("", "./uninstall.sh") // Once more is no error, and now the namespace goes.
 	left := run("", kubectl, "get", "crd,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,validatingwebhookconfiguration,namespace", "-o", "name")
 	for line := range strings.Lines(left) {
-		if strings.Contains(line, "varve") || strings.Contains(line, "kubevirt") || strings.Contains(line, "velero") {
+		if strings.Contains(line, "varve") || strings.Contains(line, "kubevirt") || strings.Contains(line, "velero") ||
+			strings.Contains(line, "longhorn") {
 			t.Errorf("left behind: %s", line)
 		}
 	}
