@@ -62,8 +62,6 @@ const ConditionReady = "Ready"
 const (
 	// ReasonImageReady: a copy is ready.
 	ReasonImageReady = "Ready"
-	// ReasonWrongNamespace: the image is not in Varve's namespace, so nothing is done with it.
-	ReasonWrongNamespace = "WrongNamespace"
 	// ReasonNotSupported: this Varve cannot make images from spec.sourceType.
 	ReasonNotSupported = "NotSupported"
 	// ReasonNoDisk: no disk can have the first copy. The message says what is wrong with each.
@@ -167,6 +165,9 @@ type BackingImageDiskFileSpec struct {
 	// evictionRequested is true if the copy is to go when there are enough others.
 	// +optional
 	EvictionRequested bool `json:"evictionRequested,omitempty"`
+	// keep is true if the copy stays although nobody uses it, besides the copies of minNumberOfCopies.
+	// +optional
+	Keep bool `json:"keep,omitempty"`
 	// dataEngine is v2.
 	// +optional
 	DataEngine DataEngine `json:"dataEngine,omitempty"`

@@ -206,10 +206,10 @@ func TestDiskCommands_change(t *testing.T) {
 		}, ""},
 		"evict from another": {evicting, diskC, nil, "has no copy"},
 		"sync": {syncing, diskC, map[string]*longhornv1.BackingImageDiskFileSpec{
-			diskA: nil, diskB: {EvictionRequested: true}, diskC: {DataEngine: "v2"},
+			diskA: nil, diskB: {EvictionRequested: true}, diskC: {DataEngine: "v2", Keep: true},
 		}, ""},
 		"sync cancels an eviction": {syncing, diskB, map[string]*longhornv1.BackingImageDiskFileSpec{
-			diskA: nil, diskB: {DataEngine: "v2"},
+			diskA: nil, diskB: {DataEngine: "v2", Keep: true},
 		}, ""},
 		"sync to nowhere": {syncing, "dddddddd", nil, "no node has a disk"},
 	} {

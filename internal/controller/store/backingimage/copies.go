@@ -31,6 +31,8 @@ func (in *input) decideCopies(p *plan) reason {
 	if !in.hasReadyCopy(p, "") {
 		return reason{} // there is nothing to copy from, and nothing that can be spared
 	}
+	in.removeGone(p)
+	in.removeStuck(p)
 	in.removeFailed(p)
 	in.retryFailed(p)
 	in.followReplicas(p)
@@ -53,11 +55,13 @@ func (in *input) hasReadyCopy(p *plan, than string) bool {
 	return false
 }
 
-// countCopies returns how many copies count as such, and how many of them are ready.
+// countCopies returns how many copies count as such, and how many of them are ready. A copy that a user wants besides
+// them does not count.
 func (in *input) countCopies(p *plan) (all, ready int) {
 	for disk := range p.disks {
 		c := p.status.DiskFileStatusMap[disk]
-		if in.isEvicted(disk) || c != nil && c.State == longhornv1.StateFailed {
+		if in.isEvicted(disk) || in.isKept(disk) || in.isGone(disk) || c != nil && c.State == longhornv1.StateFailed ||
+			in.isStuck(c) {
 			continue
 		}
 		all++
@@ -66,6 +70,39 @@ func (in *input) countCopies(p *plan) (all, ready int) {
 		}
 	}
 	return all, ready
+}
+
+// isStuck says whether a copy has waited so long to begin that another disk gets one.
+func (in *input) isStuck(c *longhornv1.BackingImageDiskFileStatus) bool {
+	if c == nil || c.State != longhornv1.StatePending {
+		return false
+	}
+	since, err := time.Parse(time.RFC3339, c.LastStateTransitionTime)
+	return err == nil && in.now.Sub(since) >= in.GiveUpUnknown
+}
+
+// removeGone removes disks that nothing knows any more, if another copy is ready.
+func (in *input) removeGone(p *plan) {
+	for disk := range p.disks {
+		if in.isGone(disk) && in.hasReadyCopy(p, disk) {
+			delete(p.disks, disk)
+		}
+	}
+}
+
+// removeStuck takes copies off their disks that have not begun for long, unless somebody waits for them there.
+func (in *input) removeStuck(p *plan) {
+	for disk := range p.disks {
+		c := p.status.DiskFileStatusMap[disk]
+		if c == nil || c.State != longhornv1.StatePending || in.isKept(disk) || in.isUsed(disk, true) {
+			continue
+		}
+		if in.isStuck(c) {
+			delete(p.disks, disk)
+			continue
+		}
+		p.lookWithin(in.GiveUpUnknown)
+	}
 }
 
 // removeFailed has the stores delete copies that failed, except those whose clones are in use.
@@ -120,7 +157,7 @@ func (in *input) keepMinimum(p *plan) reason {
 	making := 0
 	for disk := range p.disks {
 		c := p.status.DiskFileStatusMap[disk]
-		if c == nil || c.State == longhornv1.StatePending || c.State == longhornv1.StateInProgress {
+		if c == nil || c.State == longhornv1.StatePending && !in.isStuck(c) || c.State == longhornv1.StateInProgress {
 			making++
 		}
 	}
@@ -155,12 +192,13 @@ func (in *input) evictCopies(p *plan) (blocked string) {
 	return blocked
 }
 
-// noteUse records since when no replica has used a copy.
+// noteUse records since when no replica has used a copy that is ready.
 func (in *input) noteUse(p *plan) {
 	before := p.status.DiskLastRefAtMap
 	p.status.DiskLastRefAtMap = map[string]string{}
 	for disk := range p.disks {
-		if in.isUsed(disk, true) {
+		c := p.status.DiskFileStatusMap[disk]
+		if in.isUsed(disk, true) || in.isKept(disk) || c == nil || c.State != longhornv1.StateReady {
 			continue
 		}
 		p.status.DiskLastRefAtMap[disk] = in.now.UTC().Format(time.RFC3339)

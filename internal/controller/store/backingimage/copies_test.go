@@ -49,6 +49,30 @@ func TestCopies(t *testing.T) {
 			f.silent("b")
 		}, "a b", "a ready, b unknown", "", ""},
 
+		"one whose node is gone is replaced": {func(f *fixture) {
+			minimum(f, 2)
+			f.isReady("a", "b")
+			f.silent("b")
+			delete(f.nodes, "b") // as the message about a deletion says
+		}, "a c", "a ready, b unknown, c pending", "", ""},
+		"one that has not begun for long gets another disk": {func(f *fixture) {
+			minimum(f, 2)
+			f.wants("b")
+			f.was("b", pending, 6*time.Minute)
+			f.reports("b", pending, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "too little free space" })
+		}, "a c", "a ready, b pending, c pending", "", ""},
+		"one that a user keeps is besides them": {func(f *fixture) {
+			minimum(f, 2)
+			f.isReady("a", "b")
+			f.image.Spec.DiskFileSpecMap["disk-b"].Keep = true
+		}, "a b c", "a ready, b ready, c pending", "", ""},
+		"one that a user keeps replaces none": {func(f *fixture) {
+			f.isReady("a", "b")
+			f.image.Spec.DiskFileSpecMap["disk-b"].Keep = true
+			unused(f, "a", 2*time.Hour)
+			unused(f, "b", 2*time.Hour)
+		}, "a b", "a ready, b ready", "", ""},
+
 		"a replica gets a copy at once": {func(f *fixture) {
 			minimum(f, 2)
 			f.wants("b")

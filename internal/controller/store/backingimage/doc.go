@@ -15,8 +15,7 @@
 package backingimage
 
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages,verbs=get;list;watch;patch;update
-// +kubebuilder:rbac:groups=longhorn.io,resources=backingimages,verbs=get;list;watch
-// +kubebuilder:rbac:groups=longhorn.io,resources=backingimages/status,verbs=get;patch;update
+// +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages/status,verbs=get;patch;update
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages/finalizers,verbs=update
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=nodes;instancemanagers;volumes;replicas,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=persistentvolumes,verbs=get;create;delete

@@ -11,6 +11,13 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 )
 
+const (
+	// sourceStarts is how long a source pod may take until it runs.
+	sourceStarts = 10 * time.Minute
+	// sealBegins is how long a store may take to report that all of the source is on its disk.
+	sealBegins = time.Minute
+)
+
 // decideFirstCopy advances the first copy, and says what it waits for.
 func (in *input) decideFirstCopy(p *plan) reason {
 	s := &p.status
@@ -110,11 +117,18 @@ func (in *input) followFirstCopy(p *plan) reason {
 		if s.FirstCopyWrittenTime == nil {
 			s.FirstCopyWrittenTime = ptr.To(metav1.NewTime(in.now).Rfc3339Copy())
 		}
+		if lost := s.FirstCopyWrittenTime.Add(sealBegins).Sub(in.now); r.Progress < 99 && lost <= 0 {
+			return in.failFirstCopy(p, place+": what the source has written is not on the disk any more")
+		} else if r.Progress < 99 {
+			p.lookWithin(lost)
+		}
 		in.removeSource(p)
 		return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(place+": the image is there, and is read back and "+
 			"sealed", r.Message)}
 	case pod != nil && pod.Status.Phase == corev1.PodFailed:
 		return in.failFirstCopy(p, explainPodFailure(pod))
+	case pod != nil && pod.Status.Phase == corev1.PodPending && in.now.Sub(pod.CreationTimestamp.Time) > sourceStarts:
+		return in.failFirstCopy(p, joinReason("the source pod has not begun to run on node "+r.store.node, in.source.waitsFor))
 	}
 	p.source, p.sourceNode = makeSource, r.store.node
 	if in.source.claim == nil || in.source.volume == nil || pod == nil || pod.Status.Phase != corev1.PodRunning {

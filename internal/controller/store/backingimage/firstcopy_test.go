@@ -135,6 +135,24 @@ func TestFirstCopy_isFollowed(t *testing.T) {
 				f.hasPod(corev1.PodSucceeded, "")
 			}, func(o *outcome) { o.source = removeSource }, "read back and sealed", pollSource,
 		},
+		"the pod does not start for long": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.hasPod(corev1.PodPending, "")
+				f.source.pod.CreationTimestamp = metav1.NewTime(now.Add(-11 * time.Minute))
+				f.source.waitsFor = "Insufficient cpu"
+			},
+			func(o *outcome) { o.first, o.disks, o.reason, o.source = failed, "", longhornv1.ReasonFirstCopyFailed, removeSource },
+			"attempt 1 failed: the source pod has not begun to run on node a: Insufficient cpu", 0,
+		},
+		"what was written is lost": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.image.Status.FirstCopyWrittenTime = &metav1.Time{Time: now.Add(-2 * time.Minute)}
+			},
+			func(o *outcome) { o.first, o.disks, o.reason = failed, "", longhornv1.ReasonFirstCopyFailed },
+			"what the source has written is not on the disk any more", 0,
+		},
 		"it was written, and the pod is gone": {
 			func(f *fixture) {
 				f.reports("a", inProgress, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "input/output error" })
@@ -318,15 +336,8 @@ func TestFirstCopy_getsReady(t *testing.T) {
 func TestDecide_refusals(t *testing.T) {
 	t.Parallel()
 	f := newFixture()
-	f.image.Namespace = "default"
-	p := f.decide()
-	outcome{reason: longhornv1.ReasonWrongNamespace}.compare(t, p, "Varve serves images in namespace varve")
-	if p.finalizer || p.status.UUID != "" {
-		t.Errorf("an image of another namespace is served: %+v", p.status)
-	}
-	f = newFixture()
 	f.image.Spec.SourceType = longhornv1.SourceExport
-	p = f.decide()
+	p := f.decide()
 	outcome{reason: longhornv1.ReasonNotSupported}.compare(t, p, "not yet of type export-from-volume")
 	if p.finalizer {
 		t.Error("what is not served has a finalizer")

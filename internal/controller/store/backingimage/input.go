@@ -100,6 +100,12 @@ func (in *input) addStores(nodes []longhornv1.Node, managers []longhornv1.Instan
 			in.disks[status.DiskUUID] = newDiskView(n, name, status, s)
 		}
 	}
+	// Who deletes the Node of a machine that is gone for good says so of its copies, too.
+	for disk, r := range in.reports {
+		if in.disks[disk] == nil && !r.store.fresh {
+			delete(in.reports, disk)
+		}
+	}
 }
 
 func newDiskView(n *longhornv1.Node, name string, status *longhornv1.DiskStatus, s store) *diskView {
@@ -136,6 +142,18 @@ func (in *input) isUsed(disk string, withStarting bool) bool {
 		starting := r.Status.CurrentState == "" || r.Status.CurrentState == longhornv1.ReplicaStarting
 		return r.Spec.DiskID == disk && (withStarting || !starting)
 	})
+}
+
+// isGone says whether nothing knows a disk any more: no Node lists it, and no store reports a copy on it.
+func (in *input) isGone(disk string) bool {
+	_, known := in.storeOf(disk)
+	return !known
+}
+
+// isKept says whether a user wants the copy on a disk besides those that there are at least.
+func (in *input) isKept(disk string) bool {
+	spec := in.image.Spec.DiskFileSpecMap[disk]
+	return spec != nil && spec.Keep
 }
 
 // isEvicted says whether the copy on a disk is to go.

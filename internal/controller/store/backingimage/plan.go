@@ -69,11 +69,6 @@ func decide(in *input) *plan {
 		p.disks = map[string]*longhornv1.BackingImageDiskFileSpec{}
 	}
 	say := func(status metav1.ConditionStatus, reason, message string) { in.setReady(p, status, reason, message) }
-	if in.image.Namespace != in.Namespace {
-		say(metav1.ConditionFalse, longhornv1.ReasonWrongNamespace, "Varve serves images in namespace "+in.Namespace+
-			": create the image there, and delete this one")
-		return p
-	}
 	if in.image.DeletionTimestamp != nil {
 		in.decideDeletion(p)
 		return p

@@ -71,9 +71,6 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 // behind this controller's own writes, and what the stores write from the cache.
 func (r *reconciler) readInput(ctx context.Context, image *longhornv1.BackingImage) (*input, error) {
 	in := &input{Options: r.Options, now: r.Clock.Now(), image: image, newUUID: string(uuid.NewUUID())}
-	if image.Namespace != r.Namespace {
-		return in, nil
-	}
 	var nodes longhornv1.NodeList
 	var managers longhornv1.InstanceManagerList
 	var replicas longhornv1.ReplicaList

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -66,16 +68,25 @@ type reconciler struct {
 	live   client.Reader
 }
 
-// CachedObjects returns what the cache of the controllers' manager has of the kinds that only this controller reads.
+// CachedObjects returns what the cache of the controllers' manager has of the kinds that only this controller reads:
+// those of its namespace. Where Longhorn is, others are Longhorn's.
 func CachedObjects(namespace string) map[client.Object]cache.ByObject {
 	own := cache.ByObject{Namespaces: map[string]cache.Config{namespace: {}}}
 	return map[client.Object]cache.ByObject{
-		&longhornv1.Node{}: own, &longhornv1.InstanceManager{}: own, &longhornv1.Volume{}: own, &longhornv1.Replica{}: own,
+		&longhornv1.BackingImage{}: own, &longhornv1.Node{}: own, &longhornv1.InstanceManager{}: own, &longhornv1.Volume{}: own, &longhornv1.Replica{}: own,
 	}
 }
 
-// Setup adds the controller to mgr.
+// Setup adds the controller to mgr, unless the cluster lacks the kinds: whoever uninstalls Longhorn takes them away.
 func Setup(mgr ctrl.Manager, o Options) error {
+	_, err := mgr.GetRESTMapper().RESTMapping(schema.GroupKind{Group: longhornv1.GroupVersion.Group, Kind: "BackingImage"})
+	if meta.IsNoMatchError(err) {
+		mgr.GetLogger().Info("images are not served: the cluster lacks the kinds of longhorn.io, which install.sh installs")
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for the kind BackingImage: %w", err)
+	}
 	r := &reconciler{Options: o.withDefaults(), cached: mgr.GetClient(), live: mgr.GetAPIReader()}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backingimage"+o.ControllerSuffix).

@@ -146,7 +146,9 @@ func (f *fixture) hasReplica(node, state string) {
 // hasPod has a source with a pod in a phase.
 func (f *fixture) hasPod(phase corev1.PodPhase, message string) {
 	f.source.claim, f.source.volume = &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
-	f.source.pod = &corev1.Pod{Status: corev1.PodStatus{Phase: phase}}
+	f.source.pod = &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(now)}, Status: corev1.PodStatus{Phase: phase},
+	}
 	if message != "" {
 		f.source.pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
 			Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: message},
