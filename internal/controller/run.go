@@ -11,8 +11,10 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -57,6 +59,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/controller/store/backingimage"
 	"github.com/varvebackup/varve/internal/controller/store/certificate"
+	"github.com/varvebackup/varve/internal/controller/store/silence"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/layout"
@@ -301,17 +304,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 				ControllerSuffix: o.Backup.ControllerSuffix,
 			})
 		}},
-		{"backingimage", func() error {
-			images := o.Images
-			images.Namespace, images.LauncherImage, images.ImagePullPolicy = o.Namespace, o.LauncherImage, o.ImagePullPolicy
-			images.Clock, images.ControllerSuffix = o.Clock, o.Backup.ControllerSuffix
-			return backingimage.Setup(mgr, images)
-		}},
-		{"store certificate", func() error {
-			return certificate.Setup(mgr, certificate.Options{
-				Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
-			})
-		}},
+		{"images", func() error { return setupImages(mgr, o) }},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},
 		{"admission", func() error { return setupWebhook(mgr, o) }},
@@ -324,6 +317,31 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}
 	}
 	return nil
+}
+
+// setupImages sets up what serves images, unless the cluster lacks their kinds: whoever uninstalls Longhorn takes them
+// away.
+func setupImages(mgr ctrl.Manager, o Options) error {
+	kind := schema.GroupKind{Group: longhornv1.GroupVersion.Group, Kind: "BackingImage"}
+	_, err := mgr.GetRESTMapper().RESTMapping(kind)
+	if meta.IsNoMatchError(err) {
+		mgr.GetLogger().Info("images are not served: the cluster lacks the kinds of longhorn.io, which install.sh installs")
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for the kind %s: %w", kind, err)
+	}
+	images := o.Images
+	images.Namespace, images.LauncherImage, images.ImagePullPolicy = o.Namespace, o.LauncherImage, o.ImagePullPolicy
+	images.Clock, images.ControllerSuffix = o.Clock, o.Backup.ControllerSuffix
+	return errors.Join(
+		backingimage.Setup(mgr, images),
+		silence.Setup(mgr, silence.Options{
+			Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
+		}),
+		certificate.Setup(mgr, certificate.Options{
+			Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
+		}))
 }
 
 func setupWebhook(mgr ctrl.Manager, o Options) error {

@@ -1,7 +1,18 @@
 package v1beta2
 
 import (
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ReportTimeout is the age from which on a store's report counts as missing.
+const ReportTimeout = 3 * time.Minute
+
+// States of an InstanceManager.
+const (
+	ManagerRunning = "running"
+	ManagerUnknown = "unknown" // its report is missing
 )
 
 // InstanceManager is what the store of a node reports. It has the name of the Kubernetes node.
@@ -44,7 +55,7 @@ type InstanceManagerSpec struct {
 
 // InstanceManagerStatus is what the store reports.
 type InstanceManagerStatus struct {
-	// currentState is running.
+	// currentState is running, or unknown if the store has not reported for three minutes.
 	// +optional
 	CurrentState string `json:"currentState,omitempty"`
 	// ip is the address at which other stores read copies of images.

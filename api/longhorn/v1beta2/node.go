@@ -18,6 +18,10 @@ const (
 	ReasonDiskPressure = "DiskPressure"
 )
 
+// ReasonStoreSilent is the reason of a Node's condition Ready that is Unknown: its store has not reported for three
+// minutes.
+const ReasonStoreSilent = "StoreSilent"
+
 // Node is a node of the cluster with its disks for images and volumes. It has the name of the Kubernetes node.
 //
 // +kubebuilder:object:root=true

@@ -12,7 +12,7 @@ import (
 )
 
 // staleAfter is the age from which on a store's report counts as missing.
-const staleAfter = 3 * time.Minute
+const staleAfter = longhornv1.ReportTimeout
 
 // input is everything that a decision about one image follows from.
 type input struct {

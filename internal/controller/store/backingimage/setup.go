@@ -7,8 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -77,16 +75,8 @@ func CachedObjects(namespace string) map[client.Object]cache.ByObject {
 	}
 }
 
-// Setup adds the controller to mgr, unless the cluster lacks the kinds: whoever uninstalls Longhorn takes them away.
+// Setup adds the controller to mgr.
 func Setup(mgr ctrl.Manager, o Options) error {
-	_, err := mgr.GetRESTMapper().RESTMapping(schema.GroupKind{Group: longhornv1.GroupVersion.Group, Kind: "BackingImage"})
-	if meta.IsNoMatchError(err) {
-		mgr.GetLogger().Info("images are not served: the cluster lacks the kinds of longhorn.io, which install.sh installs")
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look for the kind BackingImage: %w", err)
-	}
 	r := &reconciler{Options: o.withDefaults(), cached: mgr.GetClient(), live: mgr.GetAPIReader()}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backingimage"+o.ControllerSuffix).
