@@ -7,6 +7,10 @@ import (
 // DiskTypeFilesystem is a disk that is a directory on XFS or btrfs.
 const DiskTypeFilesystem = "filesystem"
 
+// AnnotationDeleteOrphans is an annotation of a Node: UUIDs, separated by commas, of images that no BackingImage has. The
+// store deletes their copies from the node's disks.
+const AnnotationDeleteOrphans = "varvebackup.io/delete-orphans"
+
 // Reasons of a disk's condition Ready.
 const (
 	// ReasonDiskReady: the disk can be used.

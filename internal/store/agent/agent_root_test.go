@@ -46,7 +46,7 @@ func TestAgent_copiesFromTheFirstToTheLast(t *testing.T) {
 				t.Errorf("first %+v\nsecond %+v", first, second)
 			}
 			for _, n := range []*node{a, b} {
-				if got := n.disk().Read(names.Image(imageName)); !bytes.Equal(got, data) {
+				if got := n.disk().Read(names.Image(imageName, imageUUID)); !bytes.Equal(got, data) {
 					verdict.Errorf(t, "the copy on %s", n.name)
 				}
 				if objects := n.disk().Objects(); len(objects) != 1 {
@@ -91,7 +91,7 @@ func TestAgent_waitsForTheSource(t *testing.T) {
 	})
 	s.detach()
 	a.await(longhornv1.StateReady)
-	if got := a.disk().Read(names.Image(imageName)); string(got) != "0123456789" {
+	if got := a.disk().Read(names.Image(imageName, imageUUID)); string(got) != "0123456789" {
 		verdict.Errorf(t, "the image: %q", got)
 	}
 }
@@ -132,7 +132,7 @@ func TestAgent_refusesAWrongChecksum(t *testing.T) {
 // damage changes a byte of the copy on a node's disk.
 func (n *node) damage(offset int64) {
 	n.c.t.Helper()
-	lease, err := n.disk().Open(n.c.t.Context(), names.Image(imageName))
+	lease, err := n.disk().Open(n.c.t.Context(), names.Image(imageName, imageUUID))
 	if err != nil {
 		n.c.t.Fatal(err)
 	}
@@ -172,13 +172,13 @@ func TestSync_refusesAFlippedBit(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	for _, o := range b.disk().Objects() {
-		if o.Name == names.Image(imageName) {
+		if o.Name == names.Image(imageName, imageUUID) {
 			verdict.Errorf(t, "a copy with a flipped bit is an image: %+v", o)
 		}
 	}
 	a.damage(5*mib + 17) // again, which mends it
 	b.await(longhornv1.StateReady)
-	if !bytes.Equal(b.disk().Read(names.Image(imageName)), data) {
+	if !bytes.Equal(b.disk().Read(names.Image(imageName, imageUUID)), data) {
 		verdict.Errorf(t, "the copy")
 	}
 }
@@ -223,7 +223,7 @@ func TestSync_resumes(t *testing.T) {
 	if n := again.Load(); n > pieces-before || n == 0 {
 		t.Errorf("%d pieces of %d read after a kill at %d", n, pieces, before)
 	}
-	if !bytes.Equal(b.disk().Read(names.Image(imageName)), data) {
+	if !bytes.Equal(b.disk().Read(names.Image(imageName, imageUUID)), data) {
 		verdict.Errorf(t, "the copy")
 	}
 }
@@ -296,7 +296,7 @@ func TestAgent_killedAfterEachStep(t *testing.T) {
 				t.Error("the step was not reached")
 			}
 			for _, n := range c.nodes {
-				if !bytes.Equal(n.disk().Read(names.Image(imageName)), data) {
+				if !bytes.Equal(n.disk().Read(names.Image(imageName, imageUUID)), data) {
 					verdict.Errorf(t, "the copy on %s", n.name)
 				}
 			}

@@ -46,7 +46,7 @@ func (a *agent) lookAtCopies(
 		for key, info := range a.clearDisk(ctx, s, images) {
 			reports[key] = info
 		}
-		s.notes = describeDamage(s.objects, images)
+		s.notes = append(describeDamage(s.objects, images), a.deleteOrphans(ctx, s, images)...)
 	}
 	for key, s := range a.copies {
 		switch {
@@ -108,7 +108,7 @@ func (a *agent) viewOf(ctx context.Context, s *diskState, image *longhornv1.Back
 	for i := range s.objects {
 		o := &s.objects[i]
 		switch o.Name {
-		case names.Image(image.Name):
+		case names.Image(image.Name, image.Status.UUID):
 			v.copy = o
 		case names.SourceHead(image.Status.UUID):
 			v.source = o
@@ -210,8 +210,8 @@ func (a *agent) deleteHead(ctx context.Context, d *openDisk, head disk.Name) {
 // copyOf returns the name and the UUID of the image whose copy an object is, or whose copy is made in it. The name is
 // empty if the object does not say it.
 func copyOf(o disk.Object) (image, uuid string, ok bool) {
-	if image, ok := names.IsImage(o.Name); ok && o.Kind == disk.KindImage {
-		return image, string(o.UID), true
+	if image, uuid, ok := names.IsImage(o.Name); ok && o.Kind == disk.KindImage {
+		return image, uuid, true
 	}
 	for _, prefix := range []string{"source/", "copy/"} {
 		if uuid, ok := strings.CutPrefix(string(o.Name), prefix); ok && o.Kind == disk.KindHead {
@@ -300,6 +300,52 @@ func (a *agent) confirmUnwanted(ctx context.Context, image, uuid, diskUUID strin
 	return nil
 }
 
+// deleteOrphans deletes copies of images that no BackingImage has, and whose UUIDs a user has written into an annotation
+// of the Node. It returns notes of those that cannot be deleted yet.
+func (a *agent) deleteOrphans(ctx context.Context, s *diskState, images []longhornv1.BackingImage) (notes []string) {
+	for _, o := range s.objects {
+		_, uuid, ok := copyOf(o)
+		if !ok || !s.deletable[uuid] || findImage(images, "", uuid) != nil {
+			continue
+		}
+		err := a.confirmOrphan(ctx, uuid)
+		if err == nil {
+			err = s.open.Delete(ctx, o.Name)
+		}
+		switch {
+		case err == nil:
+			a.Logger.Info("deleted an object of an image that no BackingImage has, as the Node's annotation asks",
+				"disk", s.name, "object", o.Name, "uid", o.UID)
+		case !errors.Is(err, errclass.NotFound):
+			notes = append(notes, fmt.Sprintf("%s is to be deleted, and cannot be yet: %v", o.Name, err))
+		}
+	}
+	return notes
+}
+
+// confirmOrphan asks the API server itself whether a BackingImage has a UUID.
+func (a *agent) confirmOrphan(ctx context.Context, uuid string) error {
+	var now longhornv1.BackingImageList
+	if err := a.live.List(ctx, &now, client.InNamespace(a.Namespace)); err != nil {
+		return fmt.Errorf("list the images: %w", err)
+	}
+	if image := findImage(now.Items, "", uuid); image != nil {
+		return errclass.Errorf(errclass.Conflict, "the BackingImage %s has the UUID %s", image.Name, uuid)
+	}
+	return nil
+}
+
+// parseUUIDs returns the UUIDs of a list with commas.
+func parseUUIDs(list string) map[string]bool {
+	uuids := map[string]bool{}
+	for uuid := range strings.SplitSeq(list, ",") {
+		if uuid = strings.TrimSpace(uuid); uuid != "" {
+			uuids[uuid] = true
+		}
+	}
+	return uuids
+}
+
 // describeDamage names what is damaged on a disk, and what belongs to no image.
 func describeDamage(objects []disk.Object, images []longhornv1.BackingImage) []string {
 	var damaged, orphans []string
@@ -316,7 +362,8 @@ func describeDamage(objects []disk.Object, images []longhornv1.BackingImage) []s
 		notes = append(notes, "damaged, and to be made again: "+listSome(damaged))
 	}
 	if len(orphans) > 0 {
-		notes = append(notes, "of images that no BackingImage has, so that they are not deleted: "+listSome(orphans))
+		notes = append(notes, fmt.Sprintf("of images that no BackingImage has, so that they are not deleted unless the "+
+			"annotation %s of the Node has their UUIDs: %s", longhornv1.AnnotationDeleteOrphans, listSome(orphans)))
 	}
 	return notes
 }

@@ -29,7 +29,7 @@ type view struct {
 	diskUUID string
 	// free is how many bytes may be added to the disk.
 	free int64
-	// copy is the object with the image's name. source and making are the heads of the first and of a further copy.
+	// copy is the object with the name and the UUID of the image. source and making are the heads of the first and of a further copy.
 	copy, source, making *disk.Object
 	sourceUsers          int
 	record               handover.Record
@@ -64,9 +64,6 @@ func decide(v view) decision {
 	switch c := v.copy; {
 	case c == nil:
 		return decideMaking(v)
-	case string(c.UID) != v.image.Status.UUID:
-		return failed(fmt.Sprintf("the disk has another image of this name (%s), which no BackingImage has: if nobody needs "+
-			"it, make a BackingImage with that status.uuid and delete it", c.UID))
 	case c.State != disk.StateReady:
 		return failed("the copy is " + string(c.State) + ": remove the disk from spec.diskFileSpecMap, so that the copy is " +
 			"deleted, and add it again")

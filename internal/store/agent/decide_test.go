@@ -72,11 +72,7 @@ func TestDecide(t *testing.T) {
 			view{image: first, copy: ready, making: head},
 			decided{actionDeleteHeads, longhornv1.StateReady, 100, ""},
 		},
-		"damaged": {view{image: elsewhere, copy: damaged}, decided{"", hasFailed, 0, "add it again"}},
-		"another image": {
-			view{image: first, copy: &disk.Object{UID: "i-0", State: disk.StateReady}},
-			decided{"", hasFailed, 0, "i-0"},
-		},
+		"damaged":             {view{image: elsewhere, copy: damaged}, decided{"", hasFailed, 0, "add it again"}},
 		"first":               {view{image: first}, decided{actionCreateSource, inProgress, 0, ""}},
 		"first, no space":     {view{image: first, free: -1}, decided{"", isPending, 0, "storageReserved"}},
 		"first, no space now": {view{image: first, free: -1, source: head}, decided{"", inProgress, 0, ""}},

@@ -54,6 +54,8 @@ type diskState struct {
 	// objects are what is on the disk, and notes what is wrong with some of them.
 	objects []disk.Object
 	notes   []string
+	// deletable are the UUIDs of images whose copies a user allows to be deleted if no BackingImage has them.
+	deletable map[string]bool
 }
 
 // freeBytes returns how many bytes may be added to the disk. It is negative if less is free than is reserved.
@@ -108,6 +110,7 @@ func (a *agent) lookAtDisks(ctx context.Context, node *longhornv1.Node) []*diskS
 	}
 	for name, spec := range node.Spec.Disks {
 		s := &diskState{name: name, spec: spec, wanted: true}
+		s.deletable = parseUUIDs(node.Annotations[longhornv1.AnnotationDeleteOrphans])
 		if before := node.Status.DiskStatus[name]; before != nil && before.DiskUUID != "" {
 			a.known[name] = disk.UID(before.DiskUUID)
 		}

@@ -56,7 +56,7 @@ func (a *agent) sealSource(ctx context.Context, d disk.Disk, image *longhornv1.B
 	if err := a.step("seal"); err != nil {
 		return err
 	}
-	err := d.Snapshot(ctx, head, names.Image(image.Name), disk.Seal{
+	err := d.Snapshot(ctx, head, names.Image(image.Name, image.Status.UUID), disk.Seal{
 		UID: disk.UID(image.Status.UUID), Kind: disk.KindImage, Bytes: size, Checksum: image.Spec.Checksum,
 	})
 	if err != nil {
@@ -126,7 +126,7 @@ func (a *agent) openCopy(
 
 // openLocal opens a copy on a disk of this node.
 func openLocal(ctx context.Context, d disk.Disk, image *longhornv1.BackingImage) (_ *pieceReader, err error) {
-	name := names.Image(image.Name)
+	name := names.Image(image.Name, image.Status.UUID)
 	lease, err := d.Open(ctx, name)
 	if err != nil {
 		return nil, err
@@ -168,7 +168,7 @@ func openLocal(ctx context.Context, d disk.Disk, image *longhornv1.BackingImage)
 func (a *agent) syncCopy(
 	ctx context.Context, d disk.Disk, image *longhornv1.BackingImage, attempt int, j *job,
 ) (err error) {
-	uuid, head, name := image.Status.UUID, names.Copy(image.Status.UUID), names.Image(image.Name)
+	uuid, head, name := image.Status.UUID, names.Copy(image.Status.UUID), names.Image(image.Name, image.Status.UUID)
 	var own string
 	if open, ok := d.(*openDisk); ok {
 		own = string(open.UUID)

@@ -81,7 +81,7 @@ func TestSync_betweenDisksOfANode(t *testing.T) {
 		}
 		return fmt.Errorf("%+v", all)
 	})
-	if !bytes.Equal((disktest.Disk{Disk: d.Disk, TB: t}).Read(names.Image(imageName)), data) {
+	if !bytes.Equal((disktest.Disk{Disk: d.Disk, TB: t}).Read(names.Image(imageName, imageUUID)), data) {
 		verdict.Errorf(t, "the second copy")
 	}
 }
@@ -138,7 +138,7 @@ func TestSync_storeIsGone(t *testing.T) {
 	}
 	a.start()
 	b.await(longhornv1.StateReady)
-	if !bytes.Equal(b.disk().Read(names.Image(imageName)), data) {
+	if !bytes.Equal(b.disk().Read(names.Image(imageName, imageUUID)), data) {
 		verdict.Errorf(t, "the copy")
 	}
 }
@@ -183,7 +183,7 @@ func TestDelete_waitsForClones(t *testing.T) {
 	a := c.addNode("a")
 	first := c.makeFirst(a, disktest.Noise(9, 5000))
 	d := a.disk()
-	d.NewHead("volume/pvc-1", "pvc-1", names.Image(imageName), 10000)
+	d.NewHead("volume/pvc-1", "pvc-1", names.Image(imageName, imageUUID), 10000)
 	of := peer.Copy{Image: imageName, UUID: imageUUID, DiskUUID: first.DiskUUID}
 	if got, err := a.agent.CreateCopy(t.Context(), of); err != nil || got.State != longhornv1.StateReady {
 		t.Error(got, err)
@@ -216,6 +216,57 @@ func TestDelete_waitsForClones(t *testing.T) {
 	if err := a.agent.DeleteCopy(t.Context(), of); err != nil { // again is success
 		t.Error(err)
 	}
+}
+
+// The copy of an image that is gone is in the way of none with its name, and goes when the Node's annotation says so.
+func TestDelete_orphans(t *testing.T) {
+	t.Parallel()
+	const oldUUID = "0a1b2c3d-0000-4000-8000-000000000000"
+	c := newCluster(t)
+	a := c.addNode("a")
+	a.uuid()
+	d := a.disk()
+	old := names.Image(imageName, oldUUID)
+	d.NewImage(old, oldUUID, disktest.Noise(11, 5000))
+	d.NewHead(names.Copy(oldUUID), "copy-"+oldUUID, "", 5000)
+	d.NewHead("volume/pvc-1", "pvc-1", old, 5000)
+	data := disktest.Noise(12, 6000)
+	c.makeFirst(a, data)
+	if !bytes.Equal(d.Read(names.Image(imageName, imageUUID)), data) {
+		verdict.Errorf(t, "the new image")
+	}
+	wantMessage := func(all ...string) {
+		t.Helper()
+		c.eventually("a message", func() error {
+			m := a.condition(longhornv1.ReasonDiskReady)
+			for _, words := range all {
+				if !strings.Contains(m, words) {
+					return errors.New(m)
+				}
+			}
+			return nil
+		})
+	}
+	wantMessage(string(old), longhornv1.AnnotationDeleteOrphans)
+	if n := len(d.Objects()); n != 4 {
+		t.Errorf("%d objects", n)
+	}
+	var o longhornv1.Node
+	err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "a"}, &o)
+	o.Annotations = map[string]string{longhornv1.AnnotationDeleteOrphans: "x, " + oldUUID + "," + imageUUID}
+	if err = errors.Join(err, c.client.Update(t.Context(), &o)); err != nil {
+		t.Fatal(err)
+	}
+	wantMessage("cannot be yet", `"volume/pvc-1"`)
+	if err := d.Delete(t.Context(), "volume/pvc-1"); err != nil {
+		t.Fatal(err)
+	}
+	c.eventually("that the old image is gone", func() error {
+		if objects := d.Objects(); len(objects) != 1 || objects[0].UID != imageUUID {
+			return fmt.Errorf("%+v", objects)
+		}
+		return nil
+	})
 }
 
 // A disk over which another file system is mounted is not used, and comes back.
@@ -299,7 +350,7 @@ func TestSync_comparesTheWhole(t *testing.T) {
 	c.addDisk(b)
 	b.awaitReport(longhornv1.StateInProgress, "SHA-512")
 	b.await(longhornv1.StateReady)
-	if !bytes.Equal(b.disk().Read(names.Image(imageName)), data) || copied.Load() < 2 {
+	if !bytes.Equal(b.disk().Read(names.Image(imageName, imageUUID)), data) || copied.Load() < 2 {
 		verdict.Errorf(t, "the copy, after %d attempts", copied.Load())
 	}
 }

@@ -95,7 +95,7 @@ func (d *Driver) createVolume(ctx context.Context, v volume) (disk.UID, error) {
 		if err := d.checkCopy(ctx, on, image); err != nil {
 			return "", err
 		}
-		source.From = names.Image(v.image)
+		source.From = names.Image(v.image, image.Status.UUID)
 	}
 	return on.UUID, on.Create(ctx, names.Head(v.handle), source)
 }
@@ -223,7 +223,8 @@ func (d *Driver) checkCopy(ctx context.Context, on diskset.Disk, image *longhorn
 		return fmt.Errorf("list the objects of disk %s: %w", on.Name, err)
 	}
 	ready := image.Status.UUID != "" && slices.ContainsFunc(objects, func(o disk.Object) bool {
-		return o.Name == names.Image(image.Name) && o.UID == disk.UID(image.Status.UUID) && o.State == disk.StateReady
+		return o.Name == names.Image(image.Name, image.Status.UUID) && o.UID == disk.UID(image.Status.UUID) &&
+			o.State == disk.StateReady
 	})
 	if ready {
 		return nil

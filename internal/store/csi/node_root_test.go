@@ -277,7 +277,7 @@ func (s *store) makeImage(tb testing.TB, name string, uuid disk.UID, data []byte
 	}
 	sum := sha512.Sum512(data)
 	if err == nil {
-		err = s.disk.Snapshot(tb.Context(), head, names.Image(name), disk.Seal{
+		err = s.disk.Snapshot(tb.Context(), head, names.Image(name, string(uuid)), disk.Seal{
 			UID: uuid, Kind: disk.KindImage,
 			Checksum: hex.EncodeToString(sum[:]),
 		})
@@ -589,10 +589,7 @@ func TestCreateVolume_clonesAnImage(t *testing.T) {
 	s.makeImage(t, image.Name, "another-image-of-that-name", want)
 	_, err = s.create(t, "pvc-1", 4*mib, parameters)
 	wantCode(t, err, codes.Unavailable)
-	if err := s.disk.Delete(t.Context(), names.Image(image.Name)); err != nil {
-		t.Fatal(err)
-	}
-	s.makeImage(t, image.Name, "u1", want)
+	s.makeImage(t, image.Name, "u1", want) // beside the other one
 	var v *csi.Volume
 	for range 2 {
 		v = s.mustCreate(t, "pvc-1", 4*mib, parameters)

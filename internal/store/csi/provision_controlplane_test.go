@@ -84,8 +84,8 @@ func newProvisioner(tb testing.TB) (client.Client, *memory) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	files := &memory{objects: map[disk.Name]disk.Object{names.Image(readyImage): {
-		Name: names.Image(readyImage), UID: "uuid-" + readyImage, Kind: disk.KindImage, Bytes: mib, State: disk.StateReady,
+	files := &memory{objects: map[disk.Name]disk.Object{names.Image(readyImage, "uuid-"+readyImage): {
+		Name: names.Image(readyImage, "uuid-"+readyImage), UID: "uuid-" + readyImage, Kind: disk.KindImage, Bytes: mib, State: disk.StateReady,
 	}}}
 	disks := &diskset.Set{}
 	disks.Put(diskset.Disk{Disk: files, Name: "default-disk", UUID: diskUUID})

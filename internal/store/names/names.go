@@ -21,11 +21,19 @@ const ContextDisk = "diskUUID"
 // sourcePrefix begins the handles of volumes into which images are made.
 const sourcePrefix = "source-"
 
-// Image returns the name that the copy of an image has on a disk.
-func Image(image string) disk.Name { return disk.Name("image/" + image) }
+// Image returns the name that the copy of an image has on a disk. It has the UUID, so that the copy of an earlier image
+// with the same name is not in the way.
+func Image(image, uuid string) disk.Name { return disk.Name("image/" + image + "/" + uuid) }
 
 // IsImage returns the image whose copy has a name on a disk.
-func IsImage(n disk.Name) (image string, ok bool) { return strings.CutPrefix(string(n), "image/") }
+func IsImage(n disk.Name) (image, uuid string, ok bool) {
+	rest, ok := strings.CutPrefix(string(n), "image/")
+	if !ok {
+		return "", "", false
+	}
+	image, uuid, ok = strings.Cut(rest, "/")
+	return image, uuid, ok
+}
 
 // SourceHead returns the name that the head has on a disk into which the first copy of an image is made.
 func SourceHead(imageUUID string) disk.Name { return disk.Name("source/" + imageUUID) }

@@ -35,11 +35,21 @@ func TestVolumeHandle_isAUIDAndNoSource(t *testing.T) {
 
 func TestIsImage_findsTheImage(t *testing.T) {
 	t.Parallel()
-	if image, ok := names.IsImage(names.Image("ubuntu-22.04")); !ok || image != "ubuntu-22.04" {
-		t.Errorf("%q, %t", image, ok)
+	const uuid = "0a1b2c3d-0000-4000-8000-000000000001"
+	image, found, ok := names.IsImage(names.Image("ubuntu-22.04", uuid))
+	if !ok || image != "ubuntu-22.04" || found != uuid {
+		t.Errorf("%q, %q, %t", image, found, ok)
 	}
-	if image, ok := names.IsImage(names.Head("image")); ok {
-		t.Errorf("a head is image %q", image)
+	for _, name := range []disk.Name{names.Head("image"), "image/ubuntu-22.04"} {
+		if image, _, ok := names.IsImage(name); ok {
+			t.Errorf("%s is image %q", name, image)
+		}
+	}
+	if names.Image("a", "1") == names.Image("a", "2") {
+		t.Error("two images of one name have the same name on a disk")
+	}
+	if err := names.Image(strings.Repeat("x", 63), uuid).Validate(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -53,7 +63,7 @@ func TestIsHead_findsTheHandle(t *testing.T) {
 			t.Errorf("%s: source %t", handle, got)
 		}
 	}
-	for _, name := range []disk.Name{names.Image("a"), names.Copy("1")} {
+	for _, name := range []disk.Name{names.Image("a", "1"), names.Copy("1")} {
 		if handle, ok := names.IsHead(name); ok {
 			t.Errorf("%s is the head of %q", name, handle)
 		}

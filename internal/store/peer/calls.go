@@ -141,7 +141,7 @@ func (s *server) findImage(ctx context.Context, r *storepb.BackingImageExposeReq
 		return nil, disk.Object{}, err
 	}
 	for _, o := range objects {
-		if o.Name == names.Image(r.GetName()) && o.Kind == disk.KindImage && string(o.UID) == r.GetUuid() {
+		if o.Name == names.Image(r.GetName(), r.GetUuid()) && o.Kind == disk.KindImage && string(o.UID) == r.GetUuid() {
 			if o.State != disk.StateReady {
 				return nil, disk.Object{}, errclass.Errorf(errclass.Corrupt, "the copy of image %q on disk %s is %s",
 					r.GetName(), d.UUID, o.State)

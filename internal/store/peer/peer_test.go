@@ -77,7 +77,7 @@ func newImage(t *testing.T, data []byte) *oneImage {
 
 func (d *oneImage) List(context.Context) ([]disk.Object, error) {
 	return []disk.Object{{
-		Name: "image/ubuntu-22.04", UID: "i-1", Kind: disk.KindImage, Bytes: int64(len(d.data)), State: disk.StateReady,
+		Name: "image/ubuntu-22.04/i-1", UID: "i-1", Kind: disk.KindImage, Bytes: int64(len(d.data)), State: disk.StateReady,
 		Checksum: disktest.Checksum(d.data),
 	}}, nil
 }

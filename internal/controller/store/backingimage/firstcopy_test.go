@@ -142,7 +142,9 @@ func TestFirstCopy_isFollowed(t *testing.T) {
 				f.source.pod.CreationTimestamp = metav1.NewTime(now.Add(-11 * time.Minute))
 				f.source.waitsFor = "Insufficient cpu"
 			},
-			func(o *outcome) { o.first, o.disks, o.reason, o.source = failed, "", longhornv1.ReasonFirstCopyFailed, removeSource },
+			func(o *outcome) {
+				o.first, o.disks, o.reason, o.source = failed, "", longhornv1.ReasonFirstCopyFailed, removeSource
+			},
 			"attempt 1 failed: the source pod has not begun to run on node a: Insufficient cpu", 0,
 		},
 		"what was written is lost": {
