@@ -72,3 +72,16 @@ func (s *FileSystem) Unmount(tb testing.TB) {
 		tb.Fatalf("unmount: %v, then %v", err, unix.Unmount(s.Dir, unix.MNT_DETACH))
 	}
 }
+
+// ShutDown makes every later access to files of an XFS file system fail, as that of a disk that dies.
+func (s *FileSystem) ShutDown(tb testing.TB) {
+	tb.Helper()
+	const goingDown, withoutLog = 0x8004587d, 2 // XFS_IOC_GOINGDOWN and XFS_FSOP_GOING_FLAGS_NOLOGFLUSH of linux/xfs
+	dir, err := os.Open(s.Dir)
+	if err == nil {
+		err = errors.Join(unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, withoutLog), dir.Close())
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"sync"
 	"time"
@@ -141,27 +140,28 @@ func (d *Driver) findDevice(ctx context.Context, handle string) (loop.Device, er
 	if ok {
 		return d.findFileDevice(lease.Path(), handle)
 	}
-	on, _, err := d.findHead(ctx, handle, "")
-	if errors.Is(err, errclass.NotFound) {
-		return d.loops.FindName(handle)
-	}
+	lease, err := d.openHead(ctx, handle)
 	if err != nil {
-		return loop.Device{}, err
-	}
-	lease, err = on.Open(ctx, names.Head(handle))
-	if errors.Is(err, errclass.Corrupt) {
 		return d.loops.FindName(handle)
-	}
-	if err != nil {
-		return loop.Device{}, err
 	}
 	device, err := d.findFileDevice(lease.Path(), handle)
 	return device, errors.Join(err, lease.Close())
 }
 
+// openHead leases the head of a volume.
+func (d *Driver) openHead(ctx context.Context, handle string) (disk.Lease, error) {
+	on, _, err := d.findHead(ctx, handle, "")
+	if err != nil {
+		return nil, err
+	}
+	return on.Open(ctx, names.Head(handle))
+}
+
+// findFileDevice returns the device of a file, or else that with the name of the volume: the file is out of reach if
+// its disk is dead.
 func (d *Driver) findFileDevice(path, handle string) (loop.Device, error) {
 	device, err := d.loops.Find(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if err != nil && !errors.Is(err, errclass.NotFound) {
 		return d.loops.FindName(handle)
 	}
 	return device, err

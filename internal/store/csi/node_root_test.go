@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
 	driver "github.com/varvebackup/varve/internal/store/csi"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskset"
@@ -132,6 +133,20 @@ func (s *store) start(tb testing.TB) {
 	if s.disk, err = reflink.Open(tb.Context(), s.fs.Dir, reflink.Options{}); err != nil {
 		tb.Fatal(err)
 	}
+	s.runDriver(tb)
+	stop := s.stop
+	s.stop = func(tb testing.TB) {
+		tb.Helper()
+		stop(tb)
+		if err := s.disk.Close(); err != nil {
+			tb.Error(err)
+		}
+	}
+}
+
+// runDriver runs the driver with the disk, unless the agent could not open it.
+func (s *store) runDriver(tb testing.TB) {
+	tb.Helper()
 	disks := &diskset.Set{}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	o := driver.Options{
@@ -152,8 +167,8 @@ func (s *store) start(tb testing.TB) {
 	if _, err := csi.NewIdentityClient(connection).Probe(ctx, &csi.ProbeRequest{}); err != nil {
 		tb.Fatal(err)
 	}
-	opened := diskset.Disk{Disk: s.disk, Name: "default-disk", UUID: diskUUID, Path: s.fs.Dir}
 	if !s.withoutDisk {
+		opened := diskset.Disk{Disk: s.disk, Name: "default-disk", UUID: diskUUID, Path: s.fs.Dir}
 		if err := d.LeaseAttached(tb.Context(), opened); err != nil {
 			tb.Fatal(err)
 		}
@@ -165,9 +180,6 @@ func (s *store) start(tb testing.TB) {
 		cancel()
 		if err := <-done; err != nil {
 			tb.Errorf("the driver ended: %v", err)
-		}
-		if err := s.disk.Close(); err != nil {
-			tb.Error(err)
 		}
 	}
 }
@@ -665,5 +677,41 @@ func TestNode_unstageWaitsForUsers(t *testing.T) {
 	s.unstage(t, v)
 	if err := s.delete(t, v); err != nil {
 		t.Error(err)
+	}
+}
+
+// The volumes of a disk that died are unstaged, also after a restart of the driver, and a volume that another disk has
+// is not disturbed.
+func TestNode_unstagesFromADeadDisk(t *testing.T) {
+	for name, x := range map[string]struct{ block, restart bool }{
+		"a device": {block: true}, "a device, after a restart": {block: true, restart: true}, "a file system": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, healthy := newStore(t), newStore(t)
+			v := s.mustCreate(t, "pvc-dead", 32*mib, nil)
+			s.stage(t, v, x.block, false)
+			s.fs.ShutDown(t)
+			other := healthy.mustCreate(t, "pvc-healthy", mib, nil)
+			healthy.stage(t, other, true, false)
+			healthy.restart(t)
+			healthy.unstage(t, other)
+			if err := healthy.delete(t, other); err != nil {
+				t.Error(err)
+			}
+			if x.restart {
+				s.stop(t)
+				s.withoutDisk = true
+				s.runDriver(t)
+			}
+			s.unstage(t, v)
+			if _, err := devices.FindName("pvc-dead"); !errors.Is(err, errclass.NotFound) {
+				t.Errorf("the device is there: %v", err)
+			}
+			s.stop(t)
+			s.withoutDisk = false
+			s.fs.Unmount(t)
+			s.fs.Mount(t, "")
+			s.start(t)
+		})
 	}
 }

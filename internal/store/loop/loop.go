@@ -2,7 +2,8 @@
 //
 // The kernel knows a device's file by device and inode number, so a file is found across mount namespaces, renames and
 // restarts of the process. Devices outlive the process. Each has a name, by which it is found if its file is out of
-// reach.
+// reach. If the file's disk is dead, the kernel no longer tells the name or the inode: the name is then that of the
+// file's directory, which the kernel still shows. So attach a file under the name of its directory.
 package loop
 
 import (
@@ -40,9 +41,18 @@ type Devices struct {
 // Device is an attached loop device.
 type Device struct {
 	Path   string // such as /dev/loop7
-	Name   string // what Attach was told, or the path that another program gave
+	Name   string // what Attach was told, or the path that another program gave, or the name of the file's directory
 	number string // such as loop7
 	file   fileKey
+	dead   bool // the kernel cannot read the file any more, so that file is not known
+}
+
+// hasFileOf reports whether a device has the same file as another one with its number.
+func (d Device) hasFileOf(other Device) bool {
+	if d.dead || other.dead {
+		return d.Name == other.Name
+	}
+	return d.file == other.file
 }
 
 // fileKey identifies a file.
@@ -133,7 +143,7 @@ func (d Devices) Find(file string) (Device, error) {
 	if err != nil {
 		return Device{}, fmt.Errorf("find the loop device of %s: %w", file, err)
 	}
-	found, err := d.list(func(device Device) bool { return device.file == key })
+	found, err := d.list(func(device Device) bool { return !device.dead && device.file == key })
 	if err != nil {
 		return Device{}, fmt.Errorf("find the loop device of %s: %w", file, err)
 	}
@@ -170,7 +180,7 @@ func (d Devices) Below(dir string) ([]Device, error) {
 	})
 	var found []Device
 	if err == nil {
-		found, err = d.list(func(device Device) bool { return files[device.file] })
+		found, err = d.list(func(device Device) bool { return !device.dead && files[device.file] })
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list the loop devices of files below %s: %w", dir, err)
@@ -190,7 +200,7 @@ func (d Devices) Detach(ctx context.Context, device Device) error {
 	defer ticker.Stop()
 	for {
 		there, err := d.read(device.number)
-		if errors.Is(err, errclass.NotFound) || (err == nil && there.file != device.file) {
+		if errors.Is(err, errclass.NotFound) || (err == nil && !there.hasFileOf(device)) {
 			return nil
 		}
 		if err != nil {
@@ -213,8 +223,11 @@ func (d Devices) clearDevice(device Device) error {
 		return skipGone(err)
 	}
 	defer f.Close() //nolint:errcheck // nothing was written
-	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
-	if err == nil && device.file == (fileKey{info.Device, info.Inode}) {
+	there, err := d.readOpen(f, device.number)
+	if errors.Is(err, errclass.NotFound) {
+		return nil
+	}
+	if err == nil && there.hasFileOf(device) {
 		err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
 	}
 	return skipGone(err)
@@ -245,24 +258,46 @@ func (d Devices) list(chosen func(Device) bool) ([]Device, error) {
 
 // read returns an attached device. An error is of class NotFound if the device is not attached.
 func (d Devices) read(number string) (Device, error) {
-	notAttached := errclass.Errorf(errclass.NotFound, "%s is not attached", number)
 	if _, err := os.Stat(filepath.Join("/sys/block", number, "loop")); errors.Is(err, fs.ErrNotExist) {
-		return Device{}, notAttached
+		return Device{}, errNotAttached(number)
 	}
-	path := filepath.Join(d.Dir, number)
-	f, err := os.OpenFile(path, os.O_RDONLY, 0)
-	if err == nil {
-		defer f.Close() //nolint:errcheck // nothing was written
-		var info *unix.LoopInfo64
-		if info, err = unix.IoctlLoopGetStatus64(int(f.Fd())); err == nil {
-			name, _, _ := strings.Cut(string(info.File_name[:]), "\x00")
-			return Device{Path: path, Name: name, number: number, file: fileKey{info.Device, info.Inode}}, nil
+	f, err := os.OpenFile(filepath.Join(d.Dir, number), os.O_RDONLY, 0)
+	if err != nil {
+		if skipGone(err) == nil {
+			return Device{}, errNotAttached(number)
 		}
+		return Device{}, err
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	return d.readOpen(f, number)
+}
+
+// readOpen is read for a device that is open.
+func (d Devices) readOpen(f *os.File, number string) (Device, error) {
+	device := Device{Path: filepath.Join(d.Dir, number), number: number}
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if err == nil {
+		device.Name, _, _ = strings.Cut(string(info.File_name[:]), "\x00")
+		device.file = fileKey{info.Device, info.Inode}
+		return device, nil
 	}
 	if skipGone(err) == nil {
-		return Device{}, notAttached
+		return Device{}, errNotAttached(number)
 	}
-	return Device{}, fmt.Errorf("read %s: %w", path, err)
+	// The kernel asks the file's disk, which is dead: one disk must not hide the devices of all others.
+	backing, sysErr := os.ReadFile(filepath.Join("/sys/block", number, "loop/backing_file"))
+	if errors.Is(sysErr, fs.ErrNotExist) {
+		return Device{}, errNotAttached(number)
+	}
+	if sysErr != nil {
+		return Device{}, fmt.Errorf("read %s: %w", device.Path, errors.Join(err, sysErr))
+	}
+	device.Name, device.dead = filepath.Base(filepath.Dir(strings.TrimSpace(string(backing)))), true
+	return device, nil
+}
+
+func errNotAttached(number string) error {
+	return errclass.Errorf(errclass.NotFound, "%s is not attached", number)
 }
 
 func identifyFile(path string) (fileKey, error) {

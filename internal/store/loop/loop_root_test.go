@@ -16,6 +16,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/loop"
+	testloop "github.com/varvebackup/varve/test/loop"
 	"github.com/varvebackup/varve/test/verdict"
 )
 
@@ -142,5 +143,42 @@ func TestDetach_waitsForUsers(t *testing.T) {
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// A disk that dies hides no device of another one, and its own devices are found by name and detached.
+func TestDevices_surviveADeadDisk(t *testing.T) {
+	t.Parallel()
+	healthy, err := devices.Attach(t.Context(), makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20), "varve-test-healthy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer detach(t, healthy)
+	dead := testloop.NewFileSystem(t, "xfs")
+	const name = "varve-test-dead"
+	file := makeFile(t, filepath.Join(dead.Dir, name, "head"), 1<<20)
+	attached, err := devices.Attach(t.Context(), file, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer detach(t, attached)
+	dead.ShutDown(t)
+	if found, err := devices.FindName("varve-test-healthy"); err != nil || found != healthy {
+		t.Errorf("the device of a healthy disk: %v, %v", found, err)
+	}
+	if _, err := devices.Find(file); !errors.Is(err, unix.EIO) {
+		t.Errorf("by a file that is out of reach: %v", err)
+	}
+	found, err := devices.FindName(name)
+	if err != nil || found.Path != attached.Path || found.Name != name {
+		t.Fatalf("by name: %v, %v, want %v", found, err, attached)
+	}
+	for _, device := range []loop.Device{found, attached} {
+		if err := devices.Detach(t.Context(), device); err != nil {
+			t.Error(err)
+		}
+		if _, err := devices.FindName(name); !errors.Is(err, errclass.NotFound) {
+			t.Errorf("after Detach: %v", err)
+		}
 	}
 }
