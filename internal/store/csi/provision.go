@@ -2,6 +2,7 @@ package csi
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -56,6 +57,11 @@ func (d *Driver) runProvisioner(ctx context.Context) error {
 		controller.Threadiness(provisionThreads),
 		//nolint:staticcheck // the controller's interface is untyped
 		controller.RateLimiter(workqueue.NewItemExponentialFailureRateLimiter(provisionRetryFirst, provisionRetryMost)),
+		// A PersistentVolume is written until it is there. Without a limiter the controller gives up, and has the volume
+		// deleted, although the API server may have the PersistentVolume already.
+		//nolint:staticcheck // the controller's interface is untyped
+		controller.CreateProvisionedPVLimiter(
+			workqueue.NewItemExponentialFailureRateLimiter(provisionRetryFirst, provisionRetryMost)),
 		controller.FailedProvisionThreshold(0),
 		controller.FailedDeleteThreshold(0),
 		controller.AddFinalizer(true),
@@ -173,9 +179,29 @@ func (p provisioner) discardUnbound(ctx context.Context, pv string) error {
 	return err
 }
 
-// Delete deletes a volume.
+// Delete deletes a volume whose PersistentVolume is released or gone. It asks the API server itself.
 func (p provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if err := p.checkReleased(ctx, pv.Name); err != nil {
+		return fmt.Errorf("delete the volume of PersistentVolume %s: %w", pv.Name, err)
+	}
 	return p.deleteVolume(ctx, pv.Spec.CSI.VolumeHandle, disk.UID(pv.Spec.CSI.VolumeAttributes[names.ContextDisk]))
+}
+
+// checkReleased returns an error of class Conflict if a claim may use a PersistentVolume.
+func (p provisioner) checkReleased(ctx context.Context, name string) error {
+	pv, err := p.options.Kubernetes.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return errclass.Errorf(errclass.Transient, "look whether a claim uses it: %w", err)
+	}
+	phase := pv.Status.Phase
+	released := phase == corev1.VolumeReleased || phase == corev1.VolumeFailed
+	if !released && (pv.DeletionTimestamp.IsZero() || phase == corev1.VolumeBound) {
+		return errclass.Errorf(errclass.Conflict, "its phase is %q, so that a claim may use it: delete the claim", phase)
+	}
+	return nil
 }
 
 // checkClaim returns an error if volumes cannot be what a claim asks for.
