@@ -16,6 +16,7 @@ type candidate struct {
 	uuid      disk.UID
 	available int64 // bytes
 	hasImage  bool  // has a ready copy of the volume's image
+	missing   int64 // how many bytes the copy of the image still needs on the disk, as far as that is known
 }
 
 // chooseDisk returns the disk for a new volume: one that has the image, and of those the one with most space. An error
@@ -76,8 +77,21 @@ func checkDisk(node *longhornv1.Node, c candidate, v volume) (free int64, reason
 	case free <= 0:
 		return 0, fmt.Sprintf("disk %s has %d bytes free, and storageReserved is %d", c.name, c.available,
 			spec.StorageReserved)
+	case free <= c.missing:
+		return 0, fmt.Sprintf("disk %s lacks %d bytes of the image, has %d bytes free, and storageReserved is %d", c.name,
+			c.missing, c.available, spec.StorageReserved)
 	}
 	return free, ""
+}
+
+// missingBytes returns how many bytes an image still takes on a disk that has no ready copy of it. That is 0 as long as
+// nobody knows it.
+func missingBytes(image *longhornv1.BackingImage, on disk.UID) int64 {
+	percent := int64(0)
+	if copied := image.Status.DiskFileStatusMap[string(on)]; copied != nil {
+		percent = min(max(int64(copied.Progress), 0), 100)
+	}
+	return image.Status.RealSize / 100 * (100 - percent)
 }
 
 // findMissing returns a tag that is wanted and not there, or nothing.

@@ -184,6 +184,9 @@ func (d *Driver) listCandidates(ctx context.Context, image *longhornv1.BackingIm
 			if c.hasImage = err == nil; err != nil && !errors.Is(err, errclass.Transient) {
 				return nil, err
 			}
+			if !c.hasImage {
+				c.missing = missingBytes(image, opened.UUID)
+			}
 		}
 		all = append(all, c)
 	}

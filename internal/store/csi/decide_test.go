@@ -21,8 +21,8 @@ func TestChooseDisk(t *testing.T) {
 	const gib = 1 << 30
 	open := []candidate{
 		{name: "small", uuid: "1", available: 10 * gib, hasImage: true},
-		{name: "large", uuid: "2", available: 50 * gib},
-		{name: "largest", uuid: "3", available: 90 * gib},
+		{name: "large", uuid: "2", available: 50 * gib, missing: 8 * gib},
+		{name: "largest", uuid: "3", available: 90 * gib, missing: 8 * gib},
 	}
 	for name, x := range map[string]struct {
 		edit func(node *longhornv1.Node, disks map[string]longhornv1.DiskSpec)
@@ -57,6 +57,15 @@ func TestChooseDisk(t *testing.T) {
 			clear(disks)
 			disks["small"] = longhornv1.DiskSpec{AllowScheduling: true, StorageReserved: 10 * gib}
 		}, err: "disk small has 10737418240 bytes free, and storageReserved is 10737418240"},
+		"less what the image takes": {edit: func(_ *longhornv1.Node, disks map[string]longhornv1.DiskSpec) {
+			delete(disks, "small")
+			disks["largest"] = longhornv1.DiskSpec{AllowScheduling: true, StorageReserved: 82 * gib}
+		}, want: "2"},
+		"no space for the image": {edit: func(_ *longhornv1.Node, disks map[string]longhornv1.DiskSpec) {
+			clear(disks)
+			disks["large"] = longhornv1.DiskSpec{AllowScheduling: true, StorageReserved: 42 * gib}
+		}, err: "disk large lacks 8589934592 bytes of the image, has 53687091200 bytes free, " +
+			"and storageReserved is 45097156608"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -284,6 +293,21 @@ func TestDescribeCopy(t *testing.T) {
 	} {
 		if got := describeCopy(&longhornv1.BackingImage{Status: s}, "1"); got != want {
 			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestMissingBytes(t *testing.T) {
+	t.Parallel()
+	for want, image := range map[int64]longhornv1.BackingImageStatus{
+		0:    {},
+		1000: {RealSize: 1000},
+		400: {RealSize: 1000, DiskFileStatusMap: map[string]*longhornv1.BackingImageDiskFileStatus{
+			"1": {State: longhornv1.StateInProgress, Progress: 60}, "2": {Progress: 80},
+		}},
+	} {
+		if got := missingBytes(&longhornv1.BackingImage{Status: image}, "1"); got != want {
+			t.Errorf("%d, want %d", got, want)
 		}
 	}
 }

@@ -618,6 +618,18 @@ func TestCreateVolume_clonesAnImage(t *testing.T) {
 	}
 }
 
+// A disk without room for the image is not chosen, and the scheduler is asked for another node.
+func TestCreateVolume_needsRoomForTheImage(t *testing.T) {
+	image := &longhornv1.BackingImage{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "large"},
+		Status:     longhornv1.BackingImageStatus{UUID: "u1", Size: mib, RealSize: 1 << 40},
+	}
+	s := newStore(t, image)
+	_, err := s.create(t, "pvc-1", mib, map[string]string{"backingImage": image.Name})
+	wantCode(t, err, codes.ResourceExhausted)
+	wantNoObjects(t, s)
+}
+
 // The source of an image is a Block volume that only the controller deletes.
 func TestNode_sourceIsABlockDevice(t *testing.T) {
 	s := newStore(t)
