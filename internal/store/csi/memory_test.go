@@ -2,11 +2,13 @@ package csi_test
 
 import (
 	"context"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/store/disk"
 )
 
@@ -22,6 +24,18 @@ type memory struct {
 
 	mu      sync.Mutex
 	objects map[disk.Name]disk.Object
+	// written are the heads that differ from what they were made of.
+	written map[disk.Name]bool
+}
+
+func (m *memory) Changed(_ context.Context, name, since disk.Name) iter.Seq2[extent.Extent, error] {
+	return func(yield func(extent.Extent, error) bool) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.written[name] || m.objects[since].UID != m.objects[name].Parent {
+			yield(extent.Extent{Length: mib}, nil)
+		}
+	}
 }
 
 func (m *memory) List(context.Context) ([]disk.Object, error) {

@@ -8,6 +8,7 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -628,6 +629,46 @@ func TestCreateVolume_needsRoomForTheImage(t *testing.T) {
 	_, err := s.create(t, "pvc-1", mib, map[string]string{"backingImage": image.Name})
 	wantCode(t, err, codes.ResourceExhausted)
 	wantNoObjects(t, s)
+}
+
+// What a crash leaves before the volume's PersistentVolume is made goes with the claim, which the Volume names from the
+// beginning. What somebody has written stays.
+func TestSweepVolumes_deletesWhatWasNeverWritten(t *testing.T) {
+	image := &longhornv1.BackingImage{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "ubuntu"},
+		Status:     longhornv1.BackingImageStatus{UUID: "u1", Size: 3 * mib},
+	}
+	s := newStore(t, image)
+	s.makeImage(t, image.Name, "u1", bytes.Repeat([]byte("varve"), 3*mib/5+1)[:3*mib])
+	claim := map[string]string{
+		"csi.storage.k8s.io/pvc/name": "gone", "csi.storage.k8s.io/pvc/namespace": "default", "backingImage": "ubuntu",
+	}
+	s.mustCreate(t, "pvc-unwritten", 4*mib, claim)
+	written := s.mustCreate(t, "pvc-written", 4*mib, claim)
+	writeDevice(t, s.stage(t, written, true, false), []byte("data"))
+	s.unstage(t, written)
+	volume := &longhornv1.Volume{}
+	key := client.ObjectKey{Namespace: namespace, Name: "pvc-unwritten"}
+	if err := s.client.Get(t.Context(), key, volume); err != nil {
+		t.Fatal(err)
+	}
+	if got := volume.Annotations["store.varvebackup.io/claim"]; got != "default/gone" {
+		t.Errorf("the Volume names the claim %q", got)
+	}
+	fakeClock := clocktesting.NewFakeClock(time.Now())
+	s.clock = fakeClock
+	s.restart(t)
+	eventually(t, func() string {
+		fakeClock.Step(time.Minute)
+		objects, err := s.disk.List(t.Context())
+		if err != nil || len(objects) != 2 || objects[1].Name != names.Head("pvc-written") {
+			return fmt.Sprintf("on the disk: %v, %v", objects, err)
+		}
+		return ""
+	})
+	if err := s.delete(t, written); err != nil {
+		t.Error(err)
+	}
 }
 
 // The source of an image is a Block volume that only the controller deletes.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -11,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
 )
 
@@ -34,59 +37,122 @@ func (d *Driver) runSweep(ctx context.Context) error {
 	}
 }
 
-// sweepVolumes has the status of volumes written that is not what it should be. It deletes Volume and Replica of each
-// volume that has no head, no claim and no PersistentVolume. A volume with a head stays: somebody may have retained it.
+// sweepVolumes has the status of volumes written that is not what it should be. It deletes each volume that has no
+// claim and no PersistentVolume if its head is missing, or was never written. What was written stays: somebody may have
+// retained it.
 func (d *Driver) sweepVolumes(ctx context.Context) error {
 	replicas, volumes := &longhornv1.ReplicaList{}, &longhornv1.VolumeList{}
 	within := client.InNamespace(d.options.Namespace)
+	// A Volume is made before its Replica. In this order, a Replica that is missing was not there when its Volume was.
 	if err := errors.Join(
-		d.options.Client.List(ctx, replicas, within), d.options.Client.List(ctx, volumes, within),
+		d.options.Client.List(ctx, volumes, within), d.options.Client.List(ctx, replicas, within),
 	); err != nil {
 		return fmt.Errorf("list Volumes and Replicas: %w", err)
 	}
-	states := map[string]longhornv1.VolumeStatus{}
-	for _, v := range volumes.Items {
-		states[v.Name] = v.Status
+	withoutReplica := map[string]*longhornv1.Volume{}
+	for i := range volumes.Items {
+		withoutReplica[volumes.Items[i].Name] = &volumes.Items[i]
 	}
 	var failed error
 	for i := range replicas.Items {
 		r := &replicas.Items[i]
-		if r.Spec.NodeID == d.options.Node {
-			failed = errors.Join(failed, d.sweepVolume(ctx, r, states[r.Name]))
+		v := withoutReplica[r.Name]
+		delete(withoutReplica, r.Name)
+		if v == nil { // deleted, or made meanwhile
+			v = &longhornv1.Volume{}
 		}
+		if r.Spec.NodeID == d.options.Node {
+			failed = errors.Join(failed, d.sweepVolume(ctx, r, v))
+		}
+	}
+	for _, v := range withoutReplica {
+		failed = errors.Join(failed, d.sweepWithoutReplica(ctx, v))
 	}
 	return failed
 }
 
-func (d *Driver) sweepVolume(ctx context.Context, r *longhornv1.Replica, v longhornv1.VolumeStatus) error {
+func (d *Driver) sweepVolume(ctx context.Context, r *longhornv1.Replica, v *longhornv1.Volume) error {
 	seen, err := d.observeVolume(ctx, r.Name, disk.UID(r.Spec.DiskID))
 	if err != nil {
 		return err
 	}
-	volumeStatus, replicaStatus := decideStatus(seen, v, r.Status)
-	if volumeStatus != v || replicaStatus != r.Status {
+	volumeStatus, replicaStatus := decideStatus(seen, v.Status, r.Status)
+	if volumeStatus != v.Status || replicaStatus != r.Status {
 		d.changed.Add(r.Name)
 	}
 	unmade := r.Status.CurrentState == "" || r.Status.CurrentState == longhornv1.ReplicaStarting
-	if !unmade || !seen.diskOpen || seen.headThere {
+	switch {
+	case !seen.diskOpen || seen.headDamaged || seen.hasUser || (!seen.headThere && !unmade):
 		return nil
+	case seen.headThere:
+		blank, err := d.isUnwritten(ctx, r.Name, disk.UID(r.Spec.DiskID))
+		if err != nil || !blank {
+			return err
+		}
 	}
-	gone, err := d.isClaimGone(ctx, r.Name, v.KubernetesStatus)
+	return d.deleteOrphan(ctx, r.Name, v)
+}
+
+// sweepWithoutReplica deletes a Volume that lacks its Replica. A crash leaves one before anything is on a disk. Every
+// node does that: the Volume does not say whose it is.
+func (d *Driver) sweepWithoutReplica(ctx context.Context, v *longhornv1.Volume) error {
+	_, _, err := d.findHead(ctx, v.Name, "")
+	if !errors.Is(err, errclass.NotFound) {
+		return err
+	}
+	return d.deleteOrphan(ctx, v.Name, v)
+}
+
+func (d *Driver) deleteOrphan(ctx context.Context, handle string, v *longhornv1.Volume) error {
+	gone, err := d.isClaimGone(ctx, handle, v)
 	if err != nil || !gone {
 		return err
 	}
-	d.log.Info("delete a volume that was never made, and whose claim is gone", "volume", r.Name)
-	return d.deleteVolume(ctx, r.Name, "")
+	d.log.Info("delete a volume that nobody has used, and whose claim is gone", "volume", handle)
+	return d.deleteVolume(ctx, handle, "")
+}
+
+// isUnwritten says whether a volume has nothing but what it was made with: zeroes, or an image.
+func (d *Driver) isUnwritten(ctx context.Context, handle string, onDisk disk.UID) (bool, error) {
+	on, head, err := d.findHead(ctx, handle, onDisk)
+	if err != nil {
+		return false, err
+	}
+	var image disk.Name
+	if head.Parent != "" {
+		objects, err := on.List(ctx)
+		if err != nil {
+			return false, err
+		}
+		i := slices.IndexFunc(objects, func(o disk.Object) bool {
+			return o.UID == head.Parent && o.Kind == disk.KindImage
+		})
+		if i < 0 {
+			return false, nil // a snapshot of the volume has data
+		}
+		image = objects[i].Name
+	}
+	for _, err := range on.Changed(ctx, head.Name, image) {
+		if err != nil {
+			return false, fmt.Errorf("look whether volume %s was ever written: %w", handle, err)
+		}
+		return false, nil
+	}
+	return true, nil
 }
 
 // isClaimGone says whether a volume, which is named after the UID of its claim, has no claim and no PersistentVolume.
 // It is false if the claim's name is not known.
-func (d *Driver) isClaimGone(ctx context.Context, handle string, named longhornv1.KubernetesStatus) (bool, error) {
-	if named.PVCName == "" {
+func (d *Driver) isClaimGone(ctx context.Context, handle string, v *longhornv1.Volume) (bool, error) {
+	namespace, name := v.Status.KubernetesStatus.Namespace, v.Status.KubernetesStatus.PVCName
+	if name == "" {
+		namespace, name, _ = strings.Cut(v.Annotations[claimAnnotation], "/")
+	}
+	if name == "" {
 		return false, nil
 	}
 	core := d.options.Kubernetes.CoreV1()
-	claim, err := core.PersistentVolumeClaims(named.Namespace).Get(ctx, named.PVCName, metav1.GetOptions{})
+	claim, err := core.PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err == nil && handle == "pvc-"+string(claim.UID) {
 		return false, nil
 	}

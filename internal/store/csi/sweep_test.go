@@ -2,6 +2,7 @@ package csi_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,7 +20,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
-// Only what was never made goes, and only if nobody waits for it.
+// Only what nobody has written goes, and only if nobody waits for it.
 func TestSweepVolumes_keepsWhatMayBeOfUse(t *testing.T) {
 	t.Parallel()
 	scheme := runtime.NewScheme()
@@ -51,15 +52,45 @@ func TestSweepVolumes_keepsWhatMayBeOfUse(t *testing.T) {
 	add("pvc-of-another-node", "node2", diskUUID, starting, "gone")
 	add("pvc-on-a-closed-disk", nodeName, "disk-2", starting, "gone")
 	add("pvc-without-a-claim", nodeName, diskUUID, starting, "")
+	for _, name := range []string{
+		"pvc-unwritten", "pvc-unwritten-clone", "pvc-unwritten-with-a-volume", "pvc-unwritten-with-a-snapshot",
+		"pvc-damaged",
+	} {
+		add(name, nodeName, diskUUID, longhornv1.ReplicaStopped, "gone")
+	}
+	addVolume := func(name, claim string) {
+		builder.WithObjects(&longhornv1.Volume{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "varve", Name: name, Annotations: map[string]string{"store.varvebackup.io/claim": claim},
+		}})
+	}
+	addVolume("pvc-without-a-replica", "default/gone")
+	addVolume("pvc-waiting-without-a-replica", "default/claim-2")
+	addVolume("pvc-with-a-head-without-a-replica", "default/gone")
 	c := builder.Build()
+	files := &memory{objects: map[disk.Name]disk.Object{
+		"image/a": {Name: "image/a", UID: "image-1", Kind: disk.KindImage, State: disk.StateReady},
+		"snap":    {Name: "snap", UID: "snapshot-1", Kind: disk.KindSnapshot, State: disk.StateReady},
+	}, written: map[disk.Name]bool{names.Head("pvc-with-a-head"): true}}
+	for handle, parent := range map[string]disk.UID{
+		"pvc-with-a-head": "", "pvc-unwritten": "", "pvc-unwritten-clone": "image-1", "pvc-unwritten-with-a-volume": "",
+		"pvc-unwritten-with-a-snapshot": "snapshot-1", "pvc-damaged": "", "pvc-with-a-head-without-a-replica": "",
+	} {
+		o := disk.Object{Name: names.Head(handle), Kind: disk.KindHead, State: disk.StateWritable, Parent: parent}
+		if handle == "pvc-damaged" {
+			o.State = disk.StateDamaged
+		}
+		files.objects[o.Name] = o
+	}
 	disks := &diskset.Set{}
-	disks.Put(diskset.Disk{Name: "default-disk", UUID: diskUUID, Disk: &memory{objects: map[disk.Name]disk.Object{
-		names.Head("pvc-with-a-head"): {Name: names.Head("pvc-with-a-head"), Kind: disk.KindHead, State: disk.StateWritable},
-	}}})
+	disks.Put(diskset.Disk{Name: "default-disk", UUID: diskUUID, Disk: files})
 	d := csi.New(csi.Options{
 		Node: nodeName, Namespace: "varve", Disks: disks, Client: c, Kubernetes: kubernetesfake.NewClientset(
 			&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim", UID: "waiting"}},
+			&corev1.PersistentVolumeClaim{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-2", UID: "waiting-without-a-replica"},
+			},
 			&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-with-a-volume"}},
+			&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-unwritten-with-a-volume"}},
 		),
 	})
 	if err := csi.SweepVolumes(d, t.Context()); err != nil {
@@ -71,14 +102,16 @@ func TestSweepVolumes_keepsWhatMayBeOfUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"pvc-of-another-node", "pvc-on-a-closed-disk", "pvc-stopped", "pvc-waiting", "pvc-with-a-head", "pvc-with-a-volume",
-		"pvc-without-a-claim",
-	}
-	if diff := cmp.Diff(want, namesOf(volumes.Items)); diff != "" {
-		t.Errorf("Volumes (-want +got):\n%s", diff)
+		"pvc-damaged", "pvc-of-another-node", "pvc-on-a-closed-disk", "pvc-stopped", "pvc-unwritten-with-a-snapshot",
+		"pvc-unwritten-with-a-volume", "pvc-waiting", "pvc-with-a-head", "pvc-with-a-volume", "pvc-without-a-claim",
 	}
 	if diff := cmp.Diff(want, namesOf(replicas.Items)); diff != "" {
 		t.Errorf("Replicas (-want +got):\n%s", diff)
+	}
+	want = append(want, "pvc-waiting-without-a-replica", "pvc-with-a-head-without-a-replica")
+	slices.Sort(want)
+	if diff := cmp.Diff(want, namesOf(volumes.Items)); diff != "" {
+		t.Errorf("Volumes (-want +got):\n%s", diff)
 	}
 }
 
