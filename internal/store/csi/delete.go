@@ -55,7 +55,7 @@ func (d *Driver) deleteVolume(ctx context.Context, handle string, known disk.UID
 		return errclass.Errorf(errclass.Transient, "delete the volume %s: delete Volume and Replica: %w", handle, err)
 	}
 	d.dropPending(handle)
-	return nil
+	return d.forgetFormat(handle)
 }
 
 func (d *Driver) deleteHead(ctx context.Context, handle string, known disk.UID) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,15 +12,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/varvebackup/varve/internal/durable"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskset"
 )
 
 // formatBlank makes a file system on a volume that nobody has ever written: the disk has no extent of its head, and the
-// volume is no clone. A signature proves less, because what it does not know looks blank.
+// volume is no clone. A signature proves less, because what it does not know looks blank. A file among the driver's own
+// says that a file system is being made: what a crash leaves of one is discarded at the next call.
 func (d *Driver) formatBlank(ctx context.Context, on diskset.Disk, head disk.Object, device string) error {
 	if head.Parent != "" {
 		return nil
+	}
+	if err := d.discardUnfinished(head, device); err != nil {
+		return err
 	}
 	if err := syncDevice(device); err != nil {
 		return err
@@ -31,12 +37,66 @@ func (d *Driver) formatBlank(ctx context.Context, on diskset.Disk, head disk.Obj
 		return nil // it has data
 	}
 	d.log.Info("make a file system", "volume", head.UID, "device", device)
+	if err := d.noteFormat(string(head.UID)); err != nil {
+		return err
+	}
 	err := d.makeFileSystem(ctx, device)
 	if err == nil {
-		return syncDevice(device)
+		err = syncDevice(device)
 	}
-	// Half a file system would look like data at the next call.
-	return errors.Join(err, discardAll(device, head.Bytes))
+	if err != nil {
+		return errors.Join(err, d.discardUnfinished(head, device))
+	}
+	return d.forgetFormat(string(head.UID))
+}
+
+// formatNote returns the file that is there while a volume's file system is being made.
+func (d *Driver) formatNote(handle string) string {
+	return filepath.Join(filepath.Dir(d.options.Socket()), "formatting", handle)
+}
+
+func (d *Driver) noteFormat(handle string) error {
+	note := d.formatNote(handle)
+	err := os.MkdirAll(filepath.Dir(note), 0o750)
+	if err == nil {
+		err = durable.Write(note, nil)
+	}
+	if err == nil {
+		err = durable.Sync(filepath.Dir(filepath.Dir(note)))
+	}
+	if err != nil {
+		return fmt.Errorf("note that the volume %s is being formatted: %w", handle, err)
+	}
+	return nil
+}
+
+// forgetFormat comes before the volume is used: what is written from then on is never discarded.
+func (d *Driver) forgetFormat(handle string) error {
+	note := d.formatNote(handle)
+	if _, err := os.Lstat(note); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := durable.Remove(note); err != nil {
+		return fmt.Errorf("note that the volume %s is formatted: %w", handle, err)
+	}
+	return nil
+}
+
+// discardUnfinished makes a volume blank if its file system was not finished.
+func (d *Driver) discardUnfinished(head disk.Object, device string) error {
+	note := d.formatNote(string(head.UID))
+	_, err := os.Lstat(note)
+	if errors.Is(err, fs.ErrNotExist) {
+		return skipMissing(durable.Sync(filepath.Dir(note))) // or a crash could bring a removed note back
+	}
+	if err == nil {
+		d.log.Info("remove a file system that was not finished", "volume", head.UID, "device", device)
+		err = discardAll(device, head.Bytes)
+	}
+	if err != nil {
+		return err
+	}
+	return d.forgetFormat(string(head.UID))
 }
 
 // makeFileSystem runs mkfs.ext4: this process's own, or the node's.

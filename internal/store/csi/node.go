@@ -76,8 +76,14 @@ func (n *nodeServer) stageVolume(ctx context.Context, r *csi.NodeStageVolumeRequ
 	if err != nil {
 		return err
 	}
+	block := r.GetVolumeCapability().GetBlock() != nil
+	if block { // what is written to it is nobody's unfinished file system
+		if err := n.forgetFormat(r.GetVolumeId()); err != nil {
+			return err
+		}
+	}
 	device, err := n.attachHead(ctx, r.GetVolumeId(), on)
-	if err != nil || r.GetVolumeCapability().GetBlock() != nil {
+	if err != nil || block {
 		return err
 	}
 	target := r.GetStagingTargetPath()

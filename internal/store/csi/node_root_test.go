@@ -570,6 +570,81 @@ func TestNode_removesHalfAFileSystem(t *testing.T) {
 	s.unstage(t, v)
 }
 
+// A driver that is killed while mkfs runs leaves half a file system, which the next one discards. What a pod has written
+// to the volume since then is never discarded.
+func TestNode_discardsWhatACrashLeftOfAFileSystem(t *testing.T) {
+	for name, block := range map[string]bool{"used as a file system": false, "used as a device": true} {
+		t.Run(name, func(t *testing.T) { checkCrashedFormat(t, block) })
+	}
+}
+
+func checkCrashedFormat(t *testing.T, block bool) {
+	t.Helper()
+	s := newStore(t)
+	v := s.mustCreate(t, "pvc-crashed-format", 32*mib, nil)
+	notes, saved, bin := filepath.Join(s.dir, "plugins", names.Driver, "formatting"), t.TempDir(), t.TempDir()
+	path := os.Getenv("PATH")
+	script := "#!/bin/sh\nPATH=" + path + "\ncp " + notes + "/* " + saved + "\nexit 1\n"
+	if err := os.WriteFile(filepath.Join(bin, "mkfs.ext4"), []byte(script),
+		0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	stage := &csi.NodeStageVolumeRequest{
+		VolumeId: v.GetVolumeId(), StagingTargetPath: s.path("staging", v), VolumeCapability: writer(false),
+	}
+	if _, err := s.node.NodeStageVolume(t.Context(), stage); err == nil {
+		t.Fatal("a mkfs that failed is no error")
+	}
+	if left, err := os.ReadDir(notes); err != nil || len(left) != 0 {
+		t.Errorf("notes of what failed, and was discarded: %v, %v", left, err)
+	}
+	t.Setenv("PATH", path)
+	s.unstage(t, v)
+	// The state in which a crash would have left the volume.
+	crash := func() {
+		if err := os.CopyFS(notes, os.DirFS(saved)); err != nil {
+			t.Fatal(err)
+		}
+		lease, err := s.disk.Open(t.Context(), names.Head(v.GetVolumeId()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		writeDevice(t, lease.Path(), []byte("half a file system"))
+		if err := lease.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	crash()
+	s.restart(t)
+	if block {
+		s.stage(t, v, true, false)
+		s.unstage(t, v)
+		if _, err := s.node.NodeStageVolume(t.Context(), stage); err == nil {
+			t.Error("a device with data was formatted")
+		}
+		s.unstage(t, v)
+	} else {
+		file := filepath.Join(s.stage(t, v, false, false), "file")
+		if err := os.WriteFile(file, []byte("text"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.unstage(t, v)
+		s.stage(t, v, false, false)
+		if got, err := os.ReadFile(file); err != nil || string(got) != "text" {
+			t.Errorf("%q, %v", got, err)
+		}
+		s.unstage(t, v)
+		crash()
+	}
+	if err := s.delete(t, v); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(notes); err != nil || len(left) != 0 {
+		t.Errorf("notes of a volume that is deleted: %v, %v", left, err)
+	}
+}
+
 // A volume of an image has its bytes, and waits for the copy.
 func TestCreateVolume_clonesAnImage(t *testing.T) {
 	image := &longhornv1.BackingImage{
