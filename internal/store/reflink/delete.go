@@ -23,8 +23,11 @@ func (d *Disk) Delete(ctx context.Context, name disk.Name) error {
 func (d *Disk) deleteObject(ctx context.Context, name disk.Name) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.checkOpen(ctx); err != nil {
+		return err
+	}
 	o, err := d.findByName(name)
-	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
+	if err != nil {
 		return err
 	}
 	if err := d.checkUnused(o); err != nil {

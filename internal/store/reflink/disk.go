@@ -200,7 +200,8 @@ func (d *Disk) UUID() disk.UID { return d.header.UUID }
 // Recovered says what Open found beside the objects: what it removed, and what it left alone because it cannot be read.
 func (d *Disk) Recovered() []string { return slices.Clone(d.recovered) }
 
-// CloseUnused closes the disk if nobody uses an object of it, and returns Conflict otherwise. Every later call fails.
+// CloseUnused closes the disk if nobody uses an object of it, and returns Conflict otherwise. Every later call fails
+// with class Transient: what a closed disk holds is not known.
 func (d *Disk) CloseUnused() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -217,7 +218,7 @@ func (d *Disk) CloseUnused() error {
 // checkOpen returns an error after CloseUnused. The caller has the mutex.
 func (d *Disk) checkOpen(ctx context.Context) error {
 	if d.closed {
-		return errclass.Errorf(errclass.NotFound, "disk %s is closed, because it is no longer a disk of the node", d.dir)
+		return errclass.Errorf(errclass.Transient, "disk %s is closed, because it is no longer a disk of the node", d.dir)
 	}
 	return ctx.Err()
 }

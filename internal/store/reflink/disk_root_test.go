@@ -84,6 +84,40 @@ func TestOpen_refuses(t *testing.T) {
 	wantOpenError(t, xfs.dir, errclass.Invalid, "format version 2, and this Varve knows 1 to 1: use a newer Varve")
 }
 
+// A disk that is closed does not say that it lacks something: whoever is told NotFound takes it as deleted.
+func TestCloseUnused_answersNothingMore(t *testing.T) {
+	t.Parallel()
+	d := newFileSystem(t, "xfs").openDisk(t, Options{})
+	head := disk.Source{UID: "h", Volume: "v", Bytes: 4096}
+	if err := errors.Join(d.Create(t.Context(), "volume/h", head), d.CloseUnused()); err != nil {
+		t.Fatal(err)
+	}
+	for name, call := range map[string]func(name disk.Name) error{
+		"list":   func(disk.Name) error { _, err := d.List(t.Context()); return err },
+		"usage":  func(disk.Name) error { _, err := d.Usage(t.Context()); return err },
+		"create": func(name disk.Name) error { return d.Create(t.Context(), name, head) },
+		"snapshot": func(name disk.Name) error {
+			return d.Snapshot(t.Context(), name, "snapshot", disk.Seal{UID: "s", Kind: disk.KindSnapshot})
+		},
+		"open":   func(name disk.Name) error { _, err := d.Open(t.Context(), name); return err },
+		"users":  func(name disk.Name) error { _, err := d.Users(t.Context(), name); return err },
+		"pieces": func(name disk.Name) error { _, err := d.Pieces(t.Context(), name); return err },
+		"delete": func(name disk.Name) error { return d.Delete(t.Context(), name) },
+		"changed": func(name disk.Name) error {
+			for _, err := range d.Changed(t.Context(), name, "") {
+				return err
+			}
+			return nil
+		},
+	} {
+		for _, object := range []disk.Name{"volume/h", "missing"} {
+			if err := call(object); !errors.Is(err, errclass.Transient) || errors.Is(err, errclass.NotFound) {
+				t.Errorf("%s %s: %v, want class %v", name, object, err, errclass.Transient)
+			}
+		}
+	}
+}
+
 func wantOpenError(t *testing.T, dir string, class error, words string) {
 	t.Helper()
 	d, err := Open(t.Context(), dir, Options{})

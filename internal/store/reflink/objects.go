@@ -2,7 +2,6 @@ package reflink
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"path/filepath"
@@ -154,8 +153,12 @@ func (d *Disk) openLease(ctx context.Context, name disk.Name) (*lease, error) {
 func (d *Disk) Users(ctx context.Context, name disk.Name) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	o, err := d.findByName(name)
-	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
+	err := d.checkOpen(ctx)
+	var o located
+	if err == nil {
+		o, err = d.findByName(name)
+	}
+	if err != nil {
 		return 0, fmt.Errorf("count the users of %q: %w", name, err)
 	}
 	return d.leases[o.UID], nil
