@@ -32,7 +32,7 @@ func TestReadme(t *testing.T) {
 	}
 	replace := strings.NewReplacer("varve-demo", s.Namespace, "--location demo", "--location "+location.Name, "/var/lib/varve-box/kubeconfig", cluster.kubeconfig)
 	out := s.shell(replace.Replace(strings.Join(script, "\n")))
-	for _, want := range []string{"Running", "backup saturday done: Full", "disks are stored in BackupStorageLocation", "pvcName", s.Namespace} {
+	for _, want := range []string{"Running", "backup saturday done: Full", " is ready: 1 disk", "pvcName", s.Namespace} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in the output:\n%s", want, out)
 		}
