@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that a part of the project needs, and nothing that is there already.
-# Usage: hack/deps.sh GROUP...   with GROUP one of: build box image guest interop generate peers
+# Usage: hack/deps.sh GROUP...   with GROUP one of: build box image guest interop generate peers bench
 # A missing package is installed without asking; what cannot be installed is an error that names it.
 set -eu
 
@@ -13,8 +13,9 @@ packages() {
 	generate) echo protobuf-compiler libprotobuf-dev ;; # the second has the imports of .proto files
 	host) echo qemu-utils qemu-system-common libnbd-bin e2fsprogs ;; # qemu-system-common has qemu-storage-daemon
 	interop) echo qemu-utils qemu-system-x86 nbdkit libnbd-bin e2fsprogs xfsprogs btrfs-progs curl python3 ;;
+	bench) echo fio qemu-utils xfsprogs util-linux ;;
 	peers) echo restic borgbackup qemu-utils qemu-system-common ;; # the same
-	*) echo "deps.sh: unknown group '$1' (build, box, image, guest, interop, generate, peers)" >&2; exit 2 ;;
+	*) echo "deps.sh: unknown group '$1' (build, box, image, guest, interop, generate, peers, bench)" >&2; exit 2 ;;
 	esac
 }
 

@@ -101,6 +101,7 @@ demo: box-s3 install guest ## The main job on a box, told step by step; result i
 bench: ## Benchmarks against their peers, all parts; build/bench.json
 	$(MAKE) --no-print-directory bench-repository # before there is a box, which would take a part of the processors
 	$(MAKE) --no-print-directory bench-pull
+	$(MAKE) --no-print-directory bench-image
 	$(MAKE) --no-print-directory bench-guest
 	$(MAKE) --no-print-directory bench-control
 	$(MAKE) --no-print-directory bench-push
@@ -130,6 +131,11 @@ bench-repository: bench-tools ## The benchmarks that need no box: disks against 
 bench-pull: ## Pull backups against nbdcopy on the same disk; needs no box (BENCH_FLAGS='-only pull-stream -profile DIR')
 	hack/deps.sh host interop
 	$(GO) run ./bench/pull $(BENCH_FLAGS)
+
+.PHONY: bench-image
+bench-image: ## Images and their clones on two disks against qemu-img, cp and plain files; root, no box (BENCH_FLAGS='-only image-sync')
+	hack/deps.sh bench
+	$(GO) run ./bench/image $(BENCH_FLAGS)
 
 .PHONY: bench-guest
 bench-guest: launcher-root guest ## What a pull costs the writes of a real guest (root)
