@@ -62,7 +62,7 @@ func rowIDs() []string {
 
 // openBench makes the disks and the image's files.
 func openBench(ctx context.Context, o *options) (_ *bench, err error) {
-	for _, program := range []string{"qemu-img", "mkfs.xfs", "fstrim", "fio"} {
+	for _, program := range []string{"qemu-img", "mkfs.xfs", "fstrim", "losetup", "fio"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return nil, fmt.Errorf("%w: run hack/deps.sh bench", err)
 		}
@@ -114,26 +114,35 @@ func (b *bench) clearWork(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	detach := func(dir string) error {
-		found, err := b.devices.Below(dir)
-		for _, d := range found {
-			err = errors.Join(err, b.devices.Detach(ctx, d))
-		}
-		return err
-	}
 	var failures []error
 	for _, e := range entries {
 		if path := filepath.Join(b.work, e.Name()); e.IsDir() {
-			failures = append(failures, detach(path), unmount(path))
+			failures = append(failures, detachBelow(ctx, path), unmount(path))
 		}
 	}
-	if err := errors.Join(append(failures, detach(b.work))...); err != nil {
+	if err := errors.Join(append(failures, detachBelow(ctx, b.work))...); err != nil {
 		return fmt.Errorf("clear %s: %w", b.work, err)
 	}
 	for _, e := range entries {
 		failures = append(failures, os.RemoveAll(filepath.Join(b.work, e.Name())))
 	}
 	return errors.Join(failures...)
+}
+
+// detachBelow detaches the loop devices of files below a directory. It does not ask the devices, because those of other
+// programs may have lost their files.
+func detachBelow(ctx context.Context, dir string) error {
+	devices, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, d := range devices {
+		file, readErr := os.ReadFile(d)
+		if readErr != nil || !strings.HasPrefix(string(file), dir+"/") {
+			continue // the device has no file any more
+		}
+		device := filepath.Base(filepath.Dir(filepath.Dir(d)))
+		_, detachErr := runTool(ctx, "losetup", "--detach", "/dev/"+device)
+		err = errors.Join(err, detachErr)
+	}
+	return err
 }
 
 // unmount unmounts a directory if something is mounted there.
