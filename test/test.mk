@@ -51,8 +51,8 @@ test-control-plane: kube peers virtctl velero tiers-tool ## Reconcilers and admi
 
 .PHONY: test-interop
 test-interop: kube launcher-root guest csi-sanity tiers-tool ## Overlays, checkpoints, backup jobs and mounts against real libvirt, QEMU, guests and kernel (root)
-	hack/deps.sh interop
-	hack/passed.sh $@ root $(INTEROP_INPUTS) './internal/cron ./internal/handler ./internal/handler/machine/mount ./internal/disk ./internal/moverpod ./internal/store/agent ./internal/store/csi ./internal/store/loop ./internal/store/reflink ./internal/store/source' \
+	hack/deps.sh interop bench
+	hack/passed.sh $@ root $(INTEROP_INPUTS) './bench/image ./internal/cron ./internal/handler ./internal/handler/machine/mount ./internal/disk ./internal/moverpod ./internal/store/agent ./internal/store/csi ./internal/store/loop ./internal/store/reflink ./internal/store/source' \
 		$(GO_TEST) -tags root -timeout 20m -run "$$(hack/tests-with-tag.sh root)"
 	hack/passed.sh $@ root $(INTEROP_INPUTS) ./internal/repository $(GO_TEST) -tags root -parallel 8 -timeout 20m -run "$$(hack/tests-with-tag.sh root)"
 	hack/passed.sh $@ nbd_interop $(INTEROP_INPUTS) "$$(hack/packages-with-tag.sh nbd_interop)" \

@@ -72,13 +72,36 @@ func (n *node) uuid() disk.UID { return disk.UID("disk-" + n.name) }
 // peerFile is a file that a peer writes.
 func (n *node) peerFile(name string) string { return filepath.Join(n.dir, name) }
 
-// settle makes all durable, and gives free space back, so that each measurement begins in the same state.
+// settle makes all durable, waits until what was deleted is free, and gives it back, so that each measurement begins in
+// the same state.
 func (n *node) settle(ctx context.Context) error {
-	if err := n.sync(); err != nil {
+	if err := n.refreeze(); err != nil {
 		return err
 	}
 	_, err := runTool(ctx, "fstrim", n.dir)
 	return err
+}
+
+// From the kernel's include/uapi/linux/fs.h.
+const (
+	ioctlFreeze = 0xC0045877 // FIFREEZE
+	ioctlThaw   = 0xC0045878 // FITHAW
+)
+
+// refreeze freezes the file system and thaws it. XFS frees in the background, and finishes that when it is frozen.
+func (n *node) refreeze() error {
+	f, err := os.Open(n.dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // it is a directory
+	if err := unix.IoctlSetInt(int(f.Fd()), ioctlFreeze, 0); err != nil {
+		return fmt.Errorf("freeze %s: %w", n.dir, err)
+	}
+	if err := unix.IoctlSetInt(int(f.Fd()), ioctlThaw, 0); err != nil {
+		return fmt.Errorf("thaw %s: %w", n.dir, err)
+	}
+	return nil
 }
 
 // sync writes back everything that the file system still has in memory.
@@ -93,7 +116,7 @@ func (n *node) sync() error {
 
 // usedBytes returns how many bytes of the file system are used.
 func (n *node) usedBytes(ctx context.Context) (int64, error) {
-	if err := n.settle(ctx); err != nil { // by now the kernel has freed what was deleted
+	if err := n.settle(ctx); err != nil {
 		return 0, err
 	}
 	var s unix.Statfs_t
