@@ -27,6 +27,9 @@ const (
 	SourceRestore SourceType = "restore"
 )
 
+// IsLocal reports whether the first copy needs no source pod: it is made of what is on its disk already.
+func (t SourceType) IsLocal() bool { return t == SourceClone || t == SourceExport }
+
 // Keys of BackingImageSpec.SourceParameters.
 const (
 	// ParameterURL is the http or https address of a download. Its file is raw or qcow2, and may be compressed with gzip,
@@ -66,6 +69,9 @@ const (
 	ReasonNotSupported = "NotSupported"
 	// ReasonNoDisk: no disk can have the first copy. The message says what is wrong with each.
 	ReasonNoDisk = "NoDisk"
+	// ReasonSourceNotReady: the image or the volume that the first copy is made of is missing or not ready, or the volume
+	// is attached.
+	ReasonSourceNotReady = "SourceNotReady"
 	// ReasonFirstCopyInProgress: the first copy is being made.
 	ReasonFirstCopyInProgress = "FirstCopyInProgress"
 	// ReasonFirstCopyUnknown: nothing reports the first copy. It is made on another disk if that stays so.

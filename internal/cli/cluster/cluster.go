@@ -112,6 +112,8 @@ func newMapper() meta.RESTMapper {
 	m.Add(appsv1.SchemeGroupVersion.WithKind("Deployment"), meta.RESTScopeNamespace)
 	m.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
 	m.Add(snapshotGroupVersion.WithKind("VolumeSnapshot"), meta.RESTScopeNamespace)
-	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+	for _, k := range []string{"Namespace", "PersistentVolume"} {
+		m.Add(corev1.SchemeGroupVersion.WithKind(k), meta.RESTScopeRoot)
+	}
 	return m
 }

@@ -3,7 +3,6 @@ package image
 import (
 	"crypto/x509"
 	"fmt"
-	"net/url"
 	"os"
 	"regexp"
 	"strings"
@@ -29,9 +28,10 @@ const (
 
 // request is what the flags of `image create` say.
 type request struct {
-	url, checksum, caFile string
-	copies                int
-	diskTags, nodeTags    []string
+	url, fromImage, fromClaim, fromVolume string // exactly one of them
+	checksum, caFile                      string
+	copies                                int
+	diskTags, nodeTags                    []string
 }
 
 // checksums are the SHA-256 and the SHA-512 in hexadecimal.
@@ -39,12 +39,10 @@ var checksums = regexp.MustCompile(`^([0-9a-f]{64}|[0-9a-f]{128})$`)
 
 // newObject returns the image to create, or a usage error.
 func (r *request) newObject(name string) (*longhornv1.BackingImage, error) {
-	u, err := url.Parse(r.url)
+	from, parameters, err := r.describeSource(name)
 	switch {
-	case r.url == "":
-		return nil, failure.Usage("--url is missing: give the address of the image, which begins with http:// or https://")
-	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
-		return nil, failure.Usage("--url: give an address that begins with http:// or https://")
+	case err != nil:
+		return nil, err
 	case r.copies < 1 || r.copies > mostCopies:
 		return nil, failure.Usage("--copies %d: it must be from 1 to %d", r.copies, mostCopies)
 	}
@@ -56,7 +54,6 @@ func (r *request) newObject(name string) (*longhornv1.BackingImage, error) {
 		return nil, failure.Usage("--checksum %s: give the SHA-256 or the SHA-512 of the raw image in hexadecimal: "+
 			"64 or 128 digits", r.checksum)
 	}
-	parameters := map[string]longhornv1.ParameterValue{longhornv1.ParameterURL: longhornv1.ParameterValue(r.url)}
 	if r.caFile != "" {
 		certificates, err := readCertificates(r.caFile)
 		if err != nil {
@@ -67,7 +64,7 @@ func (r *request) newObject(name string) (*longhornv1.BackingImage, error) {
 	return &longhornv1.BackingImage{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: longhornv1.BackingImageSpec{
-			DataEngine: longhornv1.DataEngineV2, SourceType: longhornv1.SourceDownload,
+			DataEngine: longhornv1.DataEngineV2, SourceType: from,
 			SourceParameters:  parameters,
 			Checksum:          checksum,
 			MinNumberOfCopies: r.copies, DiskSelector: r.diskTags, NodeSelector: r.nodeTags,
@@ -94,19 +91,26 @@ func newCreateCommand(s *resource.Session) *cobra.Command {
 	var r request
 	var w resource.Waiting
 	c := &cobra.Command{
-		Use: "create NAME", Short: "Create an image from an address",
-		Long: `Create an image: Varve downloads it to a disk of a node, and copies it from there to others.
+		Use: "create NAME", Short: "Create an image from an address, a volume or another image",
+		Long: `Create an image: Varve makes it on a disk of a node, and copies it from there to others.
 
 The file at --url is raw or qcow2, and may be compressed with gzip, xz or zstd. --checksum is the
 SHA-256 or the SHA-512 of the raw image, after decompression and conversion. An image that has
 another one is not used. With --ca-file, the certificates in it alone are trusted. Whoever may read
-images reads the address, with any password in it.`,
+images reads the address, with any password in it.
+
+--from-claim and --from-volume make an image of what a volume of the driver store.varvebackup.io
+has, where it is and without copying it. Nothing may use the volume meanwhile: the image waits until
+it is detached. --from-image makes a clone of another image, which may be deleted afterwards.`,
 		Example: `  # On two disks, and wait until both have it
   varve image create debian --url https://example.com/debian.qcow2 --copies 2 --wait
 
   # Only if it is the one that was tested
   varve image create golden --url https://example.com/golden.raw.zst \
-    --checksum 7d793037a0760186574b0282f2f435e7a2c5b0e0d9d3cf7e8d1b5a1e1b1f1d5b`,
+    --checksum 7d793037a0760186574b0282f2f435e7a2c5b0e0d9d3cf7e8d1b5a1e1b1f1d5b
+
+  # Of the disk of a machine that is shut down
+  varve image create golden --from-claim app/web-root --wait`,
 		Args: cmdline.ExactArgs(1, "a name for the image"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := r.newObject(args[0])
@@ -118,6 +122,9 @@ images reads the address, with any password in it.`,
 				return err
 			}
 			b.Namespace = c.Namespace
+			if err := r.findVolume(cmd.Context(), c, b); err != nil {
+				return err
+			}
 			if err := c.Create(cmd.Context(), b); err != nil {
 				return fmt.Errorf("create image %s/%s: %w", b.Namespace, b.Name, err)
 			}
@@ -129,6 +136,10 @@ images reads the address, with any password in it.`,
 		},
 	}
 	c.Flags().StringVar(&r.url, "url", "", "the address of the image, with http:// or https://")
+	c.Flags().StringVar(&r.fromImage, "from-image", "", "the image to clone")
+	c.Flags().StringVar(&r.fromClaim, "from-claim", "", "the claim of the volume to make the image of, as NAMESPACE/NAME")
+	c.Flags().StringVar(&r.fromVolume, "from-volume", "",
+		"the volume to make the image of: the name of its Volume, which is the handle of its PersistentVolume")
 	c.Flags().StringVar(&r.checksum, "checksum", "",
 		"the SHA-256 or the SHA-512 that the raw image must have, in hexadecimal")
 	c.Flags().StringVar(&r.caFile, "ca-file", "",

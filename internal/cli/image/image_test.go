@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -99,8 +100,16 @@ func TestRequest_newObject(t *testing.T) {
 		"plain":            {request{url: address, copies: 1}, ""},
 		"checksum":         {request{url: address, copies: 100, checksum: "sha256:" + strings.ToUpper(sum)}, ""},
 		"SHA-512":          {request{url: address, copies: 1, checksum: sum + sum}, ""},
-		"no address":       {request{copies: 1}, "--url is missing"},
+		"no address":       {request{copies: 1}, "exactly one of --url"},
 		"another scheme":   {request{url: "ftp://example.com/disk", copies: 1}, "--url: give"},
+		"two sources":      {request{url: address, fromImage: "base", copies: 1}, "exactly one of"},
+		"a clone":          {request{fromImage: "base", copies: 1, checksum: sum}, ""},
+		"of itself":        {request{fromImage: "debian", copies: 1}, "cannot be a clone of itself"},
+		"a volume":         {request{fromVolume: "pvc-1", copies: 1}, ""},
+		"a claim":          {request{fromClaim: "app/root", copies: 1}, ""},
+		"half a claim":     {request{fromClaim: "root", copies: 1}, "--from-claim root: give NAMESPACE/NAME"},
+		"a long claim":     {request{fromClaim: "a/b/c", copies: 1}, "NAMESPACE/NAME"},
+		"certificates":     {request{fromImage: "base", copies: 1, caFile: "/none"}, "--ca-file is for --url alone"},
 		"no host":          {request{url: "https:///secret", copies: 1}, "--url: give"},
 		"no copies":        {request{url: "https://example.com/disk"}, "--copies 0"},
 		"too many copies":  {request{url: "https://example.com/disk", copies: 101}, "--copies 101"},
@@ -120,8 +129,48 @@ func TestRequest_newObject(t *testing.T) {
 		}
 		if b.Spec.Checksum != "" && !strings.HasPrefix(b.Spec.Checksum, sum) ||
 			b.Spec.MinNumberOfCopies != c.request.copies ||
-			b.Spec.SourceType != longhornv1.SourceDownload || string(b.Spec.SourceParameters["url"]) != c.request.url {
+			string(b.Spec.SourceParameters["url"]) != c.request.url ||
+			string(b.Spec.SourceParameters["backing-image"]) != c.request.fromImage ||
+			string(b.Spec.SourceParameters["volume-name"]) != c.request.fromVolume {
 			t.Errorf("%s: %+v", name, b.Spec)
+		}
+	}
+}
+
+func TestRequest_findVolume(t *testing.T) {
+	t.Parallel()
+	claim := func(name, volume string) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: name},
+			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: volume},
+		}
+	}
+	volume := func(name, driver string) *corev1.PersistentVolume {
+		v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if driver != "" {
+			v.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "handle-of-" + name}
+		}
+		return v
+	}
+	client := newClient(t, interceptor.Funcs{},
+		claim("root", "pv-1"), claim("unbound", ""), claim("other", "pv-2"), claim("local", "pv-3"), claim("lost", "pv-4"),
+		volume("pv-1", "store.varvebackup.io"), volume("pv-2", "ebs.csi.aws.com"), volume("pv-3", ""))
+	for name, want := range map[string]string{
+		"root": "", "none": "get claim app/none", "unbound": "has no volume yet", "other": "is not of the driver",
+		"local": "is not of the driver", "lost": "get PersistentVolume pv-4",
+	} {
+		r := request{fromClaim: "app/" + name, copies: 1}
+		b, err := r.newObject("golden")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = r.findVolume(t.Context(), client, b)
+		got := b.Spec.SourceParameters[longhornv1.ParameterVolumeName]
+		switch {
+		case want == "" && (err != nil || got != "handle-of-pv-1" || b.Spec.SourceType != longhornv1.SourceExport):
+			t.Errorf("%s: %+v, %v", name, b.Spec, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want) || got != ""):
+			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func (a *agent) lookAtCopies(
 				image.DeletionTimestamp != nil {
 				continue
 			}
-			info := a.lookAtCopy(ctx, s, image)
+			info := a.lookAtCopy(ctx, s, image, images)
 			busy = busy || info.State == longhornv1.StateInProgress
 			key := copyKey{info.DiskUUID, info.UUID}
 			reports[key], wantedCopies[key] = info, true
@@ -73,7 +73,7 @@ func (a *agent) stateOf(key copyKey) *copyState {
 
 // lookAtCopy does the next step for a copy that is wanted, and says what to report of it.
 func (a *agent) lookAtCopy(
-	ctx context.Context, s *diskState, image *longhornv1.BackingImage,
+	ctx context.Context, s *diskState, image *longhornv1.BackingImage, images []longhornv1.BackingImage,
 ) longhornv1.BackingImageV2CopyInfo {
 	key := copyKey{string(s.open.UUID), image.Status.UUID}
 	state := a.stateOf(key)
@@ -82,7 +82,7 @@ func (a *agent) lookAtCopy(
 			s.objects = objects
 		}
 	}
-	v := a.viewOf(ctx, s, image, state)
+	v := a.viewOf(ctx, s, image, images, state)
 	d := decide(v)
 	if !a.act(ctx, s, v, d) {
 		d.message = fmt.Sprintf("it waits, because %d other copies are being made on this node", maxJobs)
@@ -103,7 +103,9 @@ func (a *agent) lookAtCopy(
 }
 
 // viewOf finds out all that the decision about a copy depends on.
-func (a *agent) viewOf(ctx context.Context, s *diskState, image *longhornv1.BackingImage, state *copyState) view {
+func (a *agent) viewOf(
+	ctx context.Context, s *diskState, image *longhornv1.BackingImage, images []longhornv1.BackingImage, state *copyState,
+) view {
 	v := view{image: image, diskUUID: string(s.open.UUID), free: s.freeBytes(), state: state, now: a.Clock.Now()}
 	for i := range s.objects {
 		o := &s.objects[i]
@@ -119,7 +121,11 @@ func (a *agent) viewOf(ctx context.Context, s *diskState, image *longhornv1.Back
 	if v.copy != nil {
 		v.realSize = s.open.realSize(ctx, *v.copy)
 	}
-	if v.source != nil && v.source.State == disk.StateWritable && v.copy == nil {
+	switch {
+	case v.copy != nil:
+	case image.Spec.SourceType.IsLocal():
+		v.origin, v.recordErr = findOrigin(ctx, s, image, images)
+	case v.source != nil && v.source.State == disk.StateWritable:
 		v.sourceUsers, v.record, v.recordErr = a.readSource(ctx, s.open, v.source.Name)
 	}
 	return v
@@ -180,7 +186,21 @@ func (a *agent) act(ctx context.Context, s *diskState, v view, d decision) bool 
 		return a.startJob(ctx, v.state, d.action, create)
 	case actionSeal:
 		return a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
-			return a.sealSource(ctx, open, image, v.record.Bytes, j)
+			return a.sealSource(ctx, open, image, disk.Seal{Bytes: v.record.Bytes, Checksum: image.Spec.Checksum}, j)
+		})
+	case actionCloneImage:
+		from := *v.origin.object
+		return a.startJob(ctx, v.state, d.action, func(ctx context.Context, _ *job) error {
+			return cloneImage(ctx, open, uuid, from)
+		})
+	case actionSealClone:
+		return a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
+			return a.sealClone(ctx, open, image, v, j)
+		})
+	case actionExport:
+		head := *v.origin.object
+		return a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
+			return a.exportVolume(ctx, open, image, head, j)
 		})
 	case actionSync:
 		attempt := v.state.attempts

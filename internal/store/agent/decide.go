@@ -16,6 +16,9 @@ const (
 	actionNone         action = ""
 	actionCreateSource action = "create the head for the source"
 	actionSeal         action = "seal what the source wrote"
+	actionCloneImage   action = "make a clone of another image"
+	actionSealClone    action = "seal a clone of another image"
+	actionExport       action = "seal what a volume has"
 	actionSync         action = "read the copy of another disk"
 	// actionDeleteHeads removes what a copy that is ready was made from.
 	actionDeleteHeads action = "delete the heads of a copy that is ready"
@@ -33,7 +36,8 @@ type view struct {
 	copy, source, making *disk.Object
 	sourceUsers          int
 	record               handover.Record
-	recordErr            error
+	recordErr            error // of origin, too
+	origin               origin
 	realSize             int64
 	state                *copyState
 	now                  time.Time
@@ -105,8 +109,21 @@ func decideMaking(v view) decision {
 	return pending("no other disk has a copy that is ready")
 }
 
-// decideFirst is decide for the first copy while its source writes it.
+// decideFirst is decide for the first copy.
 func decideFirst(v view) decision {
+	switch isLocal := v.image.Spec.SourceType.IsLocal(); {
+	case isLocal && v.recordErr != nil:
+		return inProgress(actionNone, v.state.progress, v.recordErr.Error())
+	case v.image.Spec.SourceType == longhornv1.SourceClone:
+		return decideClone(v)
+	case isLocal:
+		return decideExport(v)
+	}
+	return decideWritten(v)
+}
+
+// decideWritten is decideFirst while a source pod writes the image.
+func decideWritten(v view) decision {
 	attached := v.sourceUsers > 0
 	switch {
 	case v.source == nil:

@@ -49,20 +49,27 @@ func createSource(ctx context.Context, d disk.Disk, uuid string) error {
 	})
 }
 
-// sealSource makes an image of what its source has written, and deletes the head.
-func (a *agent) sealSource(ctx context.Context, d disk.Disk, image *longhornv1.BackingImage, size int64, j *job) error {
+// sealHead makes an image of a head. The seal says how large it is, and what it must have.
+func (a *agent) sealHead(
+	ctx context.Context, d disk.Disk, head disk.Name, image *longhornv1.BackingImage, seal disk.Seal, j *job,
+) error {
 	j.progress.Store(99)
-	head := names.SourceHead(image.Status.UUID)
 	if err := a.step("seal"); err != nil {
 		return err
 	}
-	err := d.Snapshot(ctx, head, names.Image(image.Name, image.Status.UUID), disk.Seal{
-		UID: disk.UID(image.Status.UUID), Kind: disk.KindImage, Bytes: size, Checksum: image.Spec.Checksum,
-	})
-	if err != nil {
+	seal.UID, seal.Kind = disk.UID(image.Status.UUID), disk.KindImage
+	if err := d.Snapshot(ctx, head, names.Image(image.Name, image.Status.UUID), seal); err != nil {
 		return err
 	}
-	if err := a.step("sealed"); err != nil {
+	return a.step("sealed")
+}
+
+// sealSource makes an image of the head in which its first copy was made, and deletes the head.
+func (a *agent) sealSource(
+	ctx context.Context, d disk.Disk, image *longhornv1.BackingImage, seal disk.Seal, j *job,
+) error {
+	head := names.SourceHead(image.Status.UUID)
+	if err := a.sealHead(ctx, d, head, image, seal, j); err != nil {
 		return err
 	}
 	if err := d.Delete(ctx, head); err != nil && !errors.Is(err, errclass.NotFound) {

@@ -90,8 +90,11 @@ func (j *job) isDone() bool {
 }
 
 func (j *job) describe(lastError string) string {
-	if j.what == actionSeal {
+	switch j.what {
+	case actionSeal, actionSealClone:
 		return "what the source wrote is being read back and compared"
+	case actionExport:
+		return "what the volume had is being read back"
 	}
 	return lastError
 }
@@ -104,7 +107,7 @@ func (a *agent) startJob(ctx context.Context, s *copyState, what action, do func
 			running++
 		}
 	}
-	if running >= maxJobs && what != actionCreateSource {
+	if running >= maxJobs && what != actionCreateSource && what != actionCloneImage {
 		return false
 	}
 	ctx, cancel := context.WithCancel(ctx)

@@ -118,6 +118,9 @@ type Seal struct {
 	// Checksum is what the data must have: a SHA-512, or a SHA-256 of 64 digits. Object.Checksum is the SHA-512 in any
 	// case. If it is empty, an image gets the one that was read, and a snapshot has none, so that it is not read at all.
 	Checksum string
+	// Exclusive has Snapshot return Conflict if somebody has leased the head, and Open of the head return Transient until
+	// its data is taken. So nobody writes meanwhile, and what is sealed is of one moment.
+	Exclusive bool
 }
 
 // PieceBytes is the size of the pieces of an image that have hashes of their own. The last piece may be smaller.

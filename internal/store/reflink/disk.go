@@ -66,8 +66,10 @@ type Disk struct {
 	damaged map[disk.UID]bool      // objects whose data was not intact at Open
 	pending map[disk.UID]disk.Name // objects that are being made
 	sealing map[disk.UID]bool      // heads of which a snapshot or an image is being made
-	leases  map[disk.UID]int
-	closed  bool // by CloseUnused
+	// exclusive are heads that nobody may lease until the data of an object that is being made of them is taken.
+	exclusive map[disk.UID]bool
+	leases    map[disk.UID]int
+	closed    bool // by CloseUnused
 }
 
 var _ disk.Disk = (*Disk)(nil)
@@ -171,7 +173,7 @@ func Open(ctx context.Context, dir string, o Options) (_ *Disk, err error) {
 	d := &Disk{
 		dir: dir, header: h, lock: lock, maxExtents: cmp.Or(o.MaxExtents, DefaultMaxExtents),
 		groups: map[string]metadata{}, damaged: map[disk.UID]bool{}, pending: map[disk.UID]disk.Name{},
-		sealing: map[disk.UID]bool{}, leases: map[disk.UID]int{},
+		sealing: map[disk.UID]bool{}, exclusive: map[disk.UID]bool{}, leases: map[disk.UID]int{},
 	}
 	if err := d.recoverState(ctx); err != nil {
 		return nil, err

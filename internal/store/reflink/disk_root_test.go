@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -230,6 +231,56 @@ func TestSnapshot_isTheOnlyChange(t *testing.T) {
 	d.NewSnapshot("h", "s", "s")
 	if n := len(d.Objects()); n != 2 || reached == 0 {
 		t.Errorf("%d objects, %d steps", n, reached)
+	}
+}
+
+// Nobody leases a head whose data is taken exclusively, until it is taken, whether that fails or not.
+func TestSnapshot_keepsUsersAway(t *testing.T) {
+	t.Parallel()
+	opened := newFileSystem(t, "xfs").openDisk(t, Options{})
+	d := disktest.Disk{Disk: opened, TB: t}
+	d.NewHead("h", "h", "", 5000)
+	seal := disk.Seal{UID: "i", Kind: disk.KindImage, Exclusive: true}
+	failure := errors.New("cut")
+	for _, kind := range []disk.Kind{disk.KindImage, disk.KindSnapshot} {
+		for _, fails := range []bool{true, false} {
+			seal.Kind, seal.UID = kind, disk.UID(kind)
+			var steps []string
+			opened.reached = func(step string) error {
+				if !slices.Contains([]string{"clone", "data", "hashes", "immutable"}, step) {
+					return nil // the disk's mutex is held
+				}
+				lease, err := d.Open(t.Context(), "h")
+				switch {
+				case err == nil:
+					err = lease.Close()
+				case errors.Is(err, errclass.Transient):
+					steps, err = append(steps, step), nil
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				if fails && step == "data" {
+					return failure
+				}
+				return nil
+			}
+			err := d.Snapshot(t.Context(), "h", disk.Name(kind), seal)
+			opened.reached = nil
+			if errors.Is(err, failure) != fails || !fails && err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]string{"clone", "data"}, steps); diff != "" {
+				t.Errorf("%s: nobody could lease the head at these steps: %s", kind, diff)
+			}
+			lease, err := d.Open(t.Context(), "h")
+			if err == nil {
+				err = lease.Close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
 	}
 }
 

@@ -146,6 +146,10 @@ func (d *Disk) openLease(ctx context.Context, name disk.Name) (*lease, error) {
 	if err != nil {
 		return nil, err
 	}
+	if d.exclusive[o.UID] {
+		return nil, errclass.Errorf(errclass.Transient, "its data is being taken for an image or a snapshot, which lasts "+
+			"seconds: try again")
+	}
 	return d.leaseObject(o), nil
 }
 

@@ -33,7 +33,7 @@ func (d *Disk) sealHead(ctx context.Context, head, name disk.Name, seal disk.Sea
 	}
 	wanted.Bytes = seal.Bytes
 	wanted.Checksum = seal.Checksum
-	source, done, err := d.beginSnapshot(head, wanted)
+	source, done, err := d.beginSnapshot(head, wanted, seal.Exclusive)
 	if done && isSHA256(seal.Checksum) {
 		return d.matchExisting(ctx, name, seal.Checksum)
 	}
@@ -67,7 +67,7 @@ func (d *Disk) matchExisting(ctx context.Context, name disk.Name, wanted string)
 
 // beginSnapshot reserves the new object, and keeps its head from being deleted or sealed twice at once. Done means that
 // the object is there.
-func (d *Disk) beginSnapshot(head disk.Name, wanted entry) (source *lease, done bool, err error) {
+func (d *Disk) beginSnapshot(head disk.Name, wanted entry, exclusive bool) (source *lease, done bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.checkOpen(context.Background()); err != nil {
@@ -93,6 +93,8 @@ func (d *Disk) beginSnapshot(head disk.Name, wanted entry) (source *lease, done 
 			from.Bytes, head)
 	case d.sealing[from.UID]:
 		return nil, false, errclass.Errorf(errclass.Transient, "another snapshot of it is being made: try again")
+	case exclusive && d.leases[from.UID] > 0:
+		return nil, false, errclass.Errorf(errclass.Conflict, "it is in use (%d times): end that first", d.leases[from.UID])
 	case wanted.Kind == disk.KindImage:
 		if err := d.prepareGroup(filepath.Join(imagesDir, string(wanted.UID))); err != nil {
 			return nil, false, err
@@ -100,6 +102,9 @@ func (d *Disk) beginSnapshot(head disk.Name, wanted entry) (source *lease, done 
 	}
 	d.pending[wanted.UID] = wanted.Name
 	d.sealing[from.UID] = true
+	if exclusive {
+		d.exclusive[from.UID] = true
+	}
 	return d.leaseObject(from), false, nil
 }
 
@@ -116,15 +121,27 @@ func isSealed(there, wanted, head entry, headExists bool) bool {
 func (d *Disk) endSnapshot(source *lease) {
 	d.mu.Lock()
 	delete(d.sealing, source.object.UID)
+	delete(d.exclusive, source.object.UID)
 	d.mu.Unlock()
 	_ = source.Close() // it has no error
+}
+
+// takeData makes a durable file of what a head has. From then on the head may be leased again.
+func (d *Disk) takeData(ctx context.Context, source *lease, path string, size int64) error {
+	if err := d.cloneData(ctx, source, path, size); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.exclusive, source.object.UID)
+	return nil
 }
 
 // writeImage makes the directory of an image, with the checksum of what was read back.
 func (d *Disk) writeImage(ctx context.Context, wanted *entry, group string, source *lease) error {
 	dir := filepath.Join(d.dir, group+newSuffix)
 	data := filepath.Join(dir, "data")
-	if err := d.cloneData(ctx, source, data, wanted.Bytes); err != nil {
+	if err := d.takeData(ctx, source, data, wanted.Bytes); err != nil {
 		return err
 	}
 	h, err := hashFile(ctx, data)
@@ -153,7 +170,7 @@ func (d *Disk) writeSnapshot(ctx context.Context, wanted *entry, source *lease) 
 	if err := errors.Join(removeTree(path), removeTree(path+newSuffix)); err != nil { // of a call that failed
 		return err
 	}
-	if err := d.cloneData(ctx, source, path+newSuffix, wanted.Bytes); err != nil {
+	if err := d.takeData(ctx, source, path+newSuffix, wanted.Bytes); err != nil {
 		return err
 	}
 	if wanted.Checksum != "" {

@@ -61,6 +61,8 @@ func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
 		"a source that is disturbed":  sourceDisturbed,
 		"a node that dies":            nodeDies,
 		"an image of an unknown kind": notSupported,
+		"a clone of an image":         cloneOfImage,
+		"an image of a volume":        imageOfAVolume,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -535,6 +537,83 @@ func noDisk(w *world) {
 	w.hasDisks(image, disk)
 	w.must(w.admin.Delete(w.Context(), image))
 	w.beat(image, "one")
+}
+
+// noPod checks that no source pod was made of an image.
+func (w *world) noPod(image *longhornv1.BackingImage) {
+	w.Helper()
+	err := w.admin.Get(w.Context(), client.ObjectKey{
+		Namespace: image.Namespace, Name: names.SourceHandle(image.Status.UUID),
+	}, &corev1.Pod{})
+	if !apierrors.IsNotFound(err) {
+		w.Errorf("a source pod, or no answer: %v", err)
+	}
+}
+
+// cloneOfImage: a clone waits for the other image, and is made where that is, although another disk has more space.
+func cloneOfImage(w *world) {
+	one, two := w.addStore("one", 50<<30), w.addStore("two", 40<<30)
+	base := w.newImage("base")
+	base.Spec.DiskFileSpecMap = map[string]*longhornv1.BackingImageDiskFileSpec{two: {}}
+	clone := w.newImage("clone")
+	clone.Spec.SourceType = longhornv1.SourceClone
+	clone.Spec.SourceParameters = map[string]longhornv1.ParameterValue{
+		longhornv1.ParameterBackingImage: longhornv1.ParameterValue(base.Name),
+	}
+	w.create(clone)
+	w.says(clone, metav1.ConditionFalse, longhornv1.ReasonSourceNotReady, "does not exist")
+	w.create(base)
+	pod := w.firstCopy(base, "two", two)
+	w.podEnds(pod, corev1.PodSucceeded, "")
+	w.sourceGone(base)
+	w.reportCopy("two", two, base, longhornv1.StateReady, 100)
+	w.hasDisks(clone, two)
+	w.reportCopy("two", two, clone, longhornv1.StateInProgress, 99)
+	w.says(clone, metav1.ConditionFalse, longhornv1.ReasonFirstCopyInProgress, "is made of the image "+base.Name)
+	w.noPod(clone)
+	w.reportCopy("two", two, clone, longhornv1.StateReady, 100)
+	w.says(clone, metav1.ConditionTrue, longhornv1.ReasonImageReady, "")
+	w.must(w.admin.Delete(w.Context(), base))
+	w.dropCopy("two", two, base)
+	w.beat(base, "one", "two")
+	w.says(clone, metav1.ConditionTrue, longhornv1.ReasonImageReady, "")
+	if clone.Spec.DiskFileSpecMap[one] != nil {
+		w.Errorf("disks: %v", clone.Spec.DiskFileSpecMap)
+	}
+}
+
+// imageOfAVolume: an image of a volume waits until the volume is detached, and is made where that is.
+func imageOfAVolume(w *world) {
+	_, two := w.addStore("one", 50<<30), w.addStore("two", 40<<30)
+	volume := &longhornv1.Volume{ObjectMeta: w.meta("pvc"), Spec: longhornv1.VolumeSpec{Size: 1 << 30, NumberOfReplicas: 1}}
+	replica := &longhornv1.Replica{ObjectMeta: w.meta("pvc"), Spec: longhornv1.ReplicaSpec{
+		VolumeName: volume.Name, VolumeSize: 1 << 30, NodeID: w.meta("two").Name, DiskID: two,
+	}}
+	w.create(replica)
+	w.create(volume)
+	is := func(state, node string) {
+		w.Helper()
+		controlplane.Update(w.T, w.varve, volume, true, func(v *longhornv1.Volume) {
+			v.Status.State, v.Status.CurrentNodeID = state, node
+		})
+	}
+	is(longhornv1.VolumeAttached, "node-2")
+	image := w.newImage("golden")
+	image.Spec.SourceType = longhornv1.SourceExport
+	image.Spec.SourceParameters = map[string]longhornv1.ParameterValue{
+		longhornv1.ParameterVolumeName: longhornv1.ParameterValue(volume.Name),
+	}
+	w.create(image)
+	w.says(image, metav1.ConditionFalse, longhornv1.ReasonSourceNotReady, "is attached to node node-2: stop what uses it")
+	is(longhornv1.VolumeDetached, "")
+	w.hasDisks(image, two)
+	w.reportCopy("two", two, image, longhornv1.StateInProgress, 99)
+	w.says(image, metav1.ConditionFalse, longhornv1.ReasonFirstCopyInProgress, "is made of the volume "+volume.Name)
+	w.noPod(image)
+	w.must(w.admin.Delete(w.Context(), replica))
+	w.must(w.admin.Delete(w.Context(), volume)) // an export does not keep it
+	w.reportCopy("two", two, image, longhornv1.StateReady, 100)
+	w.says(image, metav1.ConditionTrue, longhornv1.ReasonImageReady, "")
 }
 
 func notSupported(w *world) {

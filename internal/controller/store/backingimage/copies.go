@@ -239,13 +239,15 @@ func (in *input) removeUnused(p *plan) {
 }
 
 // chooseDisk returns the best disk for another copy, or why there is none. A first copy prefers disks that are in the
-// spec or that a replica waits on, and leaves the disk of the last attempt for later.
+// spec or that a replica waits on, and leaves the disk of the last attempt for later. What is made of something that a
+// disk has is made there.
 func (in *input) chooseDisk(p *plan, first bool) (disk, why string) {
 	var fit []*diskView
 	var unfit []string
+	origins, _ := in.listOriginDisks()
 	for _, uuid := range slices.Sorted(maps.Keys(in.disks)) {
 		d := in.disks[uuid]
-		if !first && p.disks[uuid] != nil {
+		if !first && p.disks[uuid] != nil || first && origins != nil && !origins[uuid] {
 			continue
 		}
 		if no := in.whyUnfit(p, d); no != "" {
@@ -255,6 +257,8 @@ func (in *input) chooseDisk(p *plan, first bool) (disk, why string) {
 		fit = append(fit, d)
 	}
 	switch {
+	case len(fit) == 0 && len(unfit) == 0 && first && origins != nil:
+		return "", "no Node lists a disk that has " + in.describeOrigin() + ": is varve store running on its node?"
 	case len(fit) == 0 && len(unfit) == 0 && first:
 		return "", "no node has a disk: is varve store running, and does spec.disks of its Node have a disk?"
 	case len(fit) == 0 && len(unfit) == 0:

@@ -73,8 +73,12 @@ func (in *input) startFirstCopy(p *plan) reason {
 		p.lookWithin(pollSource)
 		return waits
 	}
-	disk, why := in.chooseDisk(p, true)
 	s.V2FirstCopyStatus = longhornv1.StatePending
+	if _, missing := in.listOriginDisks(); missing != "" {
+		p.lookWithin(pollDisks)
+		return reason{longhornv1.ReasonSourceNotReady, missing + afterFailure(s)}
+	}
+	disk, why := in.chooseDisk(p, true)
 	if disk == "" {
 		p.lookWithin(pollDisks)
 		return reason{longhornv1.ReasonNoDisk, why + afterFailure(s)}
@@ -113,6 +117,8 @@ func (in *input) followFirstCopy(p *plan) reason {
 		return in.failFirstCopy(p, place+": "+copied.Message)
 	case r.State != longhornv1.StateInProgress: // it has not begun, for example because the disk has got full
 		return in.awaitFirstCopy(p, copied)
+	case in.image.Spec.SourceType.IsLocal():
+		return in.followLocalCopy(place, r)
 	case s.FirstCopyWrittenTime != nil, pod != nil && pod.Status.Phase == corev1.PodSucceeded:
 		if s.FirstCopyWrittenTime == nil {
 			s.FirstCopyWrittenTime = ptr.To(metav1.NewTime(in.now).Rfc3339Copy())

@@ -338,9 +338,9 @@ func TestFirstCopy_getsReady(t *testing.T) {
 func TestDecide_refusals(t *testing.T) {
 	t.Parallel()
 	f := newFixture()
-	f.image.Spec.SourceType = longhornv1.SourceExport
+	f.image.Spec.SourceType = longhornv1.SourceUpload
 	p := f.decide()
-	outcome{reason: longhornv1.ReasonNotSupported}.compare(t, p, "not yet of type export-from-volume")
+	outcome{reason: longhornv1.ReasonNotSupported}.compare(t, p, "not yet of type upload")
 	if p.finalizer {
 		t.Error("what is not served has a finalizer")
 	}

@@ -27,6 +27,7 @@ type input struct {
 	replicas []longhornv1.Replica
 	volumes  []string
 	source   sourceObjects
+	origin   origin
 }
 
 // diskView is a disk that a Node lists.

@@ -99,6 +99,9 @@ func (r *reconciler) readInput(ctx context.Context, image *longhornv1.BackingIma
 		}
 	}
 	slices.Sort(in.volumes)
+	if err := r.readOrigin(ctx, image, &in.origin); err != nil {
+		return nil, err
+	}
 	return in, r.readSource(ctx, image, &in.source)
 }
 

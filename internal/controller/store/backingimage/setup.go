@@ -89,6 +89,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Watches(&longhornv1.Replica{}, handler.EnqueueRequestsFromMapFunc(imageOfReplica)).
 		Watches(&longhornv1.Volume{}, handler.EnqueueRequestsFromMapFunc(imageOfVolume),
 			builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&longhornv1.Volume{}, handler.EnqueueRequestsFromMapFunc(r.imagesFrom(longhornv1.SourceExport)),
+			builder.WithPredicates(changesState())).
+		Watches(&longhornv1.BackingImage{}, handler.EnqueueRequestsFromMapFunc(r.imagesFrom(longhornv1.SourceClone)),
+			builder.WithPredicates(changesReadiness())).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }

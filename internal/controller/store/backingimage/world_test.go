@@ -38,6 +38,7 @@ type fixture struct {
 	replicas []longhornv1.Replica
 	volumes  []string
 	source   sourceObjects
+	origin   origin
 }
 
 func newFixture() *fixture {
@@ -156,12 +157,37 @@ func (f *fixture) hasPod(phase corev1.PodPhase, message string) {
 	}
 }
 
+// clones has the image be a clone of another one with copies on nodes' disks in states.
+func (f *fixture) clones(copies map[string]longhornv1.BackingImageState) {
+	f.image.Spec.SourceType = longhornv1.SourceClone
+	f.image.Spec.SourceParameters = map[string]longhornv1.ParameterValue{longhornv1.ParameterBackingImage: "base"}
+	f.origin.image = &longhornv1.BackingImage{}
+	f.origin.image.Spec.DiskFileSpecMap = map[string]*longhornv1.BackingImageDiskFileSpec{}
+	f.origin.image.Status.DiskFileStatusMap = map[string]*longhornv1.BackingImageDiskFileStatus{}
+	for node, state := range copies {
+		f.origin.image.Spec.DiskFileSpecMap["disk-"+node] = nil
+		f.origin.image.Status.DiskFileStatusMap["disk-"+node] = &longhornv1.BackingImageDiskFileStatus{State: state}
+	}
+}
+
+// exports has the image be made of a volume in a state on a node's disk.
+func (f *fixture) exports(node, state string) {
+	f.image.Spec.SourceType = longhornv1.SourceExport
+	f.image.Spec.SourceParameters = map[string]longhornv1.ParameterValue{longhornv1.ParameterVolumeName: "pvc-1"}
+	f.origin.volume, f.origin.replica = &longhornv1.Volume{}, &longhornv1.Replica{}
+	f.origin.volume.Status = longhornv1.VolumeStatus{State: state, Robustness: longhornv1.RobustnessHealthy}
+	if state == longhornv1.VolumeAttached {
+		f.origin.volume.Status.CurrentNodeID = node
+	}
+	f.origin.replica.Spec.DiskID = "disk-" + node
+}
+
 func (f *fixture) decide() *plan { return decide(f.input()) }
 
 func (f *fixture) input() *input {
 	in := &input{
 		Options: Options{Namespace: "varve"}.withDefaults(), now: now, image: f.image, newUUID: "u",
-		replicas: f.replicas, volumes: f.volumes, source: f.source,
+		replicas: f.replicas, volumes: f.volumes, source: f.source, origin: f.origin,
 	}
 	var nodes []longhornv1.Node
 	var managers []longhornv1.InstanceManager

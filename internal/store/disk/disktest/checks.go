@@ -399,3 +399,24 @@ func checkConcurrency(t *testing.T, d Disk) {
 		wantBytes(t, "snapshot", d.Read(disk.Name(fmt.Sprint("s-h", i))), data)
 	}
 }
+
+// checkExclusive checks that nobody uses a head whose data is taken exclusively. An image that is there needs no head.
+func checkExclusive(t *testing.T, d Disk) {
+	ctx := t.Context()
+	d.NewHead("h", "h", "", oddSize)
+	d.Write("h", 0, Noise(8, oddSize))
+	seal := disk.Seal{UID: "i", Kind: disk.KindImage, Exclusive: true}
+	lease, err := d.Open(ctx, "h")
+	d.must(err)
+	wantClass(t, d.Snapshot(ctx, "h", "i", seal), errclass.Conflict, "in use")
+	if all := d.Objects(); len(all) != 1 {
+		t.Errorf("left: %v", all)
+	}
+	d.must(lease.Close())
+	d.must(d.Snapshot(ctx, "h", "i", seal))
+	lease, err = d.Open(ctx, "h")
+	d.must(err)
+	d.must(d.Snapshot(ctx, "h", "i", seal))
+	d.must(lease.Close())
+	wantBytes(t, "image", d.Read("i"), Noise(8, oddSize))
+}
