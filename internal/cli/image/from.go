@@ -67,10 +67,12 @@ func (r *request) findVolume(ctx context.Context, c *cluster.Client, b *longhorn
 		return fmt.Errorf("get claim %s: %w", r.fromClaim, err)
 	}
 	if claim.Spec.VolumeName == "" {
-		return errclass.Errorf(errclass.Conflict, "claim %s has no volume yet: start a pod that uses it, or wait", r.fromClaim)
+		return errclass.Errorf(errclass.Conflict, "claim %s has no volume yet: start a pod that uses it, or wait",
+			r.fromClaim)
 	}
 	if err := c.Get(ctx, client.ObjectKey{Name: claim.Spec.VolumeName}, volume); err != nil {
-		return fmt.Errorf("get the volume of claim %s: get PersistentVolume %s: %w", r.fromClaim, claim.Spec.VolumeName, err)
+		return fmt.Errorf("get the volume of claim %s: get PersistentVolume %s: %w", r.fromClaim, claim.Spec.VolumeName,
+			err)
 	}
 	if volume.Spec.CSI == nil || volume.Spec.CSI.Driver != names.Driver {
 		return errclass.Errorf(errclass.Invalid, "the volume of claim %s is not of the driver %s: only volumes of that one "+

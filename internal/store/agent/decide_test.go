@@ -57,6 +57,11 @@ func TestDecide(t *testing.T) {
 	ready := &disk.Object{UID: "i-1", State: disk.StateReady}
 	head := &disk.Object{State: disk.StateWritable}
 	damaged := &disk.Object{UID: "i-1", State: disk.StateDamaged}
+	base := &disk.Object{UID: "b-1", State: disk.StateReady}
+	cloned := &disk.Object{Parent: "b-1", State: disk.StateWritable}
+	clone, export, cloneElsewhere := first.DeepCopy(), first.DeepCopy(), elsewhere.DeepCopy()
+	clone.Spec.SourceType, export.Spec.SourceType = longhornv1.SourceClone, longhornv1.SourceExport
+	cloneElsewhere.Spec.SourceType = longhornv1.SourceClone
 	complete := handover.Record{Bytes: 5, Complete: true}
 	const inProgress, isPending, hasFailed = longhornv1.StateInProgress, longhornv1.StatePending, longhornv1.StateFailed
 	for name, x := range map[string]struct {
@@ -118,6 +123,61 @@ func TestDecide(t *testing.T) {
 		"first, failed before a restart": {
 			view{image: first, state: &copyState{failure: "no", recalled: true, failedAt: noon}},
 			decided{"", hasFailed, 0, "no"},
+		},
+		"clone": {
+			view{image: clone, origin: origin{name: "base", uuid: "b-1", object: base}},
+			decided{actionCloneImage, inProgress, 0, ""},
+		},
+		"clone of nothing": {
+			view{image: clone, origin: origin{name: "base"}},
+			decided{"", hasFailed, 0, "the image base, which is to be cloned, does not exist"},
+		},
+		"clone of what is elsewhere": {
+			view{image: clone, origin: origin{name: "base", uuid: "b-1"}},
+			decided{"", hasFailed, 0, "the disk has no ready copy of the image base (b-1)"},
+		},
+		"clone of another image": {
+			view{image: clone, origin: origin{name: "base", uuid: "b-2", object: base}},
+			decided{"", hasFailed, 0, "no ready copy of the image base (b-2)"},
+		},
+		"clone of a damaged image": {
+			view{
+				image:  clone,
+				origin: origin{name: "base", uuid: "b-1", object: &disk.Object{UID: "b-1", State: disk.StateDamaged}},
+			},
+			decided{"", hasFailed, 0, "no ready copy"},
+		},
+		"clone, cloned": {
+			view{image: clone, source: cloned, origin: origin{name: "base", uuid: "b-1", object: base}},
+			decided{actionSealClone, inProgress, 99, ""},
+		},
+		"clone, cloned of an earlier image": {
+			view{image: clone, source: cloned, origin: origin{name: "base", uuid: "b-2", object: base}},
+			decided{actionDeleteSource, hasFailed, 0, `made again while it was cloned: its status.uuid was "b-1", and is "b-2"`},
+		},
+		"clone, damaged": {
+			view{image: clone, source: damaged, origin: origin{name: "base", uuid: "b-1", object: base}},
+			decided{actionDeleteSource, hasFailed, 0, "the clone is damaged"},
+		},
+		"clone, further": {view{image: cloneElsewhere}, decided{actionSync, inProgress, 0, ""}},
+		"export": {
+			view{image: export, origin: origin{name: "pvc-1", object: head}}, decided{actionExport, inProgress, 99, ""},
+		},
+		"export, attached": {
+			view{image: export, origin: origin{name: "pvc-1", object: head, users: 1}},
+			decided{"", inProgress, 0, "the volume pvc-1 is attached: stop what uses it"},
+		},
+		"export of nothing": {
+			view{image: export, origin: origin{name: "pvc-1"}},
+			decided{"", hasFailed, 0, "the disk does not have the volume pvc-1"},
+		},
+		"export of a damaged volume": {
+			view{image: export, origin: origin{name: "pvc-1", object: damaged}},
+			decided{"", hasFailed, 0, "the data of the volume pvc-1 is damaged"},
+		},
+		"export, closed disk": {
+			view{image: export, recordErr: errclass.NotFound, origin: origin{name: "pvc-1", object: head}},
+			decided{"", inProgress, 0, "not found"},
 		},
 		"further":           {view{image: elsewhere}, decided{actionSync, inProgress, 0, ""}},
 		"further, no space": {view{image: elsewhere, free: -1}, decided{"", isPending, 0, "storageReserved"}},

@@ -74,8 +74,8 @@ func decideClone(v view) decision {
 	case v.source.State != disk.StateWritable:
 		d = failed("the clone is damaged")
 	case string(v.source.Parent) != from.uuid:
-		d = failed(fmt.Sprintf("the image %s was deleted or made again while it was cloned: its status.uuid was %q, and is %q",
-			from.name, v.source.Parent, from.uuid))
+		d = failed(fmt.Sprintf("the image %s was deleted or made again while it was cloned: its status.uuid was %q, and "+
+			"is %q", from.name, v.source.Parent, from.uuid))
 	default:
 		return inProgress(actionSealClone, 99, v.state.lastError)
 	}

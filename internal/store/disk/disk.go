@@ -119,7 +119,8 @@ type Seal struct {
 	// case. If it is empty, an image gets the one that was read, and a snapshot has none, so that it is not read at all.
 	Checksum string
 	// Exclusive has Snapshot return Conflict if somebody has leased the head, and Open of the head return Transient until
-	// its data is taken. So nobody writes meanwhile, and what is sealed is of one moment.
+	// its data is taken. So nobody writes meanwhile, and what is sealed is of one moment. After that, while an image is
+	// read back, the head may be used and deleted.
 	Exclusive bool
 }
 

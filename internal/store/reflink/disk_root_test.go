@@ -284,6 +284,34 @@ func TestSnapshot_keepsUsersAway(t *testing.T) {
 	}
 }
 
+// A head can be deleted while an image of it is read back, and the image is whole all the same.
+func TestSnapshot_exclusiveImageNeedsNoHead(t *testing.T) {
+	t.Parallel()
+	opened := newFileSystem(t, "xfs").openDisk(t, Options{})
+	d := disktest.Disk{Disk: opened, TB: t}
+	d.NewHead("h", "h", "", 5000)
+	d.Write("h", 0, disktest.Noise(9, 5000))
+	opened.reached = func(step string) error {
+		if step == "hashes" {
+			opened.reached = nil // it would be reached by Delete, too
+			return d.Delete(t.Context(), "h")
+		}
+		return nil
+	}
+	seal := disk.Seal{UID: "i", Kind: disk.KindImage, Exclusive: true}
+	for range 2 {
+		if err := d.Snapshot(t.Context(), "h", "i", seal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := d.Read("i"); !bytes.Equal(got, disktest.Noise(9, 5000)) {
+		verdict.Errorf(t, "the image")
+	}
+	if all := d.Objects(); len(all) != 1 {
+		t.Errorf("left: %v", all)
+	}
+}
+
 // A full disk says so, and a failed call leaves nothing.
 func TestDisk_full(t *testing.T) {
 	t.Parallel()

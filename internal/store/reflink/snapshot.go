@@ -44,7 +44,7 @@ func (d *Disk) sealHead(ctx context.Context, head, name disk.Name, seal disk.Sea
 	wanted.Bytes, wanted.Origin = cmp.Or(seal.Bytes, source.object.Bytes), source.object.UID
 	if seal.Kind == disk.KindImage {
 		group := filepath.Join(imagesDir, string(seal.UID))
-		err := d.writeImage(ctx, &wanted, group, source)
+		err := d.writeImage(ctx, &wanted, group, source, seal.Exclusive)
 		return d.finishPending(wanted, group, err)
 	}
 	err = d.writeSnapshot(ctx, &wanted, source)
@@ -126,7 +126,7 @@ func (d *Disk) endSnapshot(source *lease) {
 	_ = source.Close() // it has no error
 }
 
-// takeData makes a durable file of what a head has. From then on the head may be leased again.
+// takeData makes a durable file of what a head has. If that was exclusive, the head may be leased again from then on.
 func (d *Disk) takeData(ctx context.Context, source *lease, path string, size int64) error {
 	if err := d.cloneData(ctx, source, path, size); err != nil {
 		return err
@@ -138,11 +138,18 @@ func (d *Disk) takeData(ctx context.Context, source *lease, path string, size in
 }
 
 // writeImage makes the directory of an image, with the checksum of what was read back.
-func (d *Disk) writeImage(ctx context.Context, wanted *entry, group string, source *lease) error {
+func (d *Disk) writeImage(
+	ctx context.Context, wanted *entry, group string, source *lease, exclusive bool,
+) error {
 	dir := filepath.Join(d.dir, group+newSuffix)
 	data := filepath.Join(dir, "data")
 	if err := d.takeData(ctx, source, data, wanted.Bytes); err != nil {
 		return err
+	}
+	if exclusive { // the volume may be deleted while its image is read back
+		if err := source.Close(); err != nil {
+			return err
+		}
 	}
 	h, err := hashFile(ctx, data)
 	if err != nil {

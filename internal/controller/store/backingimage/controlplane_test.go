@@ -585,7 +585,9 @@ func cloneOfImage(w *world) {
 // imageOfAVolume: an image of a volume waits until the volume is detached, and is made where that is.
 func imageOfAVolume(w *world) {
 	_, two := w.addStore("one", 50<<30), w.addStore("two", 40<<30)
-	volume := &longhornv1.Volume{ObjectMeta: w.meta("pvc"), Spec: longhornv1.VolumeSpec{Size: 1 << 30, NumberOfReplicas: 1}}
+	volume := &longhornv1.Volume{
+		ObjectMeta: w.meta("pvc"), Spec: longhornv1.VolumeSpec{Size: 1 << 30, NumberOfReplicas: 1},
+	}
 	replica := &longhornv1.Replica{ObjectMeta: w.meta("pvc"), Spec: longhornv1.ReplicaSpec{
 		VolumeName: volume.Name, VolumeSize: 1 << 30, NodeID: w.meta("two").Name, DiskID: two,
 	}}

@@ -23,7 +23,8 @@ type origin struct {
 	replica *longhornv1.Replica
 }
 
-// originName returns the name of the image or the volume that an image is made of, or nothing if it comes from elsewhere.
+// originName returns the name of the image or the volume that an image is made of, or nothing if it comes from
+// elsewhere.
 func originName(image *longhornv1.BackingImage) string {
 	switch image.Spec.SourceType {
 	case longhornv1.SourceClone:
@@ -77,8 +78,8 @@ func (in *input) listVolumeDisks() (disks map[string]bool, waits string) {
 	name, v, replica := originName(in.image), in.origin.volume, in.origin.replica
 	switch {
 	case v == nil:
-		return nil, fmt.Sprintf("the volume %s, which sourceParameters.volume-name names, does not exist: give the name of a "+
-			"Volume (kubectl -n %s get lhv)", name, in.Namespace)
+		return nil, fmt.Sprintf("the volume %s, which sourceParameters.volume-name names, does not exist: give the name of "+
+			"a Volume (kubectl -n %s get lhv)", name, in.Namespace)
 	case v.DeletionTimestamp != nil || v.Status.State == longhornv1.VolumeDeleting:
 		return nil, fmt.Sprintf("the volume %s is being deleted: use another one", name)
 	case v.Status.State == longhornv1.VolumeAttached:
@@ -102,8 +103,8 @@ func (in *input) describeOrigin() string {
 
 // followLocalCopy says how far a store is with a first copy that it makes of what its disk has.
 func (in *input) followLocalCopy(place string, r report) reason {
-	return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(place+": the first copy is made of "+in.describeOrigin(),
-		r.Message) + afterFailure(&in.image.Status)}
+	text := joinReason(place+": the first copy is made of "+in.describeOrigin(), r.Message)
+	return reason{longhornv1.ReasonFirstCopyInProgress, text + afterFailure(&in.image.Status)}
 }
 
 // readOrigin reads what the first copy of an image is made of, as long as it is not made.

@@ -128,7 +128,10 @@ func TestFirstCopy_localIsFollowed(t *testing.T) {
 	}{
 		"made": {
 			inProgress, "what the volume had is being read back",
-			outcome{first: inProgress, disk: "a", disks: "a", states: "a in-progress", reason: longhornv1.ReasonFirstCopyInProgress},
+			outcome{
+				first: inProgress, disk: "a", disks: "a", states: "a in-progress",
+				reason: longhornv1.ReasonFirstCopyInProgress,
+			},
 			"node a: the first copy is made of the volume pvc-1: what the volume had is being read back",
 		},
 		"failed": {
