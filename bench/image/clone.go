@@ -102,7 +102,7 @@ func (b *bench) repeatCloning(ctx context.Context, clone func(i int) error) (c c
 // cloneImage makes a volume from the image, and attaches it.
 func (b *bench) cloneImage(ctx context.Context, handle string) (*attached, error) {
 	err := b.first.disk.Create(ctx, names.Head(handle), disk.Source{
-		UID: disk.UID(handle), Volume: disk.UID(handle), From: names.Image(baseImage), Bytes: b.imageBytes(),
+		UID: disk.UID(handle), Volume: disk.UID(handle), From: names.Image(baseImage, baseImage), Bytes: b.imageBytes(),
 	})
 	if err != nil {
 		return nil, err

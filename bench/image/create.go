@@ -31,7 +31,7 @@ func (b *bench) createImage(ctx context.Context, n *node, name, file string) (us
 			return err
 		}
 		start := time.Now()
-		err = n.disk.Snapshot(ctx, names.SourceHead(name), names.Image(name), disk.Seal{
+		err = n.disk.Snapshot(ctx, names.SourceHead(name), names.Image(name, name), disk.Seal{
 			UID: disk.UID(name), Kind: disk.KindImage, Bytes: record.Bytes,
 		})
 		sealed = time.Since(start)
@@ -122,7 +122,7 @@ func (b *bench) compareCreation(ctx context.Context, file, format string) (ours 
 		if err != nil {
 			return err
 		}
-		return b.first.disk.Delete(ctx, names.Image(name))
+		return b.first.disk.Delete(ctx, names.Image(name, name))
 	}, func() error {
 		if err := prepare(); err != nil {
 			return err
@@ -178,7 +178,7 @@ func (b *bench) makeBase(ctx context.Context) error {
 
 // basePath returns the file of that image.
 func (b *bench) basePath(ctx context.Context) (string, error) {
-	lease, err := b.first.disk.Open(ctx, names.Image(baseImage))
+	lease, err := b.first.disk.Open(ctx, names.Image(baseImage, baseImage))
 	if err != nil {
 		return "", err
 	}

@@ -132,7 +132,7 @@ func (n *node) checkImage(ctx context.Context, name string, want *content) error
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(objects, func(o disk.Object) bool { return o.Name == names.Image(name) })
+	i := slices.IndexFunc(objects, func(o disk.Object) bool { return o.Name == names.Image(name, name) })
 	if i < 0 {
 		return fmt.Errorf("the %s disk does not have the image %s", n.name, name)
 	}

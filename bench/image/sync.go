@@ -55,7 +55,7 @@ func (b *bench) measureSync(ctx context.Context) (_ []report.Row, err error) {
 		ours = append(ours, u)
 		b.logUsage("copy from the other store", u)
 		return errors.Join(b.second.checkImage(ctx, baseImage, b.content),
-			b.second.disk.Delete(ctx, names.Image(baseImage)))
+			b.second.disk.Delete(ctx, names.Image(baseImage, baseImage)))
 	}, func() error {
 		if err := prepare(); err != nil {
 			return err
