@@ -125,8 +125,12 @@ func (a *agent) viewOf(
 	case v.copy != nil:
 	case image.Spec.SourceType.IsLocal():
 		v.origin, v.recordErr = findOrigin(ctx, s, image, images)
-	case v.source != nil && v.source.State == disk.StateWritable:
+	case v.source == nil || v.source.State != disk.StateWritable:
+	case state.job != nil && state.job.what == actionSeal:
+		v.record = state.record // to read it would be a use of the head, which is cloned now
+	default:
 		v.sourceUsers, v.record, v.recordErr = a.readSource(ctx, s.open, v.source.Name)
+		state.record = v.record
 	}
 	return v
 }

@@ -30,8 +30,9 @@ const (
 	pieceTimeout = time.Minute
 	// reportLasts is how long the report of another store counts.
 	reportLasts = 3 * time.Minute
-	// zeroUnit is what is left out of a copy if it is zero: a block of the file system.
-	zeroUnit = 4096
+	// zeroUnit is what is left out of a copy if it is zero. With single blocks of the file system a copy would have so many
+	// extents that each clone of it takes seconds.
+	zeroUnit = 64 << 10
 )
 
 // step tells a test how far a job is.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/handover"
 )
 
 const (
@@ -36,6 +37,8 @@ type copyState struct {
 	retryAt   time.Time
 	lastError string
 	progress  int
+	// record is what the source has said last.
+	record handover.Record
 	// failure says why the copy has failed, since failedAt. A first copy has failed in the attempt of the controller that
 	// firstAttempt counts.
 	failure      string

@@ -42,8 +42,9 @@ const (
 	goneSuffix   = ".gone" // is deleted, and may still have files
 )
 
-// DefaultMaxExtents is how many extents a file may have that is cloned. Its reads and writes stand still meanwhile, for
-// 30 µs of processor time an extent or more: about 2 s.
+// DefaultMaxExtents is how many extents a head may have that is cloned while it is in use. Its reads and writes stand
+// still meanwhile, for 30 µs of processor time an extent or more: about 2 s. What is sealed, and a head that nobody else
+// has open, has no limit.
 const DefaultMaxExtents = 1 << 16
 
 // Options are what a Disk may be told.

@@ -75,19 +75,29 @@ func (d *Disk) cloneBlocks(ctx context.Context, source *lease, to *os.File) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, from.Close()) }()
-	many, err := hasMoreExtents(ctx, from, d.maxExtents)
-	if err != nil {
-		return err
-	}
-	if many {
-		return errclass.Errorf(errclass.Conflict, "%q has more than %d extents, so a clone would stop its reads and writes "+
-			"for seconds: defragment %s first (xfs_fsr, or btrfs filesystem defragment)",
-			source.object.Name, d.maxExtents, from.Name())
+	if d.isWritten(source) {
+		many, err := hasMoreExtents(ctx, from, d.maxExtents)
+		if err != nil {
+			return err
+		}
+		if many {
+			return errclass.Errorf(errclass.Conflict, "%q is in use and has more than %d extents, so a clone would stop its "+
+				"reads and writes for seconds: detach it, or defragment %s first (xfs_fsr, or btrfs filesystem defragment)",
+				source.object.Name, d.maxExtents, from.Name())
+		}
 	}
 	if err := unix.IoctlFileClone(int(to.Fd()), int(from.Fd())); err != nil {
 		return fmt.Errorf("clone %s: %w", from.Name(), err)
 	}
 	return nil
+}
+
+// isWritten reports whether a clone of an object can be in its user's way: it is a head that others than this lease have
+// open.
+func (d *Disk) isWritten(source *lease) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return source.object.Kind == disk.KindHead && d.leases[source.object.UID] > 1
 }
 
 // setImmutable sets or clears what chattr calls i.

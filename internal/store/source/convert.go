@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -94,7 +95,8 @@ func (oneExport) List(context.Context) ([]nbd.ListedExport, error) {
 }
 
 // convertArguments returns the arguments of qemu-img. They name every driver, and that the image has no backing file,
-// so that nothing depends on what is in the image. The device is zero, and its size is not the image's.
+// so that nothing depends on what is in the image. The device is zero, and its size is not the image's. Zeroes of fewer
+// than blockBytes are written, because each hole makes one more extent.
 func convertArguments(socket, device string) []string {
 	image, err := json.Marshal(map[string]any{
 		"driver": "qcow2", "backing": nil,
@@ -103,7 +105,7 @@ func convertArguments(socket, device string) []string {
 	if err != nil {
 		panic(fmt.Errorf("encode the description of an image: %w", err)) // Strings can always be encoded.
 	}
-	return []string{"convert", "-n", "--target-is-zero", "-W", "-O", "raw", "json:" + string(image), device}
+	return []string{"convert", "-n", "--target-is-zero", "-W", "-S", strconv.Itoa(blockBytes), "-O", "raw", "json:" + string(image), device}
 }
 
 // runQEMUImg runs qemu-img to its end. It gets no environment, which may have passwords and keys.

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
@@ -71,6 +73,33 @@ func TestConvert(t *testing.T) {
 			}
 			wantImage(t, device, c.want)
 		})
+	}
+}
+
+// Small holes of an image are filled, because each would make an extent of the disk.
+func TestConvert_writesSmallHoles(t *testing.T) {
+	t.Parallel()
+	content := bytes.Repeat([]byte("0123456789abcdef"), 2*mib/16)
+	for at := 0; at < mib; at += 8 * kib {
+		clear(content[at:][:4*kib])
+	}
+	clear(content[mib:][:512*kib]) // which stays a hole
+	device := newDevice(t)
+	if err := run(t, device, serve(t, &server{content: qcow2(t, content)})); err != nil {
+		t.Fatal(err)
+	}
+	wantImage(t, device, content)
+	f, err := os.Open(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	hole, err := f.Seek(0, unix.SEEK_HOLE)
+	if err != nil || hole < mib {
+		t.Errorf("a hole at %d: %v", hole, err)
+	}
+	if data, err := f.Seek(mib, unix.SEEK_DATA); err != nil || data != mib+512*kib {
+		t.Errorf("data at %d: %v", data, err)
 	}
 }
 
