@@ -217,6 +217,9 @@ func (a *agent) act(ctx context.Context, s *diskState, v view, d decision) bool 
 				a.deleteHead(ctx, open, o.Name)
 			}
 		}
+	case actionGiveUp:
+		v.state.giveUp(d.message, v.now, isFirstCopy(v.image, v.diskUUID), v.image.Status.FirstCopyAttempts)
+		a.wakeUp() // to delete the heads
 	case actionDeleteSource:
 		a.deleteHead(ctx, open, v.source.Name)
 	case actionNone:

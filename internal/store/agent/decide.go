@@ -24,6 +24,8 @@ const (
 	actionDeleteHeads action = "delete the heads of a copy that is ready"
 	// actionDeleteSource removes what a source wrote that is not the image.
 	actionDeleteSource action = "delete the head of a source that failed"
+	// actionGiveUp ends a copy in the making, which has failed. Its heads are deleted when nobody uses them any more.
+	actionGiveUp action = "end a copy that the disk has no space for"
 )
 
 // view is all that a decision about the copy of an image on a disk depends on.
@@ -32,7 +34,8 @@ type view struct {
 	diskUUID string
 	// free is how many bytes may be added to the disk.
 	free int64
-	// copy is the object with the name and the UUID of the image. source and making are the heads of the first and of a further copy.
+	// copy is the object with the name and the UUID of the image. source and making are the heads of the first and of a
+	// further copy.
 	copy, source, making *disk.Object
 	sourceUsers          int
 	record               handover.Record
@@ -83,14 +86,15 @@ func decide(v view) decision {
 func decideMaking(v view) decision {
 	readyElsewhere := len(readyDisks(v.image, v.diskUUID)) > 0
 	status := v.image.Status
-	isFirst := status.V2FirstCopyDisk == v.diskUUID && status.V2FirstCopyStatus == longhornv1.StateInProgress
+	isFirst := isFirstCopy(v.image, v.diskUUID)
 	v.state.forgetFailure(v.now, isFirst, status.FirstCopyAttempts)
 	switch {
 	case v.state.failure != "":
-		d := failed(v.state.failure)
-		if v.source != nil {
-			d.action = actionDeleteSource
-		}
+		return decideFailed(v)
+	case v.free < 0 && isFilling(v):
+		d := failed("less is free on the disk than spec.disks[].storageReserved of its Node, so what was written of the copy " +
+			"is deleted: free or add space")
+		d.action = actionGiveUp
 		return d
 	case v.state.job != nil:
 		return inProgress(actionNone, v.state.job.percent(), v.state.job.describe(v.state.lastError))
@@ -107,6 +111,26 @@ func decideMaking(v view) decision {
 		return decideFirst(v)
 	}
 	return pending("no other disk has a copy that is ready")
+}
+
+// isFilling reports whether a copy that is being made takes more and more of the disk. A source that is complete, or is
+// a clone of what the disk has, does not.
+func isFilling(v view) bool {
+	syncing := v.state.job != nil && v.state.job.what == actionSync
+	writing := v.source != nil && !v.record.Complete && !v.image.Spec.SourceType.IsLocal()
+	return syncing || v.making != nil || writing
+}
+
+// decideFailed is decide for a copy that has failed.
+func decideFailed(v view) decision {
+	d := failed(v.state.failure)
+	switch {
+	case v.state.gaveUp && (v.source != nil || v.making != nil):
+		d.action = actionDeleteHeads
+	case v.source != nil:
+		d.action = actionDeleteSource
+	}
+	return d
 }
 
 // decideFirst is decide for the first copy.
@@ -142,6 +166,12 @@ func decideWritten(v view) decision {
 		return inProgress(actionNone, 99, "it is complete, and is sealed when its source has detached it")
 	}
 	return inProgress(actionSeal, 99, v.state.lastError)
+}
+
+// isFirstCopy reports whether the copy on a disk is the image's first one, which is being made.
+func isFirstCopy(image *longhornv1.BackingImage, diskUUID string) bool {
+	s := image.Status
+	return s.V2FirstCopyDisk == diskUUID && s.V2FirstCopyStatus == longhornv1.StateInProgress
 }
 
 // readyDisks returns the disks beside one that have a copy that is ready, as the image's status says.

@@ -77,10 +77,23 @@ func TestDecide(t *testing.T) {
 			view{image: first, copy: ready, making: head},
 			decided{actionDeleteHeads, longhornv1.StateReady, 100, ""},
 		},
-		"damaged":             {view{image: elsewhere, copy: damaged}, decided{"", hasFailed, 0, "add it again"}},
-		"first":               {view{image: first}, decided{actionCreateSource, inProgress, 0, ""}},
-		"first, no space":     {view{image: first, free: -1}, decided{"", isPending, 0, "storageReserved"}},
-		"first, no space now": {view{image: first, free: -1, source: head}, decided{"", inProgress, 0, ""}},
+		"damaged":         {view{image: elsewhere, copy: damaged}, decided{"", hasFailed, 0, "add it again"}},
+		"first":           {view{image: first}, decided{actionCreateSource, inProgress, 0, ""}},
+		"first, no space": {view{image: first, free: -1}, decided{"", isPending, 0, "storageReserved"}},
+		"first, no space now": {
+			view{image: first, free: -1, source: head}, decided{actionGiveUp, hasFailed, 0, "storageReserved"},
+		},
+		"first, no space, written": {
+			view{image: first, free: -1, source: head, sourceUsers: 1, record: handover.Record{Done: 1, Total: 2}},
+			decided{actionGiveUp, hasFailed, 0, "storageReserved"},
+		},
+		"first, no space, complete": {
+			view{image: first, free: -1, source: head, record: complete}, decided{actionSeal, inProgress, 99, ""},
+		},
+		"first, gave up": {
+			view{image: first, source: head, state: &copyState{failure: "no", failedFirst: true, firstAttempt: 2, gaveUp: true}},
+			decided{actionDeleteHeads, hasFailed, 0, "no"},
+		},
 		"first, written": {
 			view{image: first, source: head, sourceUsers: 1, record: handover.Record{Done: 1, Total: 2}},
 			decided{"", inProgress, 50, ""},
@@ -183,7 +196,19 @@ func TestDecide(t *testing.T) {
 		"further, no space": {view{image: elsewhere, free: -1}, decided{"", isPending, 0, "storageReserved"}},
 		"further, begun": {
 			view{image: elsewhere, free: -1, making: head},
-			decided{actionSync, inProgress, 0, ""},
+			decided{actionGiveUp, hasFailed, 0, "storageReserved"},
+		},
+		"further, no space now": {
+			view{image: elsewhere, free: -1, state: &copyState{job: &job{what: actionSync}}},
+			decided{actionGiveUp, hasFailed, 0, "storageReserved"},
+		},
+		"further, gave up": {
+			view{image: elsewhere, making: head, state: &copyState{failure: "no", failedAt: noon, gaveUp: true}},
+			decided{actionDeleteHeads, hasFailed, 0, "no"},
+		},
+		"further, failed, begun": {
+			view{image: elsewhere, making: head, state: &copyState{failure: "no", failedAt: noon}},
+			decided{"", hasFailed, 0, "no"},
 		},
 		"further, waits": {
 			view{image: elsewhere, state: &copyState{retryAt: noon.Add(1), attempts: 3, lastError: "gone"}},

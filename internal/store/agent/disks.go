@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -79,13 +80,26 @@ func (a *agent) findNode(ctx context.Context) (*longhornv1.Node, error) {
 	node.Spec.AllowScheduling = true
 	if a.DefaultDisk != "" {
 		node.Spec.Disks = map[string]longhornv1.DiskSpec{
-			defaultDiskName: {Type: longhornv1.DiskTypeFilesystem, Path: a.DefaultDisk, AllowScheduling: true},
+			defaultDiskName: {
+				Type: longhornv1.DiskTypeFilesystem, Path: a.DefaultDisk, AllowScheduling: true,
+				StorageReserved: reservedBytes(filepath.Join(cmp.Or(a.HostRoot, "/"), a.DefaultDisk)),
+			},
 		}
 	}
 	if err := a.live.Create(ctx, node); err != nil {
 		return nil, fmt.Errorf("make the node %s: %w", a.Node, err)
 	}
 	return node, nil
+}
+
+// reservedBytes returns how many bytes of the default disk stay free for the writes of volumes: a tenth of its file
+// system, or none if the directory does not exist yet.
+func reservedBytes(dir string) int64 {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return 0
+	}
+	return int64(fs.Blocks) * fs.Frsize / 10
 }
 
 // lookAtDisks opens the disks that are wanted, closes the others, and says what each is like. The result is sorted by

@@ -329,6 +329,84 @@ func TestDisk_pressure(t *testing.T) {
 	b.await(longhornv1.StateReady)
 }
 
+// reserve has so many bytes of the node's disk stay free.
+func (n *node) reserve(bytes int64) {
+	n.c.t.Helper()
+	n.editNode(func(s *longhornv1.NodeSpec) {
+		d := s.Disks[defaultDiskName]
+		d.StorageReserved = bytes
+		s.Disks[defaultDiskName] = d
+	})
+}
+
+// A copy in the making ends when it takes what is reserved, before it takes the space of volumes that run.
+func TestDisk_pressureEndsCopies(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, b := c.addNode("a"), c.addNode("b")
+	a.uuid()
+	var o longhornv1.Node
+	if err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "a"}, &o); err != nil {
+		t.Fatal(err)
+	}
+	if got, all := o.Spec.Disks[defaultDiskName].StorageReserved, a.diskStatus().StorageMaximum; got != all/10 || got == 0 {
+		t.Errorf("%d of %d bytes are reserved", got, all)
+	}
+	c.makeImage(a, "")
+	s := a.attachSource()
+	s.write(handover.Record{Done: 30, Total: 100}, nil)
+	a.awaitReport(longhornv1.StateInProgress, "")
+	a.reserve(1 << 40)
+	a.awaitReport(longhornv1.StateFailed, "storageReserved")
+	s.detach()
+	c.eventually("that the head is gone", func() error {
+		if objects := a.disk().Objects(); len(objects) > 0 {
+			return fmt.Errorf("%+v", objects)
+		}
+		return nil
+	})
+	a.awaitReport(longhornv1.StateFailed, "storageReserved") // until the controller tries again
+	a.reserve(0)
+	c.editImage(func(image *longhornv1.BackingImage) { image.Status.FirstCopyAttempts++ })
+	data := disktest.Noise(13, 40*mib)
+	s = a.attachSource()
+	s.write(handover.Record{Bytes: int64(len(data)), Complete: true}, map[int64][]byte{0: data})
+	s.detach()
+	c.finishFirst(a.await(longhornv1.StateReady))
+
+	b.kill()
+	gate, begun := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	b.reached = func(step string) error {
+		if step == "piece" {
+			once.Do(func() { close(begun) })
+			<-gate
+		}
+		return nil
+	}
+	b.start()
+	c.addDisk(b)
+	c.eventually("the first piece", func() error {
+		select {
+		case <-begun:
+			return nil
+		default:
+			return errors.New("not yet")
+		}
+	})
+	b.reserve(1 << 40)
+	b.awaitReport(longhornv1.StateFailed, "storageReserved")
+	close(gate)
+	c.eventually("that nothing is left of the copy", func() error {
+		if objects := b.disk().Objects(); len(objects) > 0 {
+			return fmt.Errorf("%+v", objects)
+		}
+		return nil
+	})
+	b.reserve(0)
+	b.await(longhornv1.StateReady)
+}
+
 // The hash of all is compared, too: data that all pieces lie about is not sealed, and what was read of it goes.
 func TestSync_comparesTheWhole(t *testing.T) {
 	t.Parallel()

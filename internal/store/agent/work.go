@@ -45,6 +45,8 @@ type copyState struct {
 	failedAt     time.Time
 	failedFirst  bool
 	firstAttempt int32
+	// gaveUp: the copy has failed because the disk has no space for it, so that nothing of it is kept.
+	gaveUp bool
 	// recalled: an earlier process of the agent has reported the failure.
 	recalled bool
 }
@@ -59,9 +61,17 @@ func (s *copyState) forgetFailure(now time.Time, isFirst bool, attempt int32) {
 	if s.failedFirst {
 		again = isFirst && attempt > s.firstAttempt
 	}
-	if s.failure != "" && again {
+	if s.failure != "" && again && s.job == nil {
 		*s = copyState{}
 	}
+}
+
+// giveUp ends the job of a copy, which has failed.
+func (s *copyState) giveUp(failure string, now time.Time, isFirst bool, attempt int32) {
+	if s.job != nil {
+		s.job.cancel()
+	}
+	s.failure, s.failedAt, s.failedFirst, s.firstAttempt, s.gaveUp = failure, now, isFirst, attempt, true
 }
 
 func (s *copyState) describeRetry() string {
