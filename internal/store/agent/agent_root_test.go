@@ -159,25 +159,32 @@ func (n *node) damage(offset int64) {
 	}
 }
 
-// A piece that is not what was sealed is refused, and the copy goes on when it is good again.
+// A piece that is not what was sealed is refused. The store that has it reports its copy as failed, also after a restart,
+// and a good copy is read instead.
 func TestSync_refusesAFlippedBit(t *testing.T) {
 	t.Parallel()
 	data := withHole(2, 6*mib)
 	c := newCluster(t)
-	a, b := c.addNode("a"), c.addNode("b")
+	a, b, good := c.addNode("a"), c.addNode("b"), c.addNode("good")
 	c.makeFirst(a, data)
+	c.addDisk(good)
+	good.await(longhornv1.StateReady)
 	a.damage(5*mib + 17)
 	c.addDisk(b)
-	r := b.await(longhornv1.StateFailed)
-	if !strings.Contains(r.Message, "MiB 5 of the other copy is not what was sealed") {
-		t.Errorf("%+v", r)
-	}
+	b.awaitReport(longhornv1.StateInProgress, "MiB 5 of the other copy is not what was sealed")
+	a.awaitReport(longhornv1.StateFailed, "damaged")
+	a.kill()
+	a.start()
+	a.awaitReport(longhornv1.StateFailed, "damaged")
+	b.await(longhornv1.StateFailed)
 	for _, o := range b.disk().Objects() {
 		if o.Name == names.Image(imageName, imageUUID) {
 			verdict.Errorf(t, "a copy with a flipped bit is an image: %+v", o)
 		}
 	}
-	a.damage(5*mib + 17) // again, which mends it
+	c.editImage(func(image *longhornv1.BackingImage) {
+		image.Status.DiskFileStatusMap[good.uuid()] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
+	})
 	b.await(longhornv1.StateReady)
 	if !bytes.Equal(b.disk().Read(names.Image(imageName, imageUUID)), data) {
 		verdict.Errorf(t, "the copy")

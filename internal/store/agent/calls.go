@@ -10,6 +10,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/peer"
 )
 
@@ -40,6 +41,17 @@ func (a *agent) CreateCopy(ctx context.Context, c peer.Copy) (longhornv1.Backing
 	return longhornv1.BackingImageV2CopyInfo{
 		Name: c.Image, UUID: c.UUID, DiskUUID: c.DiskUUID, State: longhornv1.StatePending,
 	}, nil
+}
+
+// NoteDamage implements [peer.Copies].
+func (a *agent) NoteDamage(ctx context.Context, c peer.Copy, why string) {
+	d, err := a.Disks.Find(disk.UID(c.DiskUUID))
+	if err == nil {
+		err = d.MarkDamaged(ctx, names.Image(c.Image, c.UUID), disk.UID(c.UUID), why)
+	}
+	a.Logger.Error("the copy of an image is damaged", "disk", c.DiskUUID, "image", c.Image, "uuid", c.UUID, "found", why,
+		"error", err)
+	a.wakeUp() // to report it
 }
 
 // DeleteCopy implements [peer.Copies]. It deletes nothing that the loop would not delete.

@@ -207,9 +207,9 @@ func (a *agent) act(ctx context.Context, s *diskState, v view, d decision) bool 
 			return a.exportVolume(ctx, open, image, head, j)
 		})
 	case actionSync:
-		attempt := v.state.attempts
+		turn := v.state.turn
 		return a.startJob(ctx, v.state, d.action, func(ctx context.Context, j *job) error {
-			return a.syncCopy(ctx, open, image, attempt, j)
+			return a.syncCopy(ctx, open, image, turn, j)
 		})
 	case actionDeleteHeads:
 		for _, o := range []*disk.Object{v.source, v.making} {

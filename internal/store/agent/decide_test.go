@@ -315,6 +315,9 @@ func TestFinishJob_countsAttempts(t *testing.T) {
 	want := []time.Duration{
 		5 * second, 10 * second, 5 * second, 10 * second, 20 * second, 40 * second, time.Time{}.Sub(noon),
 	}
+	if s.turn != len(waits) { // also after progress, so that a bad copy is not asked again and again
+		t.Errorf("turn %d after %d attempts", s.turn, len(waits))
+	}
 	if diff := cmp.Diff(want, waits); diff != "" || s.failure != gone.Error() || s.failedFirst {
 		t.Errorf("%+v\n%s", s, diff)
 	}

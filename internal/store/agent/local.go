@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/internal/store/peer"
 )
 
 // origin is what the first copy of an image is made of if its disk has that already: another image, or a volume.
@@ -111,6 +112,8 @@ func (a *agent) sealClone(ctx context.Context, d disk.Disk, image *longhornv1.Ba
 	}
 	err := a.sealSource(ctx, d, image, seal, j)
 	if wrong := (*disk.ChecksumError)(nil); image.Spec.Checksum == "" && errors.As(err, &wrong) {
+		from := peer.Copy{Image: v.origin.name, UUID: string(v.source.Parent), DiskUUID: v.diskUUID}
+		a.NoteDamage(context.WithoutCancel(ctx), from, fmt.Sprintf("its %s is %s", wrong.Algorithm, wrong.Found))
 		return errclass.Errorf(errclass.Corrupt, "the disk's copy of the image %s is not what was sealed: its %s is "+
 			"%.16s…, and it was %.16s…: remove the disk from spec.diskFileSpecMap of that image, so that it is made again",
 			v.origin.name, wrong.Algorithm, wrong.Found, wrong.Wanted)

@@ -149,6 +149,13 @@ func TestClone_refusesOtherBytes(t *testing.T) {
 			}
 			c.cloneImage(a, x.checksum)
 			a.awaitLocal(longhornv1.StateFailed, x.words)
+			want := disk.StateReady
+			if x.rotten {
+				want = disk.StateDamaged
+			}
+			if got := a.disk().Find(names.Image(imageName, imageUUID)).State; got != want {
+				t.Errorf("the image that was cloned is %s, not %s", got, want)
+			}
 			a.holds(names.Image(imageName, imageUUID))
 		})
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/sparse"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/handover"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/peer"
@@ -86,19 +87,24 @@ type pieceReader struct {
 	pieces   []disk.PieceHash
 	readAt   func(ctx context.Context, p []byte, offset int64) error
 	close    func() error
+	// noteDamage is told what is wrong with the copy. It may be nil: the store of the copy finds it out by itself.
+	noteDamage func(why string)
 }
 
-// openCopy opens a copy of an image that is ready: on this node, or on another one. Attempts take turns with those that
-// there are.
+// openCopy opens a copy of an image that is ready. All that there are take turns, those on this node first.
 func (a *agent) openCopy(
-	ctx context.Context, image *longhornv1.BackingImage, except string, attempt int,
+	ctx context.Context, image *longhornv1.BackingImage, except string, turn int,
 ) (*pieceReader, error) {
 	candidates := readyDisks(image, except)
 	slices.Sort(candidates)
+	var local []diskset.Disk
 	for _, uuid := range candidates {
 		if d, err := a.Disks.Find(disk.UID(uuid)); err == nil {
-			return openLocal(ctx, d, image)
+			local = append(local, d)
 		}
+	}
+	if turn == 0 && len(local) > 0 { // which needs nothing of the API server
+		return a.openLocal(ctx, local[0], image)
 	}
 	var managers longhornv1.InstanceManagerList
 	if err := a.live.List(ctx, &managers, client.InNamespace(a.Namespace)); err != nil {
@@ -116,11 +122,15 @@ func (a *agent) openCopy(
 			}
 		}
 	}
-	if len(places) == 0 {
+	if len(places)+len(local) == 0 {
 		return nil, errclass.Errorf(errclass.Transient, "no store that has a copy has reported within %s (disks %v)",
 			reportLasts, candidates)
 	}
-	from := places[attempt%len(places)]
+	turn %= len(places) + len(local)
+	if turn < len(local) {
+		return a.openLocal(ctx, local[turn], image)
+	}
+	from := places[turn-len(local)]
 	remote, err := peer.OpenImage(ctx, from.ip, a.Port, a.TLSDir, peer.Copy{
 		Image: image.Name, UUID: image.Status.UUID, DiskUUID: from.diskUUID,
 	})
@@ -133,7 +143,13 @@ func (a *agent) openCopy(
 }
 
 // openLocal opens a copy on a disk of this node.
-func openLocal(ctx context.Context, d disk.Disk, image *longhornv1.BackingImage) (_ *pieceReader, err error) {
+func (a *agent) openLocal(
+	ctx context.Context, d diskset.Disk, image *longhornv1.BackingImage,
+) (_ *pieceReader, err error) {
+	noteDamage := func(why string) {
+		c := peer.Copy{Image: image.Name, UUID: image.Status.UUID, DiskUUID: string(d.UUID)}
+		a.NoteDamage(context.WithoutCancel(ctx), c, why)
+	}
 	name := names.Image(image.Name, image.Status.UUID)
 	lease, err := d.Open(ctx, name)
 	if err != nil {
@@ -155,6 +171,9 @@ func openLocal(ctx context.Context, d disk.Disk, image *longhornv1.BackingImage)
 		return nil, errclass.Errorf(errclass.NotFound, "%q is not the image %s", name, image.Status.UUID)
 	}
 	pieces, err := d.Pieces(ctx, name)
+	if errors.Is(err, errclass.Corrupt) {
+		noteDamage(err.Error())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +182,7 @@ func openLocal(ctx context.Context, d disk.Disk, image *longhornv1.BackingImage)
 		return nil, err
 	}
 	return &pieceReader{
-		size: objects[i].Bytes, checksum: objects[i].Checksum, pieces: pieces,
+		size: objects[i].Bytes, checksum: objects[i].Checksum, pieces: pieces, noteDamage: noteDamage,
 		readAt: func(ctx context.Context, p []byte, offset int64) error {
 			_, err := f.ReadAt(p, offset)
 			return errors.Join(err, ctx.Err())
@@ -174,13 +193,13 @@ func openLocal(ctx context.Context, d disk.Disk, image *longhornv1.BackingImage)
 
 // syncCopy reads an image from another disk, and seals it. What an earlier attempt has read is not read again.
 func (a *agent) syncCopy(
-	ctx context.Context, d disk.Disk, image *longhornv1.BackingImage, attempt int, j *job,
+	ctx context.Context, d disk.Disk, image *longhornv1.BackingImage, turn int, j *job,
 ) (err error) {
 	var own string
 	if open, ok := d.(*openDisk); ok {
 		own = string(open.UUID)
 	}
-	from, err := a.openCopy(ctx, image, own, attempt)
+	from, err := a.openCopy(ctx, image, own, turn)
 	if err != nil {
 		return err
 	}
@@ -304,6 +323,9 @@ func (c *copying) copyPiece(ctx context.Context, to *os.File, i int) error {
 		return fmt.Errorf("read MiB %d of the other copy: %w", i, err)
 	}
 	if sha256.Sum256(p) != c.from.pieces[i] {
+		if c.from.noteDamage != nil {
+			c.from.noteDamage(fmt.Sprintf("MiB %d is not what was sealed", i))
+		}
 		return fmt.Errorf("%w: MiB %d of the other copy is not what was sealed", errclass.Corrupt, i)
 	}
 	if err := writePiece(to, p, offset, c.there[i]); err != nil {

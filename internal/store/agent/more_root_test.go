@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,6 +81,50 @@ func TestSync_betweenDisksOfANode(t *testing.T) {
 			}
 		}
 		return fmt.Errorf("%+v", all)
+	})
+	if !bytes.Equal((disktest.Disk{Disk: d.Disk, TB: t}).Read(names.Image(imageName, imageUUID)), data) {
+		verdict.Errorf(t, "the second copy")
+	}
+}
+
+// A copy on the same node that is damaged is reported at once, and one of another node is read.
+func TestSync_localFlippedBit(t *testing.T) {
+	t.Parallel()
+	data := withHole(14, 6*mib)
+	c := newCluster(t)
+	a, good := c.addNode("a"), c.addNode("good")
+	first := c.makeFirst(a, data)
+	c.addDisk(good)
+	good.await(longhornv1.StateReady)
+	goodUUID := good.uuid()
+	a.damage(mib + 17)
+	second := loop.NewFileSystem(t, "xfs")
+	t.Cleanup(a.kill) // before the file system goes
+	a.editNode(func(s *longhornv1.NodeSpec) { s.Disks["second"] = longhornv1.DiskSpec{Path: second.Dir} })
+	c.eventually("the second disk", func() error {
+		if n := len(a.set.All()); n != 2 {
+			return fmt.Errorf("%d disks", n)
+		}
+		return nil
+	})
+	d := a.set.All()[1]
+	c.editImage(func(image *longhornv1.BackingImage) {
+		image.Spec.DiskFileSpecMap[string(d.UUID)] = nil
+		image.Status.DiskFileStatusMap[goodUUID] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
+	})
+	want := map[string]longhornv1.BackingImageState{
+		first.DiskUUID: longhornv1.StateFailed, string(d.UUID): longhornv1.StateReady,
+	}
+	c.eventually("the second copy", func() error {
+		got := map[string]longhornv1.BackingImageState{}
+		all, _ := a.agent.ListCopies()
+		for _, r := range all {
+			got[r.DiskUUID] = r.State
+		}
+		if !maps.Equal(want, got) {
+			return fmt.Errorf("%+v", all)
+		}
+		return nil
 	})
 	if !bytes.Equal((disktest.Disk{Disk: d.Disk, TB: t}).Read(names.Image(imageName, imageUUID)), data) {
 		verdict.Errorf(t, "the second copy")

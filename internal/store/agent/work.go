@@ -33,7 +33,9 @@ func (k copyKey) String() string { return k.diskUUID + "/" + k.imageUUID }
 type copyState struct {
 	job *job // running, or nil
 	// attempts is how many in a row made no progress.
-	attempts  int
+	attempts int
+	// turn counts all attempts that failed, so that those who have a copy take turns.
+	turn      int
 	retryAt   time.Time
 	lastError string
 	progress  int
@@ -62,7 +64,7 @@ func (s *copyState) forgetFailure(now time.Time, isFirst bool, attempt int32) {
 		again = isFirst && attempt > s.firstAttempt
 	}
 	if s.failure != "" && again && s.job == nil {
-		*s = copyState{}
+		*s = copyState{turn: s.turn}
 	}
 }
 
@@ -164,13 +166,14 @@ func (a *agent) finishJob(s *copyState, firstAttempt int32) bool {
 		s.attempts = 0
 	}
 	s.attempts++
+	s.turn++
 	s.lastError = j.err.Error()
 	s.retryAt = a.Clock.Now().Add(min(longestRetry, firstRetry<<(s.attempts-1)))
 	isFirst := j.what != actionSync
 	isWrong := isFirst && errors.Is(j.err, errclass.Corrupt) // which no further attempt changes
 	if s.attempts >= maxAttempts || isWrong {
 		*s = copyState{
-			failure: describeFailure(j.err), failedAt: a.Clock.Now(), failedFirst: isFirst, firstAttempt: firstAttempt,
+			turn: s.turn, failure: describeFailure(j.err), failedAt: a.Clock.Now(), failedFirst: isFirst, firstAttempt: firstAttempt,
 		}
 	}
 	return true

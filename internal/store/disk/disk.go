@@ -178,6 +178,9 @@ type Disk interface {
 	Open(ctx context.Context, name Name) (Lease, error)
 	// Pieces returns the hashes of an image's pieces, in order, as they were when it was sealed.
 	Pieces(ctx context.Context, name Name) ([]PieceHash, error)
+	// MarkDamaged records for ever that an image's data is not what its hashes say, and why: its State is StateDamaged from
+	// then on. Leases that are open stay. The error has class NotFound if the image does not have this UID.
+	MarkDamaged(ctx context.Context, name Name, uid UID, why string) error
 	// Users returns how many leases of an object are open.
 	Users(ctx context.Context, name Name) (int, error)
 	// Delete removes an object. It returns Conflict with the clones' names if heads of others are clones of it, or while a

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -112,15 +113,27 @@ func (s *server) BackingImageExpose(
 	if err != nil {
 		return statusError(err)
 	}
+	damaged := func(why string) {
+		c := Copy{Image: r.GetName(), UUID: r.GetUuid(), DiskUUID: r.GetDiskUuid()}
+		s.o.Copies.NoteDamage(context.WithoutCancel(ctx), c, why)
+	}
+	pieces, err := d.Pieces(ctx, image.Name)
+	if errors.Is(err, errclass.Corrupt) {
+		damaged(err.Error())
+	}
+	if err != nil {
+		return statusError(err)
+	}
 	x, err := openExposure(ctx, newID(), d, image, s.o.Clock)
 	if err != nil {
 		return statusError(err)
 	}
+	x.check = newPieceCheck(pieces, image.Bytes, damaged)
 	if err := s.addExposure(x); err != nil {
 		_ = x.close() // nothing was read or written
 		return statusError(err)
 	}
-	err = s.sendExposure(ctx, x, d, image, stream)
+	err = s.sendExposure(x, image, pieces, stream)
 	if err == nil {
 		err = s.awaitEnd(ctx, x)
 	}
@@ -154,12 +167,8 @@ func (s *server) findImage(ctx context.Context, r *storepb.BackingImageExposeReq
 }
 
 func (s *server) sendExposure(
-	ctx context.Context, x *exposure, d disk.Disk, image disk.Object, stream grpc.ServerStreamingServer[storepb.Exposed],
+	x *exposure, image disk.Object, pieces []disk.PieceHash, stream grpc.ServerStreamingServer[storepb.Exposed],
 ) error {
-	pieces, err := d.Pieces(ctx, image.Name)
-	if err != nil {
-		return err
-	}
 	first := &storepb.Exposed{Lease: &storepb.Lease{
 		Id: x.id, Export: x.id, NbdPort: int32(s.nbdPort), Size: image.Bytes, Checksum: image.Checksum,
 	}}

@@ -29,6 +29,7 @@ type exposure struct {
 
 	lease disk.Lease
 	file  *os.File
+	check *pieceCheck
 
 	mu          sync.RWMutex
 	closed      bool
@@ -108,6 +109,9 @@ func (x *exposure) ReadAt(ctx context.Context, p []byte, offset int64) error {
 		return unix.ESHUTDOWN
 	}
 	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := x.check.checkRange(x.file, offset, int64(len(p))); err != nil {
 		return err
 	}
 	_, err := x.file.ReadAt(p, offset)

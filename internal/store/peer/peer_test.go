@@ -139,6 +139,12 @@ func (c *copies) DeleteCopy(_ context.Context, of Copy) error {
 	return c.err
 }
 
+func (c *copies) NoteDamage(_ context.Context, of Copy, why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.called = append(c.called, "damage "+fmt.Sprint(of)+": "+why)
+}
+
 func (c *copies) ListCopies() ([]longhornv1.BackingImageV2CopyInfo, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -223,6 +229,35 @@ func TestOpenImage_readsAll(t *testing.T) {
 		t.Error(err)
 	}
 	s.image.wantLeases(t, 0)
+}
+
+// The store of a copy finds out by itself that a piece is not what was sealed, also if its reader asks for a part of it.
+func TestExport_notesDamage(t *testing.T) {
+	t.Parallel()
+	a := authority.New(t)
+	data := disktest.Noise(9, 3*mib)
+	clear(data[mib+512<<10 : 2*mib-4096])
+	s := newStore(t, a, data, clock.RealClock{})
+	i := s.open(t, a.ServiceFiles(t, ServerName))
+	f, err := os.OpenFile(s.image.path, os.O_RDWR, 0)
+	if err == nil {
+		_, err = f.WriteAt([]byte{data[2*mib-1] ^ 1}, 2*mib-1)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	p := make([]byte, 4096)
+	for _, offset := range []int64{0, mib, mib + 4096, 2 * mib} {
+		if err := i.ReadAt(t.Context(), p, offset); err != nil || !bytes.Equal(p, data[offset:][:len(p)]) {
+			verdict.JudgeErrorf(t, err == nil, "at %d: %v", offset, err)
+		}
+	}
+	s.copies.mu.Lock()
+	defer s.copies.mu.Unlock()
+	want := []string{"damage " + fmt.Sprint(ubuntu) + ": MiB 1 is not what was sealed"}
+	if diff := cmp.Diff(want, s.copies.called); diff != "" {
+		t.Error(diff)
+	}
 }
 
 // exposeOnly is a lease without the client of the data.

@@ -61,6 +61,8 @@ type Copies interface {
 	CreateCopy(ctx context.Context, c Copy) (longhornv1.BackingImageV2CopyInfo, error)
 	// DeleteCopy deletes a copy. One that is not there is no error.
 	DeleteCopy(ctx context.Context, c Copy) error
+	// NoteDamage is told that the data of a copy is not what was sealed.
+	NoteDamage(ctx context.Context, c Copy, why string)
 	// ListCopies returns all copies, sorted by disk and name, and a channel that is closed when they change.
 	ListCopies() (all []longhornv1.BackingImageV2CopyInfo, changed <-chan struct{})
 }

@@ -3,6 +3,7 @@
 //
 //	varve-disk.json                                            format version, UUID
 //	images/<image UID>/{meta.json, data, hashes}               hashes: SHA-256 of each MiB, and the SHA-512 of all
+//	images/<image UID>/damaged                                 why, if the data was found to be other than it was
 //	volumes/<volume UID>/<head UID>/{meta.json, head, snapshots/<snapshot UID>}
 //
 // An object exists if and only if a meta.json has it. A meta.json is replaced by a rename, or comes and goes with its
@@ -35,6 +36,7 @@ const (
 	headerFile   = "varve-disk.json"
 	metadataFile = "meta.json"
 	hashesFile   = "hashes"
+	damagedFile  = "damaged"
 	imagesDir    = "images"
 	volumesDir   = "volumes"
 	snapshotsDir = "snapshots"
@@ -64,7 +66,7 @@ type Disk struct {
 
 	mu      sync.Mutex
 	groups  map[string]metadata    // by directory: images/<UID>, volumes/<UID>/<UID>
-	damaged map[disk.UID]bool      // objects whose data was not intact at Open
+	damaged map[disk.UID]bool      // objects whose data was not intact at Open, or later
 	pending map[disk.UID]disk.Name // objects that are being made
 	sealing map[disk.UID]bool      // heads of which a snapshot or an image is being made
 	// exclusive are heads that nobody may lease until the data of an object that is being made of them is taken.

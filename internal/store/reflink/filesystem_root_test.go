@@ -100,6 +100,9 @@ func wantNothingElse(tb testing.TB, d *Disk) {
 				want = append(want, group+"/snapshots/"+string(o.UID))
 			case disk.KindImage:
 				want = append(want, group+"/data", group+"/hashes")
+				if _, err := os.Stat(filepath.Join(d.dir, group, damagedFile)); err == nil && o.State == disk.StateDamaged {
+					want = append(want, group+"/damaged")
+				}
 			}
 		}
 	}

@@ -75,9 +75,10 @@ func (d *Disk) recoverGroup(group string) error {
 	}
 	known := map[string]bool{}
 	for _, o := range m.Objects {
-		path := d.dataPath(located{entry: o, group: group})
+		there := located{entry: o, group: group}
+		path := d.dataPath(there)
 		known[filepath.Base(path)] = true
-		if err := checkIntact(path, o); err != nil {
+		if err := errors.Join(checkIntact(path, o), d.readDamage(there)); err != nil {
 			d.damaged[o.UID] = true
 			d.recovered = append(d.recovered, fmt.Sprintf("%s %q (%s) is damaged: %v", o.Kind, o.Name, o.UID, err))
 		}

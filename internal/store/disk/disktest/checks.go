@@ -236,6 +236,26 @@ func checkPieces(t *testing.T, d Disk) {
 	wantClass(t, err, errclass.NotFound)
 }
 
+func checkDamage(t *testing.T, d Disk) {
+	ctx := t.Context()
+	data := Noise(15, mib)
+	d.NewImage("i", "i", data)
+	d.NewHead("h", "h", "i", mib)
+	wantClass(t, d.MarkDamaged(ctx, "none", "i", "a bit"), errclass.NotFound)
+	wantClass(t, d.MarkDamaged(ctx, "i", "another", "a bit"), errclass.NotFound)
+	wantClass(t, d.MarkDamaged(ctx, "h", "h", "a bit"), errclass.Invalid, "no image")
+	d.must(d.MarkDamaged(ctx, "i", "i", "a bit"))
+	d.must(d.MarkDamaged(ctx, "i", "i", "another bit"))
+	if o := d.Find("i"); o.State != disk.StateDamaged { // and it is so when the disk is opened again
+		t.Errorf("%+v", o)
+	}
+	_, err := d.Open(ctx, "i")
+	wantClass(t, err, errclass.Corrupt, "damaged")
+	err = d.Create(ctx, "g", disk.Source{UID: "g", Volume: "v-g", From: "i", Bytes: mib})
+	wantClass(t, err, errclass.Corrupt, "damaged")
+	wantBytes(t, "clone", d.Read("h"), data)
+}
+
 func checkDelete(t *testing.T, d Disk) {
 	ctx := t.Context()
 	d.NewImage("base", "base", Noise(6, mib))
