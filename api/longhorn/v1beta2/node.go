@@ -7,6 +7,9 @@ import (
 // DiskTypeFilesystem is a disk that is a directory on XFS or btrfs.
 const DiskTypeFilesystem = "filesystem"
 
+// TagRootFilesystem is a tag of a disk that may be made on the root file system of its node.
+const TagRootFilesystem = "root-filesystem"
+
 // AnnotationDeleteOrphans is an annotation of a Node: UUIDs, separated by commas, of images that no BackingImage has. The
 // store deletes their copies from the node's disks.
 const AnnotationDeleteOrphans = "varvebackup.io/delete-orphans"

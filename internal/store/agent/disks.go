@@ -146,7 +146,7 @@ func (a *agent) lookAtDisk(ctx context.Context, s *diskState, known disk.UID) er
 	}
 	if d == nil {
 		var err error
-		if d, err = a.openDisk(ctx, s.name, s.spec.Path, known); err != nil {
+		if d, err = a.openDisk(ctx, s.name, s.spec, known); err != nil {
 			return err
 		}
 	}
@@ -173,10 +173,13 @@ func missingDisk(uuid disk.UID, path string, err error) error {
 		"spec.disks and add it under another name", uuid, path, err)
 }
 
-// openDisk opens the disk at a path of the node, and formats an empty directory unless a disk was there before.
-func (a *agent) openDisk(ctx context.Context, name, path string, known disk.UID) (*openDisk, error) {
-	dir := filepath.Join(cmp.Or(a.HostRoot, "/"), path)
-	found, err := findDisk(dir, name, path, known)
+// openDisk opens a disk of spec.disks, and formats an empty directory unless a disk was there before.
+func (a *agent) openDisk(
+	ctx context.Context, name string, spec longhornv1.DiskSpec, known disk.UID,
+) (*openDisk, error) {
+	root := cmp.Or(a.HostRoot, "/")
+	dir := filepath.Join(root, spec.Path)
+	found, err := findDisk(root, name, spec, known)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +191,7 @@ func (a *agent) openDisk(ctx context.Context, name, path string, known disk.UID)
 	if err != nil {
 		return nil, err
 	}
-	d := &openDisk{files: files, specPath: path, realSizes: map[disk.UID]int64{}}
+	d := &openDisk{files: files, specPath: spec.Path, realSizes: map[disk.UID]int64{}}
 	d.Disk = diskset.Disk{Disk: files, Name: name, UUID: found, Path: dir}
 	if a.Opened != nil {
 		if err := a.Opened(ctx, d.Disk); err != nil {
@@ -203,9 +206,10 @@ func (a *agent) openDisk(ctx context.Context, name, path string, known disk.UID)
 	return d, nil
 }
 
-// findDisk returns the UUID of the disk in a directory, which it formats if it is empty and no disk was there before.
-// The directory's path on the node is for messages.
-func findDisk(dir, name, path string, known disk.UID) (disk.UID, error) {
+// findDisk returns the UUID of a disk of spec.disks, whose directory it formats if it is empty and no disk was there
+// before. The node's file system is below root.
+func findDisk(root, name string, spec longhornv1.DiskSpec, known disk.UID) (disk.UID, error) {
+	path, dir := spec.Path, filepath.Join(root, spec.Path)
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -226,11 +230,29 @@ func findDisk(dir, name, path string, known disk.UID) (disk.UID, error) {
 	case errors.Is(err, errclass.NotFound) && known != "":
 		return "", missingDisk(known, path, err)
 	case errors.Is(err, errclass.NotFound):
+		if err := checkNotOnRoot(root, name, spec); err != nil {
+			return "", err
+		}
 		return formatDisk(dir)
 	case err == nil && known != "" && found != known:
 		return "", missingDisk(known, path, fmt.Errorf("the disk %s is there", found))
 	}
 	return found, err
+}
+
+// checkNotOnRoot returns an error if the directory of a disk that would be made is on the node's root file system, unless
+// the disk has TagRootFilesystem: probably the disk's own file system is not mounted.
+func checkNotOnRoot(root, name string, spec longhornv1.DiskSpec) error {
+	var ofRoot, ofDisk unix.Stat_t
+	if err := errors.Join(unix.Stat(root, &ofRoot), unix.Stat(filepath.Join(root, spec.Path), &ofDisk)); err != nil {
+		return err
+	}
+	if ofRoot.Dev != ofDisk.Dev || slices.Contains(spec.Tags, longhornv1.TagRootFilesystem) {
+		return nil
+	}
+	return errclass.Errorf(errclass.Invalid, "%s is on the root file system of the node, which images and volumes could "+
+		"fill: mount an XFS or btrfs file system there, or add %q to spec.disks[%s].tags if the disk is to be there",
+		spec.Path, longhornv1.TagRootFilesystem, name)
 }
 
 // formatDisk makes an empty directory a disk, if its file system is fit for that.

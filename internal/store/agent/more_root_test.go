@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -312,6 +313,44 @@ func TestDelete_orphans(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// An empty directory on the root file system of the node is probably a mount point without its file system. It becomes a
+// disk only if its spec says so, and stays one.
+func TestDisk_onTheRootFilesystem(t *testing.T) {
+	t.Parallel()
+	root, mounted := loop.NewFileSystem(t, "xfs"), loop.NewFileSystem(t, "xfs")
+	for _, dir := range []string{"/store", "/other"} {
+		if err := os.Mkdir(root.Dir+dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spec := longhornv1.DiskSpec{Path: "/store"}
+	_, err := findDisk(root.Dir, defaultDiskName, spec, "")
+	for _, words := range []string{"/store is on the root file system", "mount an XFS", longhornv1.TagRootFilesystem} {
+		if !errors.Is(err, errclass.Invalid) || !strings.Contains(fmt.Sprint(err), words) {
+			t.Errorf("%v lacks %q", err, words)
+		}
+	}
+	if entries, err := os.ReadDir(root.Dir + spec.Path); err != nil || len(entries) > 0 {
+		t.Errorf("%v, %v", entries, err)
+	}
+	if err := unix.Mount(mounted.Dir, root.Dir+"/other", "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(root.Dir+"/other", 0) })
+	if _, err := findDisk(root.Dir, "other", longhornv1.DiskSpec{Path: "/other"}, ""); err != nil {
+		t.Error(err)
+	}
+	spec.Tags = []string{"fast", longhornv1.TagRootFilesystem}
+	uuid, err := findDisk(root.Dir, defaultDiskName, spec, "")
+	if err != nil {
+		t.Error(err)
+	}
+	spec.Tags = nil
+	if again, err := findDisk(root.Dir, defaultDiskName, spec, ""); err != nil || again != uuid {
+		t.Errorf("%s, and then %s: %v", uuid, again, err)
+	}
 }
 
 // A disk over which another file system is mounted is not used, and comes back.
