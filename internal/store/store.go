@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -74,12 +76,16 @@ func Run(ctx context.Context, o Options) error {
 		Node: o.Node, Namespace: o.Namespace, Disks: disks, Client: live, Kubernetes: clientset,
 		KubeletDir: o.KubeletDir, HostRoot: o.HostRoot, Clock: clock.RealClock{}, Logger: log,
 	})
+	ready := &readiness{driver: driver}
+	if err := mgr.AddReadyzCheck("store", ready.check); err != nil {
+		return fmt.Errorf("run the store: %w", err)
+	}
 	for _, run := range []manager.RunnableFunc{
 		driver.Run,
 		func(ctx context.Context) error {
 			return agent.Run(ctx, agent.Options{
 				Node: o.Node, Namespace: o.Namespace, HostRoot: o.HostRoot, DefaultDisk: o.DefaultDisk, Disks: disks,
-				Opened: driver.LeaseAttached, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
+				Opened: driver.LeaseAttached, Looked: ready.noteLook, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
 				Clock: clock.RealClock{}, Logger: log,
 			})
 		},
@@ -107,7 +113,24 @@ func newManager(o Options) (ctrl.Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the manager: %w", err)
 	}
-	return mgr, errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping))
+	return mgr, mgr.AddHealthzCheck("ping", healthz.Ping)
+}
+
+// readiness says whether the store can serve its node: kubelet has registered the driver, and the agent has opened the
+// disks that it can open.
+type readiness struct {
+	driver interface{ Ready() error }
+	looked atomic.Bool
+}
+
+func (r *readiness) noteLook() { r.looked.Store(true) }
+
+func (r *readiness) check(*http.Request) error {
+	if !r.looked.Load() {
+		return errors.New("the store has not yet looked at its disks and reported them: " +
+			"if this lasts, look for \"tries again\" in its log")
+	}
+	return r.driver.Ready()
 }
 
 // Who may read the metrics (package metricsaccess):

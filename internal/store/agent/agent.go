@@ -56,6 +56,8 @@ type Options struct {
 	// Opened is called with a disk before it is in Disks and before anything on it is deleted or sealed. Whoever has
 	// attached volumes of the disk leases them there again. It may be nil.
 	Opened func(context.Context, diskset.Disk) error
+	// Looked is called whenever the agent has looked at all disks and copies, and reported them. It may be nil.
+	Looked func()
 	// Config connects to the API server.
 	Config *rest.Config
 	// PodIP is the address for other stores. Port and NBDPort are the ports there: peer.DefaultPort and
@@ -186,6 +188,9 @@ func (a *agent) loop(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			a.Logger.Warn("the store's agent tries again", "after", retryInterval, "error", err)
 			next = retryInterval
+		}
+		if err == nil && a.Looked != nil {
+			a.Looked()
 		}
 		if a.waitFor(ctx, shortestInterval, nil) != nil || a.waitFor(ctx, next, a.wake) != nil {
 			break

@@ -4,9 +4,11 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -47,6 +49,7 @@ func TestRun_reportsAndWatches(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	var runErr error // valid when ended is closed
+	var looks atomic.Int32
 	stop := func() {
 		cancel()
 		<-ended
@@ -56,7 +59,7 @@ func TestRun_reportsAndWatches(t *testing.T) {
 		defer close(ended)
 		runErr = Run(ctx, Options{
 			Node: "node-1", Namespace: ns, HostRoot: t.TempDir(), DefaultDisk: "/missing", Disks: &diskset.Set{},
-			Config: apiServer.ConfigFor(store), PodIP: address,
+			Config: apiServer.ConfigFor(store), PodIP: address, Looked: func() { looks.Add(1) },
 			TLSDir: authority.New(t).ServiceFiles(t, peer.ServerName), Clock: clock.RealClock{},
 			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		})
@@ -94,6 +97,12 @@ func TestRun_reportsAndWatches(t *testing.T) {
 			err = fmt.Errorf("%+v", im)
 		}
 		return err
+	})
+	controlplane.Eventually(t, func() error {
+		if looks.Load() == 0 {
+			return errors.New("nobody was told that the disks were looked at")
+		}
+		return nil
 	})
 	node.Spec.Disks["second"] = longhornv1.DiskSpec{Type: longhornv1.DiskTypeFilesystem, Path: "/also-missing"}
 	if err := c.Update(ctx, &node); err != nil {

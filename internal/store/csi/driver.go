@@ -46,6 +46,7 @@ type Driver struct {
 	mu       sync.Mutex
 	attached map[string]disk.Lease // by handle: the heads that have a device
 	pending  map[string]pending    // by handle: volumes that were asked for
+	unready  error                 // why kubelet does not call the driver, or nil if it does
 }
 
 // New returns a driver.
@@ -56,7 +57,22 @@ func New(o Options) *Driver {
 		options: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), loops: loop.Devices{Dir: "/dev", Clock: o.Clock},
 		changed:  workqueue.NewTypedRateLimitingQueue(limiter),
 		attached: map[string]disk.Lease{}, pending: map[string]pending{},
+		unready: errclass.Errorf(errclass.Transient, "kubelet has not yet registered the CSI driver %s", names.Driver),
 	}
+}
+
+// Ready returns nil if kubelet has registered the driver, so that pods can have their volumes.
+func (d *Driver) Ready() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.unready
+}
+
+// noteRegistration notes what kubelet says of the driver.
+func (d *Driver) noteRegistration(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unready = err
 }
 
 // LeaseAttached leases the heads of a disk that have a device, which an earlier process attached. Call it before the

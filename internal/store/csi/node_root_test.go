@@ -63,6 +63,7 @@ type store struct {
 	disk       *reflink.Disk
 	controller csi.ControllerClient
 	node       csi.NodeClient
+	ready      func() error
 	stop       func(tb testing.TB)
 }
 
@@ -158,6 +159,7 @@ func (s *store) runDriver(tb testing.TB) {
 	_ = os.Remove(o.Socket())
 	done := make(chan error, 1)
 	d := driver.New(o)
+	s.ready = d.Ready
 	go func() { done <- d.Run(ctx) }()
 	connection, err := grpc.NewClient("unix://"+o.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
@@ -458,9 +460,24 @@ func TestRun_registersWithKubelet(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer connection.Close()
-	got, err := registration.NewRegistrationClient(connection).GetInfo(t.Context(), &registration.InfoRequest{})
+	kubelet := registration.NewRegistrationClient(connection)
+	got, err := kubelet.GetInfo(t.Context(), &registration.InfoRequest{})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if err := s.ready(); err == nil || !strings.Contains(err.Error(), "kubelet has not yet registered the CSI driver") {
+		t.Errorf("ready before kubelet has registered the driver: %v", err)
+	}
+	for _, answer := range []*registration.RegistrationStatus{
+		{Error: "unknown version"}, {PluginRegistered: true}, {Error: "node not found"},
+	} {
+		if _, err := kubelet.NotifyRegistrationStatus(t.Context(), answer); err != nil {
+			t.Fatal(err)
+		}
+		err := s.ready()
+		if answer.GetPluginRegistered() != (err == nil) || err != nil && !strings.Contains(err.Error(), answer.GetError()) {
+			t.Errorf("ready after %v: %v", answer, err)
+		}
 	}
 	o := driver.Options{KubeletDir: s.dir}
 	if got.GetType() != registration.CSIPlugin || got.GetName() != names.Driver || got.GetEndpoint() != o.Socket() {

@@ -27,6 +27,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/version"
@@ -89,7 +90,9 @@ func (d *Driver) serveDriver(ctx context.Context) error {
 // again if the driver is not there yet.
 func (d *Driver) serveRegistration(ctx context.Context) error {
 	server := grpc.NewServer()
-	registration.RegisterRegistrationServer(server, registrationServer{socket: d.options.Socket(), log: d.log})
+	registration.RegisterRegistrationServer(server, registrationServer{
+		socket: d.options.Socket(), log: d.log, note: d.noteRegistration,
+	})
 	return serveSocket(ctx, server, d.options.registrationSocket())
 }
 
@@ -153,6 +156,7 @@ type registrationServer struct {
 	registration.UnimplementedRegistrationServer
 	socket string
 	log    *slog.Logger
+	note   func(error)
 }
 
 func (r registrationServer) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
@@ -164,8 +168,11 @@ func (r registrationServer) GetInfo(context.Context, *registration.InfoRequest) 
 func (r registrationServer) NotifyRegistrationStatus(
 	_ context.Context, s *registration.RegistrationStatus,
 ) (*registration.RegistrationStatusResponse, error) {
-	if !s.GetPluginRegistered() {
+	if s.GetPluginRegistered() {
+		r.note(nil)
+	} else {
 		r.log.Error("kubelet refused the driver", "error", s.GetError())
+		r.note(errclass.Errorf(errclass.Transient, "kubelet refused the CSI driver %s: %s", names.Driver, s.GetError()))
 	}
 	return &registration.RegistrationStatusResponse{}, nil
 }
