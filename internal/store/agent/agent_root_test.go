@@ -121,8 +121,13 @@ func TestAgent_refusesAWrongChecksum(t *testing.T) {
 		return nil
 	})
 	a.kill()
-	a.start() // a restart does not forget it
-	a.await(longhornv1.StateFailed)
+	a.start()
+	c.eventually("that the new process knows the failure, too", func() error {
+		if all, _ := a.agent.ListCopies(); len(all) != 1 || all[0].State != longhornv1.StateFailed {
+			return fmt.Errorf("%+v", all)
+		}
+		return nil
+	})
 	c.editImage(func(image *longhornv1.BackingImage) { image.Status.FirstCopyAttempts++ })
 	s = a.attachSource()
 	s.write(handover.Record{Bytes: int64(len(good)), Complete: true}, map[int64][]byte{0: good})

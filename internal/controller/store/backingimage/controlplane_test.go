@@ -550,6 +550,16 @@ func (w *world) noPod(image *longhornv1.BackingImage) {
 	}
 }
 
+// soon checks that something happens because of an event, and not only at the next look.
+func (w *world) soon(what string, happens func()) {
+	w.Helper()
+	begin := time.Now()
+	happens()
+	if d := time.Since(begin); d > pollDisks*2/3 {
+		w.Errorf("%s begins after %s", what, d)
+	}
+}
+
 // cloneOfImage: a clone waits for the other image, and is made where that is, although another disk has more space.
 func cloneOfImage(w *world) {
 	one, two := w.addStore("one", 50<<30), w.addStore("two", 40<<30)
@@ -567,7 +577,7 @@ func cloneOfImage(w *world) {
 	w.podEnds(pod, corev1.PodSucceeded, "")
 	w.sourceGone(base)
 	w.reportCopy("two", two, base, longhornv1.StateReady, 100)
-	w.hasDisks(clone, two)
+	w.soon("the clone of an image that got ready", func() { w.hasDisks(clone, two) })
 	w.reportCopy("two", two, clone, longhornv1.StateInProgress, 99)
 	w.says(clone, metav1.ConditionFalse, longhornv1.ReasonFirstCopyInProgress, "is made of the image "+base.Name)
 	w.noPod(clone)
@@ -608,7 +618,7 @@ func imageOfAVolume(w *world) {
 	w.create(image)
 	w.says(image, metav1.ConditionFalse, longhornv1.ReasonSourceNotReady, "is attached to node node-2: stop what uses it")
 	is(longhornv1.VolumeDetached, "")
-	w.hasDisks(image, two)
+	w.soon("the image of a volume that was detached", func() { w.hasDisks(image, two) })
 	w.reportCopy("two", two, image, longhornv1.StateInProgress, 99)
 	w.says(image, metav1.ConditionFalse, longhornv1.ReasonFirstCopyInProgress, "is made of the volume "+volume.Name)
 	w.noPod(image)
