@@ -110,8 +110,9 @@ func (j *job) describe(lastError string) string {
 		return "what the source wrote is being read back and compared"
 	case actionExport:
 		return "what the volume had is being read back"
+	default:
+		return lastError
 	}
-	return lastError
 }
 
 // startJob runs do beside the loop, which is woken up when it has ended. It returns false if enough jobs run.

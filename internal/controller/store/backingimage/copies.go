@@ -256,15 +256,8 @@ func (in *input) chooseDisk(p *plan, first bool) (disk, why string) {
 		}
 		fit = append(fit, d)
 	}
-	switch {
-	case len(fit) == 0 && len(unfit) == 0 && first && origins != nil:
-		return "", "no Node lists a disk that has " + in.describeOrigin() + ": is varve store running on its node?"
-	case len(fit) == 0 && len(unfit) == 0 && first:
-		return "", "no node has a disk: is varve store running, and does spec.disks of its Node have a disk?"
-	case len(fit) == 0 && len(unfit) == 0:
-		return "", "every disk has a copy"
-	case len(fit) == 0:
-		return "", joinNames("no disk fits: ", unfit)
+	if len(fit) == 0 {
+		return "", in.explainNoDisk(first, unfit)
 	}
 	rank := func(d *diskView) int {
 		switch {
@@ -281,6 +274,19 @@ func (in *input) chooseDisk(p *plan, first bool) (disk, why string) {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.available, a.available), cmp.Compare(a.uuid, b.uuid))
 	})
 	return best.uuid, ""
+}
+
+// explainNoDisk says why no disk can have another copy. unfit says it of each that was considered.
+func (in *input) explainNoDisk(first bool, unfit []string) string {
+	switch {
+	case len(unfit) > 0:
+		return joinNames("no disk fits: ", unfit)
+	case first && in.image.Spec.SourceType.IsLocal():
+		return "no Node lists a disk that has " + in.describeOrigin() + ": is varve store running on its node?"
+	case first:
+		return "no node has a disk: is varve store running, and does spec.disks of its Node have a disk?"
+	}
+	return "every disk has a copy"
 }
 
 // whyUnfit says why a disk cannot have a copy.

@@ -111,7 +111,6 @@ func (in *input) followFirstCopy(p *plan) reason {
 	}
 	s.V2FirstCopyStatus = longhornv1.StateInProgress
 	place := in.describeDisk(disk)
-	pod := in.source.pod
 	switch {
 	case copied.State == longhornv1.StateFailed:
 		return in.failFirstCopy(p, place+": "+copied.Message)
@@ -119,6 +118,14 @@ func (in *input) followFirstCopy(p *plan) reason {
 		return in.awaitFirstCopy(p, copied)
 	case in.image.Spec.SourceType.IsLocal():
 		return in.followLocalCopy(place, r)
+	}
+	return in.followSource(p, r, place)
+}
+
+// followSource looks after the source pod that writes a first copy.
+func (in *input) followSource(p *plan, r report, place string) reason {
+	s, pod := &p.status, in.source.pod
+	switch {
 	case s.FirstCopyWrittenTime != nil, pod != nil && pod.Status.Phase == corev1.PodSucceeded:
 		if s.FirstCopyWrittenTime == nil {
 			s.FirstCopyWrittenTime = ptr.To(metav1.NewTime(in.now).Rfc3339Copy())

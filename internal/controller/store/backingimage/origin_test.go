@@ -141,7 +141,8 @@ func TestFirstCopy_localIsFollowed(t *testing.T) {
 		},
 		"ready": {
 			ready, "",
-			outcome{first: ready, disk: "a", disks: "a", states: "a ready", reason: longhornv1.ReasonImageReady}, "",
+			outcome{first: ready, disk: "a", disks: "a", states: "a ready", reason: longhornv1.ReasonImageReady},
+			"",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
