@@ -41,6 +41,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/backup/virtualmachineexport"
 	"github.com/varvebackup/varve/internal/controller/machine/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/machine/virtualmachineinstance"
+	"github.com/varvebackup/varve/internal/controller/store/certificate"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/export/proxy"
@@ -223,7 +224,9 @@ func TestSecretsAreOutOfReach(t *testing.T) {
 				continue // the policy varve-mover-own-secret leaves each pod the one of its name
 			}
 			created := cmp.Equal(r.Verbs, []string{"create"})
-			named := cmp.Equal(r.ResourceNames, []string{admission.DefaultSecret}) || cmp.Equal(r.ResourceNames, []string{tunnelkey.Secret})
+			named := slices.ContainsFunc([][]string{
+				{admission.DefaultSecret}, {tunnelkey.Secret}, {certificate.AuthoritySecret, certificate.Secret},
+			}, func(names []string) bool { return cmp.Equal(r.ResourceNames, names) })
 			if role != "varve/varve-controller" || !created && !named {
 				t.Errorf("%s: %v", role, r)
 			}
@@ -375,7 +378,7 @@ func TestWebhookIsReachable(t *testing.T) {
 	t.Parallel()
 	service := find[*corev1.Service](t, admission.DefaultService)
 	hooks := find[*admissionregv1.ValidatingWebhookConfiguration](t, admission.DefaultConfiguration).Webhooks
-	paths := []string{admission.Path, admission.TrackersPath, admission.SchedulesPath}
+	paths := []string{admission.Path, admission.TrackersPath, admission.SchedulesPath, admission.ImagesPath}
 	if len(hooks) != len(paths) {
 		t.Fatalf("%d webhooks, want %d", len(hooks), len(paths))
 	}

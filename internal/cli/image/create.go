@@ -100,8 +100,8 @@ another one is not used. With --ca-file, the certificates in it alone are truste
 images reads the address, with any password in it.
 
 --from-claim and --from-volume make an image of what a volume of the driver store.varvebackup.io
-has, where it is and without copying it. Nothing may use the volume meanwhile: the image waits until
-it is detached. --from-image makes a clone of another image, which may be deleted afterwards.`,
+has, where it is and without copying it. Nothing may use the volume meanwhile: the image waits
+until it is detached. --from-image makes a clone of another image, which may be deleted afterwards.`,
 		Example: `  # On two disks, and wait until both have it
   varve image create debian --url https://example.com/debian.qcow2 --copies 2 --wait
 

@@ -152,8 +152,8 @@ func applySync(
 var evicting = &diskCommand{
 	use: "evict", short: "Remove the copy of an image from a disk",
 	long: `Remove the copy of an image from a disk. It goes when enough other copies are ready, which Varve
-makes first if there are too few, and when no volume on the disk is a clone of it any more. 'varve image
-sync' cancels it.`,
+makes first if there are too few, and when no volume on the disk is a clone of it any more. 'varve
+image sync' cancels it.`,
 	example: `  varve image evict debian --disk 6ba7b810-9dad-41d1-80b4-00c04fd430c8 --wait`,
 	done:    "eviction requested", goal: "is gone from", wait: "the disk has no copy any more",
 	apply: applyEviction,
