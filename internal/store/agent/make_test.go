@@ -28,7 +28,7 @@ func TestWritePiece_fillsSmallHoles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // it is compared below
+	defer f.Close()
 	got, err := os.ReadFile(f.Name())
 	if err != nil || !bytes.Equal(got, piece) {
 		t.Error("what was written is not the piece", err)

@@ -93,7 +93,7 @@ func TestConvert_writesSmallHoles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close()
 	hole, err := f.Seek(0, unix.SEEK_HOLE)
 	if err != nil || hole < mib {
 		t.Errorf("a hole at %d: %v", hole, err)
