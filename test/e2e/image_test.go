@@ -146,7 +146,7 @@ func sumFile(t *testing.T, path string) (sum string, size int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // opened for reading
+	defer f.Close()
 	h := sha512.New()
 	if size, err = io.Copy(h, f); err != nil {
 		t.Fatal(err)
