@@ -1,6 +1,7 @@
 package reflink
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/sha512"
@@ -21,34 +22,64 @@ const pieceBytes = disk.PieceBytes
 type hashes struct {
 	pieces [][sha256.Size]byte
 	all    [sha512.Size]byte
-	all256 [sha256.Size]byte // of all, too; it is not written to the disk
+	all256 [sha256.Size]byte // of all, too, if it was wanted; it is not written to the disk
 }
 
-// hashFile reads a file that was just cloned: nothing of it is in the page cache, so this is what the disk has.
-func hashFile(ctx context.Context, path string) (h hashes, err error) {
+// hashFile reads a file that was just cloned: nothing of it is in the page cache, so this is what the disk has. wanted is
+// the checksum that it must have, which may be a SHA-256, or nothing.
+func hashFile(ctx context.Context, path, wanted string) (h hashes, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return hashes{}, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	return hashReader(ctx, f)
+	return hashReader(ctx, f, isSHA256(wanted))
 }
 
-func hashReader(ctx context.Context, r io.Reader) (hashes, error) {
-	var h hashes
-	all, all256, buffer := sha512.New(), sha256.New(), make([]byte, pieceBytes)
+// hashReader hashes all of r. The hash of all is the slowest: it has a goroutine of its own, beside that of the pieces.
+// The SHA-256 of all is computed only if it is wanted.
+func hashReader(ctx context.Context, r io.Reader, with256 bool) (h hashes, err error) {
+	const buffers = 4
+	free, read, ended := make(chan []byte, buffers), make(chan []byte, buffers), make(chan struct{})
+	for range buffers {
+		free <- make([]byte, pieceBytes)
+	}
+	all, all256 := sha512.New(), sha256.New()
+	go func() {
+		defer close(ended)
+		for piece := range read {
+			_, _ = all.Write(piece) // a hash returns no error
+			free <- piece[:pieceBytes]
+		}
+	}()
+	defer func() {
+		close(read)
+		<-ended
+		if err == nil {
+			h.all, h.all256 = [sha512.Size]byte(all.Sum(nil)), [sha256.Size]byte(all256.Sum(nil))
+		}
+	}()
+	zeroes := make([]byte, pieceBytes)
+	ofZeroes := sha256.Sum256(zeroes)
 	for {
 		if err := ctx.Err(); err != nil {
 			return hashes{}, err
 		}
+		buffer := <-free
 		n, err := io.ReadFull(r, buffer)
+		piece := buffer[:n]
 		if n > 0 {
-			h.pieces = append(h.pieces, sha256.Sum256(buffer[:n]))
-			_, _ = all.Write(buffer[:n]) // a hash returns no error
-			_, _ = all256.Write(buffer[:n])
+			read <- piece // it comes back to free, from which only this goroutine takes
+			hash := ofZeroes
+			if !bytes.Equal(piece, zeroes) {
+				hash = sha256.Sum256(piece)
+			}
+			h.pieces = append(h.pieces, hash)
+			if with256 {
+				_, _ = all256.Write(piece)
+			}
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			h.all, h.all256 = [sha512.Size]byte(all.Sum(nil)), [sha256.Size]byte(all256.Sum(nil))
 			return h, nil
 		}
 		if err != nil {

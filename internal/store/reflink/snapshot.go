@@ -58,7 +58,7 @@ func (d *Disk) matchExisting(ctx context.Context, name disk.Name, wanted string)
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	h, err := hashFile(ctx, l.Path())
+	h, err := hashFile(ctx, l.Path(), wanted)
 	if err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (d *Disk) writeImage(
 			return err
 		}
 	}
-	h, err := hashFile(ctx, data)
+	h, err := hashFile(ctx, data, wanted.Checksum)
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func (d *Disk) writeSnapshot(ctx context.Context, wanted *entry, source *lease) 
 		return err
 	}
 	if wanted.Checksum != "" {
-		h, err := hashFile(ctx, path+newSuffix)
+		h, err := hashFile(ctx, path+newSuffix, wanted.Checksum)
 		if err == nil {
 			err = h.matchChecksum(wanted.Checksum)
 		}
