@@ -28,7 +28,8 @@ import (
 const imageTimeout = 5 * time.Minute
 
 // TestImage_isClonedBackedUpAndBack has a Debian image on a disk of each node, once from a qcow2 file and once from the
-// raw one. A machine boots from a clone, is backed up twice, the second time by what changed, is lost, and comes back.
+// raw one. A machine boots from a clone, is backed up twice, the second time by what changed, is lost, and comes back;
+// its disk becomes an image itself.
 func TestImage_isClonedBackedUpAndBack(t *testing.T) {
 	s := newScene(t, "image")
 	ctx := t.Context()
@@ -58,8 +59,14 @@ func TestImage_isClonedBackedUpAndBack(t *testing.T) {
 				image.Status.Size, image.Status.Checksum, size, sum)
 		}
 	}
-	s.bootClone(images[0])
+	s.freshImage("e2e-clone")
+	clone, err := s.CloneImage(ctx, "e2e-clone", images[1], imageTimeout)
+	s.must(err)
 	s.must(s.DeleteImage(ctx, images[1], time.Minute))
+	if sum, _ := sumFile(t, raw); clone.Status.Checksum != sum {
+		verdict.Errorf(t, "the clone of the image has the SHA-512 %s, and its source %s", clone.Status.Checksum, sum)
+	}
+	s.bootClone(images[0])
 }
 
 // freshImage removes an image and its storage class, which an earlier run may have left, now and after the test.
@@ -122,6 +129,10 @@ func (s *scene) bootClone(image string) {
 	s.must(err)
 	for _, v := range r.Status.VolumeRestores {
 		s.holds(v.PersistentVolumeClaim, second.Sums[v.VolumeName])
+		s.freshImage("e2e-export")
+		_, err := s.ExportVolume(ctx, "e2e-export", s.volumeOf(v.PersistentVolumeClaim.ObjectMeta.Name), second.Sums[v.VolumeName],
+			imageTimeout)
+		s.must(err)
 	}
 	s.strategy("Always")
 	_, err = s.WaitAgent(ctx, s.vm, 2*bootTimeout)

@@ -52,11 +52,27 @@ func ServeFiles(ctx context.Context, boxDir, dir string) (address string, stop f
 
 // DownloadImage makes an image from an address, with a copy on so many disks, and waits until they are ready.
 func (l *Lab) DownloadImage(ctx context.Context, name, address string, copies int, timeout time.Duration) (*longhornv1.BackingImage, error) {
+	return l.makeImage(ctx, name, longhornv1.SourceDownload, longhornv1.ParameterURL, address, "", copies, timeout)
+}
+
+// CloneImage makes an image of another one, with one copy.
+func (l *Lab) CloneImage(ctx context.Context, name, image string, timeout time.Duration) (*longhornv1.BackingImage, error) {
+	return l.makeImage(ctx, name, longhornv1.SourceClone, longhornv1.ParameterBackingImage, image, "", 1, timeout)
+}
+
+// ExportVolume makes an image of a volume that nothing uses, with one copy. It must have the checksum.
+func (l *Lab) ExportVolume(ctx context.Context, name, volume, checksum string, timeout time.Duration) (*longhornv1.BackingImage, error) {
+	return l.makeImage(ctx, name, longhornv1.SourceExport, longhornv1.ParameterVolumeName, volume, checksum, 1, timeout)
+}
+
+func (l *Lab) makeImage(
+	ctx context.Context, name string, source longhornv1.SourceType, parameter, value, checksum string, copies int, timeout time.Duration,
+) (*longhornv1.BackingImage, error) {
 	image := &longhornv1.BackingImage{
 		ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: name},
 		Spec: longhornv1.BackingImageSpec{
-			DataEngine: longhornv1.DataEngineV2, SourceType: longhornv1.SourceDownload, MinNumberOfCopies: copies,
-			SourceParameters: map[string]longhornv1.ParameterValue{longhornv1.ParameterURL: longhornv1.ParameterValue(address)},
+			DataEngine: longhornv1.DataEngineV2, SourceType: source, MinNumberOfCopies: copies, Checksum: checksum,
+			SourceParameters: map[string]longhornv1.ParameterValue{parameter: longhornv1.ParameterValue(value)},
 		},
 	}
 	if err := l.Create(ctx, image); err != nil {
