@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 
@@ -28,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/privatesocket"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/version"
@@ -105,7 +105,7 @@ func serveSocket(ctx context.Context, s *grpc.Server, socket string) error {
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", socket, err)
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
+	listener, err := privatesocket.Listen(ctx, socket)
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", socket, err)
 	}
