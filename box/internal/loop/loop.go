@@ -209,8 +209,8 @@ func attachedDevices() ([]Device, error) {
 		}
 		d.info, err = unix.IoctlLoopGetStatus64(int(f.Fd()))
 		f.Close() //nolint:errcheck,gosec // read only
-		if errors.Is(err, unix.ENXIO) {
-			continue // detached in the meantime
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.EIO) {
+			continue // detached in the meantime, or on a file system that has died: not the box's, which is alive
 		}
 		if err != nil {
 			return nil, fmt.Errorf("look at %s: %w", d.Path, err)
