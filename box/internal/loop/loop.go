@@ -204,13 +204,16 @@ func attachedDevices() ([]Device, error) {
 		}
 		d := Device{Path: "/dev/" + e.Name()}
 		f, err := os.Open(d.Path)
+		if errors.Is(err, unix.EIO) {
+			continue // on a file system that has died: not the box's, which is alive
+		}
 		if err != nil {
 			return nil, fmt.Errorf("look at %s: %w", d.Path, err)
 		}
 		d.info, err = unix.IoctlLoopGetStatus64(int(f.Fd()))
 		f.Close() //nolint:errcheck,gosec // read only
 		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.EIO) {
-			continue // detached in the meantime, or on a file system that has died: not the box's, which is alive
+			continue // detached in the meantime, or on a file system that has died
 		}
 		if err != nil {
 			return nil, fmt.Errorf("look at %s: %w", d.Path, err)
