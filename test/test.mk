@@ -87,7 +87,7 @@ test: tiers-tool ## Every tier; installs what it needs; then the time of each, a
 	@rm -rf $(TEST_TIMES) build/test/flaky; mkdir -p $(TEST_TIMES)
 ifeq ($(origin TIERS),file)
 	@$(MAKE) --no-print-directory check
-	hack/deps.sh box build guest image interop
+	hack/deps.sh box build guest image interop bench
 	@status=0; VARVE_TEST_AGAIN=1 hack/lanes.sh $(LANES) || status=1; $(TIERS_TOOL) conclude $(TEST_TIMES) $(TIERS) && exit $$status
 else
 	@status=0; VARVE_TEST_AGAIN=1 hack/lanes.sh '$(TIERS)' || status=1; $(TIERS_TOOL) conclude $(TEST_TIMES) $(TIERS) && exit $$status
