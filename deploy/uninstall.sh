@@ -1,10 +1,12 @@
 #!/bin/sh
-# Removes Varve, its kinds and every object of these kinds from the cluster of $KUBECONFIG. Machines are stopped first, while the
-# components can still clean up what they made, and data movement is cancelled. What is left after $UNINSTALL_TIMEOUT (120s) loses its
-# finalizers: a warning names it, because something of it may be left on a node. Claims, and the backups on them, stay. So do restore
-# points in repositories, VolumeSnapshots of machines, kinds that Varve did not install, such as those of KubeVirt, Velero and Harvester, and their objects. Kinds that Varve installed
-# and Velero uses stay as well. Volumes of the store, and images that they are cloned from, stay on the disks of their nodes. The namespace varve stays with its Secrets if one of them is the password of repositories: nobody could
-# read the backups without it.
+# Removes Varve, its kinds and every object of these kinds from the cluster of $KUBECONFIG. Machines are stopped first,
+# while the components can still clean up what they made, and data movement is cancelled. What is left after
+# $UNINSTALL_TIMEOUT (120s) loses its finalizers: a warning names it, because something of it may be left on a node.
+# Claims, and the backups on them, stay. So do restore points in repositories, VolumeSnapshots of machines, kinds that
+# Varve did not install, such as those of KubeVirt, Velero and Harvester, and their objects. Kinds that Varve installed
+# and Velero uses stay as well. Volumes of the store, and images that they are cloned from, stay on the disks of their
+# nodes. The namespace varve stays with its Secrets if one of them is the password of repositories: nobody could read
+# the backups without it.
 set -eu
 cd "$(dirname "$0")/.."
 kubectl=${KUBECTL:-kubectl}

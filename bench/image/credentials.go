@@ -13,7 +13,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/varvebackup/varve/internal/store/peer"
+	"github.com/varvebackup/varve/internal/store/names"
 )
 
 // writeCredentials writes the certificate of both stores, which is its own authority, and returns its directory.
@@ -27,7 +27,7 @@ func writeCredentials(work string) (string, error) {
 		return "", err
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: peer.ServerName}, DNSNames: []string{peer.ServerName},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: names.StoreHost}, DNSNames: []string{names.StoreHost},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},

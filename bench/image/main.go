@@ -90,7 +90,7 @@ func parseOptions(args []string) (*options, error) {
 	}
 	for _, id := range o.only {
 		if !slices.Contains(rowIDs(), id) {
-			return nil, fmt.Errorf("there is no row %q; there are %s", id, strings.Join(rowIDs(), ", "))
+			return nil, fmt.Errorf("row %q does not exist: use one of %s", id, strings.Join(rowIDs(), ", "))
 		}
 	}
 	if o.rounds < 1 || o.imageMiB < 16 || o.clones < 1 || o.ioTime < time.Second || flags.NArg() > 0 {

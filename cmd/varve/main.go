@@ -80,7 +80,10 @@ func run(ctx context.Context, args []string, env environment, s stdio) error {
 
 // serverCommands returns the commands of the components.
 func serverCommands(env environment) []*cobra.Command {
-	return []*cobra.Command{controllerCommand(env), handlerCommand(env), exportServerCommand(env), exportProxyCommand(), moverCommand(env), storeCommand(env), internalCommand()}
+	return []*cobra.Command{
+		controllerCommand(env), handlerCommand(env), exportServerCommand(env), exportProxyCommand(), moverCommand(env),
+		storeCommand(env), internalCommand(),
+	}
 }
 
 // readPassword reads a line from the terminal without showing it. A signal ends it, and makes the terminal show input

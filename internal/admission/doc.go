@@ -1,7 +1,8 @@
-// Package admission serves the validations that need to read another object: the claim of a utility volume must
-// exist and have volumeMode Filesystem, a handler may write only to trackers whose machine runs on its node,
-// schedules that are due equally often must not be due at the same time, and an image that volumes are clones of may not
-// be deleted. With the schedules it refuses times that no rule can read. Everything else is a rule in the CRDs or a ValidatingAdmissionPolicy below deploy/admission.
+// Package admission serves the validations that need to read another object: the claim of a utility volume must exist
+// and have volumeMode Filesystem, a handler may write only to trackers whose machine runs on its node, schedules that
+// are due equally often must not be due at the same time, and an image that volumes are clones of may not be deleted.
+// With the schedules it refuses times that no rule can read. Everything else is a rule in the CRDs or a
+// ValidatingAdmissionPolicy below deploy/admission.
 //
 // The webhook's certificate is self-signed, kept in a Secret and renewed before it expires. The API server trusts
 // it through the caBundle of the ValidatingWebhookConfiguration, which this package writes. The bundle holds the

@@ -166,7 +166,10 @@ func Run(ctx context.Context, o Options) error {
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
 
 func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
-	ours, err := labels.NewRequirement(layout.LabelApp, selection.In, []string{virtualmachineinstance.AppLauncher, utilityvolume.AppAttachment, virtualmachineexport.AppExporter, backingimage.AppSource})
+	ours, err := labels.NewRequirement(layout.LabelApp, selection.In, []string{
+		virtualmachineinstance.AppLauncher, utilityvolume.AppAttachment, virtualmachineexport.AppExporter,
+		backingimage.AppSource,
+	})
 	if err != nil {
 		return ctrl.Options{}, fmt.Errorf("select pods: %w", err)
 	}
@@ -319,8 +322,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return nil
 }
 
-// setupImages sets up what serves images, unless the cluster lacks their kinds: whoever uninstalls Longhorn takes them
-// away.
+// setupImages sets up the controllers of images, unless the cluster lacks the kinds: uninstalling Longhorn removes
+// them.
 func setupImages(mgr ctrl.Manager, o Options) error {
 	kind := schema.GroupKind{Group: longhornv1.GroupVersion.Group, Kind: "BackingImage"}
 	_, err := mgr.GetRESTMapper().RESTMapping(kind)

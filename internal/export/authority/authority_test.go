@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"testing"
@@ -191,7 +192,7 @@ func TestRotation_survivesRacesCrashesAndOutages(t *testing.T) {
 				if ended(t, c, clock.Now()) {
 					continue
 				}
-				if err := verify(c, store.secret.Data[authoritiesKey], clock.Now()); err != nil {
+				if err := verify(c, store.secret.Data[AuthoritiesKey], clock.Now()); err != nil {
 					t.Fatalf("the stored authorities do not verify a certificate that is in use: %v", err)
 				}
 			}
@@ -252,7 +253,7 @@ func TestKeeper_mendsADamagedSecret(t *testing.T) {
 	for name, damage := range map[string]func(map[string][]byte){
 		"no key":           func(d map[string][]byte) { delete(d, corev1.TLSPrivateKeyKey) },
 		"another key":      func(d map[string][]byte) { d[corev1.TLSPrivateKeyKey] = d[nextPrivateKey] },
-		"no list":          func(d map[string][]byte) { delete(d, authoritiesKey) },
+		"no list":          func(d map[string][]byte) { delete(d, AuthoritiesKey) },
 		"no certificate":   func(d map[string][]byte) { delete(d, corev1.TLSCertKey) },
 		"garbage for next": func(d map[string][]byte) { d[nextCertificateKey] = []byte("x") },
 		"nothing":          func(map[string][]byte) {},
@@ -323,6 +324,34 @@ func TestRenewalTime(t *testing.T) {
 	} {
 		if f() == nil {
 			t.Errorf("%s: usable", name)
+		}
+	}
+}
+
+func TestTimeLeft(t *testing.T) {
+	t.Parallel()
+	clock := testclock.NewFakePassiveClock(start)
+	issuer, err := NewKeeper(&memory{}, secret, clock).Issuer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := issuer.Issue(hosts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := issuer.SecretData(c)
+	if left := issuer.TimeLeft(data, hosts); left != serverValidity-renewBefore {
+		t.Errorf("%s left of a new certificate, want %s", left, serverValidity-renewBefore)
+	}
+	due := &Issuer{state: issuer.state, now: start.Add(serverValidity - renewBefore)}
+	otherAuthorities := maps.Clone(data)
+	otherAuthorities[AuthoritiesKey] = append(issuer.Authorities(), '\n')
+	for name, left := range map[string]time.Duration{
+		"due": due.TimeLeft(data, hosts), "other authorities": issuer.TimeLeft(otherAuthorities, hosts),
+		"another name": issuer.TimeLeft(data, []string{"elsewhere.svc"}), "no data": issuer.TimeLeft(nil, hosts),
+	} {
+		if left != 0 {
+			t.Errorf("%s: %s left", name, left)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package authority
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -11,6 +12,8 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 const (
@@ -81,6 +84,27 @@ func (i *Issuer) issue(hosts []string, usages ...x509.ExtKeyUsage) (Certificate,
 		return Certificate{}, err
 	}
 	return Certificate{Certificate: encodeCertificates([]*x509.Certificate{certificate}), Key: private}, nil
+}
+
+// SecretData returns what a Secret of type kubernetes.io/tls has of a certificate, with the authorities under
+// AuthoritiesKey.
+func (i *Issuer) SecretData(c Certificate) map[string][]byte {
+	return map[string][]byte{
+		corev1.TLSCertKey: c.Certificate, corev1.TLSPrivateKeyKey: c.Key, AuthoritiesKey: i.Authorities(),
+	}
+}
+
+// TimeLeft returns how long it is until the certificate of a Secret, as SecretData has it, is due for renewal. It is 0
+// if the certificate is due, cannot be used for hosts, or comes with other authorities.
+func (i *Issuer) TimeLeft(data map[string][]byte, hosts []string) time.Duration {
+	if !bytes.Equal(data[AuthoritiesKey], i.Authorities()) {
+		return 0
+	}
+	due, err := i.RenewalTime(Certificate{Certificate: data[corev1.TLSCertKey], Key: data[corev1.TLSPrivateKeyKey]}, hosts)
+	if err != nil {
+		return 0
+	}
+	return max(due.Sub(i.now), 0)
 }
 
 // maxCommonName is the longest common name that is valid (RFC 5280, appendix A.1, ub-common-name).

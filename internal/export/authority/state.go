@@ -38,8 +38,10 @@ const (
 const (
 	nextCertificateKey = "next.crt"
 	nextPrivateKey     = "next.key"
-	authoritiesKey     = "ca.crt"
 )
+
+// AuthoritiesKey is the key of a Secret's authorities, as cert-manager has it.
+const AuthoritiesKey = "ca.crt"
 
 // signer is an authority with its key.
 type signer struct {
@@ -145,7 +147,7 @@ func decodeState(data map[string][]byte) state {
 		present: decodeSigner(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]),
 		next:    decodeSigner(data[nextCertificateKey], data[nextPrivateKey]),
 	}
-	for _, text := range [][]byte{data[authoritiesKey], data[corev1.TLSCertKey], data[nextCertificateKey]} {
+	for _, text := range [][]byte{data[AuthoritiesKey], data[corev1.TLSCertKey], data[nextCertificateKey]} {
 		for _, c := range decodeCertificates(text) {
 			if c.IsCA && !s.trusts(c) {
 				s.retired = append(s.retired, c)
@@ -203,7 +205,7 @@ func (s state) authorities() []*x509.Certificate {
 
 // encode returns the Secret's data. s has a present authority.
 func (s state) encode() (map[string][]byte, error) {
-	data := map[string][]byte{authoritiesKey: encodeCertificates(s.authorities())}
+	data := map[string][]byte{AuthoritiesKey: encodeCertificates(s.authorities())}
 	for _, one := range []struct {
 		signer           *signer
 		certificate, key string

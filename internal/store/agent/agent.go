@@ -64,7 +64,7 @@ type Options struct {
 	// peer.DefaultNBDPort if they are 0. Port is the same for all stores of a cluster.
 	PodIP         string
 	Port, NBDPort int
-	// TLSDir has tls.crt, tls.key and ca.crt, with the name peer.ServerName.
+	// TLSDir has tls.crt, tls.key and ca.crt, with the name names.StoreHost.
 	TLSDir string
 	Clock  clock.WithTicker
 	Logger *slog.Logger

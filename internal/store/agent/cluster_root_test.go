@@ -103,7 +103,7 @@ func (n *node) start() {
 	n.set = &diskset.Set{}
 	n.agent = newAgent(Options{
 		Node: n.name, Namespace: namespace, DefaultDisk: n.fs.Dir, Disks: n.set, PodIP: n.ip, Port: n.c.port,
-		TLSDir: n.c.authority.ServiceFiles(n.c.t, peer.ServerName), Clock: n.c.clock, Logger: slog.New(slog.DiscardHandler),
+		TLSDir: n.c.authority.ServiceFiles(n.c.t, names.StoreHost), Clock: n.c.clock, Logger: slog.New(slog.DiscardHandler),
 		Opened: n.opened,
 	}, n.c.client, n.c.client)
 	n.agent.reached = n.reached

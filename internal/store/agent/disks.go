@@ -215,7 +215,7 @@ func findDisk(root, name string, spec longhornv1.DiskSpec, known disk.UID) (disk
 	case errors.Is(err, os.ErrNotExist):
 		err = errclass.Errorf(errclass.NotFound, "the directory %s does not exist on the node", path)
 	case err == nil && !info.IsDir():
-		err = errclass.Errorf(errclass.Invalid, "%s is no directory: correct spec.disks[%s].path", path, name)
+		err = errclass.Errorf(errclass.Invalid, "%s is not a directory: correct spec.disks[%s].path", path, name)
 	}
 	switch {
 	case err != nil && known != "":

@@ -17,7 +17,7 @@ import (
 type origin struct {
 	// name is the image's or the volume's.
 	name string
-	// uuid is the status.uuid of the image that is cloned; empty if there is no such image.
+	// uuid is the status.uuid of the image that is cloned, or empty if that image does not exist.
 	uuid string
 	// object is the image, or the volume's head. It is nil if the disk does not have it.
 	object *disk.Object
@@ -42,7 +42,7 @@ func findOrigin(
 	case longhornv1.SourceExport:
 		o.name = string(image.Spec.SourceParameters[longhornv1.ParameterVolumeName])
 		if names.IsSource(o.name) {
-			return o, nil // it is no volume, but an image in the making
+			return o, nil // it is an image in the making, not a volume
 		}
 		wanted = names.Head(o.name)
 	default:

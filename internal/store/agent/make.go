@@ -29,8 +29,6 @@ const (
 	parallelPieces = 8
 	// pieceTimeout is how long one may take.
 	pieceTimeout = time.Minute
-	// reportLasts is how long the report of another store counts.
-	reportLasts = 3 * time.Minute
 	// zeroUnit is what is left out of a copy if it is zero. With single blocks of the file system a copy would have so many
 	// extents that each clone of it takes seconds.
 	zeroUnit = 64 << 10
@@ -117,14 +115,14 @@ func (a *agent) openCopy(
 			c, reported := m.Status.BackingImages[copyKey{uuid, image.Status.UUID}.String()]
 			heard := m.Status.HeartbeatTime
 			if reported && c.State == longhornv1.StateReady && m.Status.IP != "" && m.Name != a.Node && heard != nil &&
-				a.Clock.Now().Sub(heard.Time) < reportLasts {
+				a.Clock.Now().Sub(heard.Time) < longhornv1.ReportTimeout {
 				places = append(places, place{m.Status.IP, uuid})
 			}
 		}
 	}
 	if len(places)+len(local) == 0 {
 		return nil, errclass.Errorf(errclass.Transient, "no store that has a copy has reported within %s (disks %v)",
-			reportLasts, candidates)
+			longhornv1.ReportTimeout, candidates)
 	}
 	turn %= len(places) + len(local)
 	if turn < len(local) {

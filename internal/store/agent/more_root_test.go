@@ -189,24 +189,23 @@ func TestSync_storeIsGone(t *testing.T) {
 	}
 }
 
-// A copy that nobody wants any more ends in the middle, and goes.
-func TestSync_endsWhenItIsUnwanted(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	a, b := c.addNode("a"), c.addNode("b")
-	c.makeFirst(a, disktest.Noise(8, 40*mib))
-	b.kill()
-	gate, begun := make(chan struct{}), make(chan struct{})
+// holdSync has a node copy the image to its disk, and returns when the copy stands still at a piece, until the channel
+// is closed.
+func (c *cluster) holdSync(n *node) (gate chan struct{}) {
+	c.t.Helper()
+	n.kill()
+	gate = make(chan struct{})
+	begun := make(chan struct{})
 	var once sync.Once
-	b.reached = func(step string) error {
+	n.reached = func(step string) error {
 		if step == "piece" {
 			once.Do(func() { close(begun) })
 			<-gate
 		}
 		return nil
 	}
-	b.start()
-	c.addDisk(b)
+	n.start()
+	c.addDisk(n)
 	c.eventually("the first piece", func() error {
 		select {
 		case <-begun:
@@ -215,6 +214,16 @@ func TestSync_endsWhenItIsUnwanted(t *testing.T) {
 			return errors.New("not yet")
 		}
 	})
+	return gate
+}
+
+// A copy that nobody wants any more ends in the middle, and goes.
+func TestSync_endsWhenItIsUnwanted(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, b := c.addNode("a"), c.addNode("b")
+	c.makeFirst(a, disktest.Noise(8, 40*mib))
+	gate := c.holdSync(b)
 	c.removeDisk(b)
 	b.awaitReport(longhornv1.StateInProgress, "is to be deleted")
 	close(gate)
@@ -458,26 +467,7 @@ func TestDisk_pressureEndsCopies(t *testing.T) {
 	s.detach()
 	c.finishFirst(a.await(longhornv1.StateReady))
 
-	b.kill()
-	gate, begun := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	b.reached = func(step string) error {
-		if step == "piece" {
-			once.Do(func() { close(begun) })
-			<-gate
-		}
-		return nil
-	}
-	b.start()
-	c.addDisk(b)
-	c.eventually("the first piece", func() error {
-		select {
-		case <-begun:
-			return nil
-		default:
-			return errors.New("not yet")
-		}
-	})
+	gate := c.holdSync(b)
 	b.reserve(1 << 40)
 	b.awaitReport(longhornv1.StateFailed, "storageReserved")
 	close(gate)

@@ -14,9 +14,6 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 )
 
-// currentState is what the InstanceManager says while the agent runs.
-const currentState = "running"
-
 // recallReport reads the InstanceManager, or makes it, unless its content is known. The failures that it has count on.
 func (a *agent) recallReport(ctx context.Context) error {
 	if a.written.ResourceVersion != "" {
@@ -74,7 +71,7 @@ func (a *agent) writeReport(ctx context.Context) error {
 	}
 	before := a.written.Status
 	since := a.Clock.Since(a.writtenAt)
-	same := before.IP == a.PodIP && before.CurrentState == currentState && maps.EqualFunc(copies, before.BackingImages,
+	same := before.IP == a.PodIP && before.CurrentState == longhornv1.ManagerRunning && maps.EqualFunc(copies, before.BackingImages,
 		func(x, y longhornv1.BackingImageV2CopyInfo) bool {
 			if since < progressInterval {
 				x.Progress, x.Size = y.Progress, y.Size
@@ -87,7 +84,7 @@ func (a *agent) writeReport(ctx context.Context) error {
 	next := a.written.DeepCopy()
 	now := metav1.NewMicroTime(a.Clock.Now())
 	next.Status = longhornv1.InstanceManagerStatus{
-		CurrentState: currentState, IP: a.PodIP, HeartbeatTime: &now, BackingImages: copies,
+		CurrentState: longhornv1.ManagerRunning, IP: a.PodIP, HeartbeatTime: &now, BackingImages: copies,
 	}
 	if err := a.live.Status().Update(ctx, next); err != nil {
 		a.written.ResourceVersion = "" // read it again

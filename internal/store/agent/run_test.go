@@ -17,7 +17,7 @@ import (
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/store/diskset"
-	"github.com/varvebackup/varve/internal/store/peer"
+	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/test/authority"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -60,7 +60,7 @@ func TestRun_reportsAndWatches(t *testing.T) {
 		runErr = Run(ctx, Options{
 			Node: "node-1", Namespace: ns, HostRoot: t.TempDir(), DefaultDisk: "/missing", Disks: &diskset.Set{},
 			Config: apiServer.ConfigFor(store), PodIP: address, Looked: func() { looks.Add(1) },
-			TLSDir: authority.New(t).ServiceFiles(t, peer.ServerName), Clock: clock.RealClock{},
+			TLSDir: authority.New(t).ServiceFiles(t, names.StoreHost), Clock: clock.RealClock{},
 			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		})
 	}()

@@ -22,7 +22,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// sectorBytes is the size of a device's sectors: the kernel hides the rest of a file that is no multiple of it.
+// sectorBytes is the size of a device's sectors: the kernel hides the rest of a file that is not a multiple of it.
 const sectorBytes = 512
 
 // MaxNameBytes is the length of a device's longest name.
@@ -60,7 +60,7 @@ type fileKey struct{ device, inode uint64 }
 
 // Attach returns the device of a file, and attaches a free one under a name of 1 to MaxNameBytes bytes if the file has
 // none. The device uses direct I/O where the file's file system can, and passes discards on. An error is of class
-// Invalid if the file's size is no multiple of 512 bytes.
+// Invalid if the file's size is not a multiple of 512 bytes.
 func (d Devices) Attach(ctx context.Context, file, name string) (Device, error) {
 	device, err := d.attachFile(ctx, file, name)
 	if err != nil {
@@ -85,7 +85,7 @@ func (d Devices) attachFile(ctx context.Context, file, name string) (Device, err
 	if info, err := backing.Stat(); err != nil {
 		return Device{}, err
 	} else if info.Size()%sectorBytes != 0 {
-		return Device{}, errclass.Errorf(errclass.Invalid, "its size of %d bytes is no multiple of %d", info.Size(),
+		return Device{}, errclass.Errorf(errclass.Invalid, "its size of %d bytes is not a multiple of %d", info.Size(),
 			sectorBytes)
 	}
 	for {

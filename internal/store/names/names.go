@@ -15,6 +15,9 @@ const Driver = "store.varvebackup.io"
 // TopologyNode is the label of a Kubernetes node, and the key in a volume's topology, whose value is the node's name.
 const TopologyNode = Driver + "/node"
 
+// StoreHost is the DNS name in the certificate of all stores.
+const StoreHost = "store.varve"
+
 // ContextDisk is the key in a volume's context whose value is the UUID of its disk.
 const ContextDisk = "diskUUID"
 

@@ -18,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/nbd"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/handover"
+	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/storepb"
 )
 
@@ -73,7 +74,7 @@ func OpenImage(ctx context.Context, ip string, port int, tlsDir string, c Copy) 
 	}
 	target := nbd.Target{
 		Network: "tcp", Address: net.JoinHostPort(ip, strconv.Itoa(int(described.GetNbdPort()))),
-		Export: described.GetExport(), TLS: true, ServerName: ServerName,
+		Export: described.GetExport(), TLS: true, ServerName: names.StoreHost,
 	}
 	i.data, err = nbd.Dial(setup, target, nbd.Options{TLS: config, Connections: connections})
 	if err != nil {

@@ -34,6 +34,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/disk/disktest"
 	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/storepb"
 	"github.com/varvebackup/varve/test/authority"
 	"github.com/varvebackup/varve/test/verdict"
@@ -162,7 +163,7 @@ type store struct {
 func newStore(t *testing.T, a *authority.Authority, data []byte, c clock.WithTicker) *store {
 	t.Helper()
 	s := &store{
-		image: newImage(t, data), copies: &copies{changed: make(chan struct{})}, tlsDir: a.ServiceFiles(t, ServerName),
+		image: newImage(t, data), copies: &copies{changed: make(chan struct{})}, tlsDir: a.ServiceFiles(t, names.StoreHost),
 	}
 	var disks diskset.Set
 	disks.Put(diskset.Disk{Disk: s.image, Name: "default-disk", UUID: "d-1"})
@@ -216,7 +217,7 @@ func TestOpenImage_readsAll(t *testing.T) {
 	data := disktest.Noise(1, 5*mib+1)
 	clear(data[mib : 3*mib])
 	s := newStore(t, a, data, clock.RealClock{})
-	i := s.open(t, a.ServiceFiles(t, ServerName))
+	i := s.open(t, a.ServiceFiles(t, names.StoreHost))
 	got := make([]byte, len(data))
 	if err := i.ReadAt(t.Context(), got, 0); err != nil || !bytes.Equal(got, data) {
 		verdict.JudgeErrorf(t, err == nil, "the image: %v", err)
@@ -238,7 +239,7 @@ func TestExport_notesDamage(t *testing.T) {
 	data := disktest.Noise(9, 3*mib)
 	clear(data[mib+512<<10 : 2*mib-4096])
 	s := newStore(t, a, data, clock.RealClock{})
-	i := s.open(t, a.ServiceFiles(t, ServerName))
+	i := s.open(t, a.ServiceFiles(t, names.StoreHost))
 	f, err := os.OpenFile(s.image.path, os.O_RDWR, 0)
 	if err == nil {
 		_, err = f.WriteAt([]byte{data[2*mib-1] ^ 1}, 2*mib-1)
@@ -298,7 +299,7 @@ func TestExport_tellsHolesAndIsReadOnly(t *testing.T) {
 	data := disktest.Noise(2, 4*mib)
 	clear(data[mib : 3*mib])
 	s := newStore(t, a, data, clock.RealClock{})
-	dir := a.ServiceFiles(t, ServerName)
+	dir := a.ServiceFiles(t, names.StoreHost)
 	lease, _ := exposeOnly(t, s, dir)
 	c, err := s.dialData(t, dir, lease)
 	if err != nil {
@@ -324,7 +325,7 @@ func TestUnexpose_endsOneLease(t *testing.T) {
 	a := authority.New(t)
 	data := disktest.Noise(3, mib)
 	s := newStore(t, a, data, clock.RealClock{})
-	dir := a.ServiceFiles(t, ServerName)
+	dir := a.ServiceFiles(t, names.StoreHost)
 	kept := s.open(t, dir)
 	lease, stream := exposeOnly(t, s, dir)
 	s.image.wantLeases(t, 2)
@@ -363,7 +364,7 @@ func TestExpose_endsByItself(t *testing.T) {
 	a := authority.New(t)
 	c := clocktesting.NewFakeClock(time.Now())
 	s := newStore(t, a, disktest.Noise(4, 512), c)
-	dir := a.ServiceFiles(t, ServerName)
+	dir := a.ServiceFiles(t, names.StoreHost)
 	ctx, cancel := context.WithCancel(t.Context())
 	i, err := OpenImage(ctx, "127.0.0.1", s.port, dir, ubuntu)
 	if err != nil {
@@ -401,7 +402,7 @@ func TestServer_demandsAStore(t *testing.T) {
 	a := authority.New(t)
 	s := newStore(t, a, disktest.Noise(5, 512), clock.RealClock{})
 	for name, dir := range map[string]string{
-		"another name": a.ServiceFiles(t, "handler.varve"), "another authority": authority.New(t).ServiceFiles(t, ServerName),
+		"another name": a.ServiceFiles(t, "handler.varve"), "another authority": authority.New(t).ServiceFiles(t, names.StoreHost),
 	} {
 		if _, err := OpenImage(t.Context(), "127.0.0.1", s.port, dir, ubuntu); err == nil {
 			t.Errorf("%s: no error", name)
@@ -412,7 +413,7 @@ func TestServer_demandsAStore(t *testing.T) {
 	}
 	address := net.JoinHostPort("127.0.0.1", fmt.Sprint(s.port))
 	config := a.Client.Clone()
-	config.Certificates, config.ServerName = nil, ServerName
+	config.Certificates, config.ServerName = nil, names.StoreHost
 	for name, c := range map[string]grpccredentials.TransportCredentials{
 		"no certificate": grpccredentials.NewTLS(config), "no TLS": insecure.NewCredentials(),
 	} {
@@ -432,20 +433,20 @@ func TestServer_readsItsCertificateAgain(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, authority.New(t), disktest.Noise(6, 512), clock.RealClock{})
 	other := authority.New(t)
-	replaced := other.ServiceFiles(t, ServerName)
+	replaced := other.ServiceFiles(t, names.StoreHost)
 	for _, name := range []string{"ca.crt", "tls.crt", "tls.key"} {
 		if err := os.Rename(filepath.Join(replaced, name), filepath.Join(s.tlsDir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.open(t, other.ServiceFiles(t, ServerName))
+	s.open(t, other.ServiceFiles(t, names.StoreHost))
 }
 
 func TestOpenImage_errors(t *testing.T) {
 	t.Parallel()
 	a := authority.New(t)
 	s := newStore(t, a, disktest.Noise(7, 512), clock.RealClock{})
-	dir := a.ServiceFiles(t, ServerName)
+	dir := a.ServiceFiles(t, names.StoreHost)
 	for name, x := range map[string]struct {
 		copy  Copy
 		class error
@@ -481,7 +482,7 @@ func TestCalls_reportAndPassOn(t *testing.T) {
 		Name: "ubuntu-22.04", Uuid: "i-1", DiskUuid: "d-1", Size: 5, RealSize: 4, Progress: 3, State: "in-progress",
 		CurrentChecksum: "ab", Message: "m",
 	}
-	calls := s.calls(t, a.ServiceFiles(t, ServerName))
+	calls := s.calls(t, a.ServiceFiles(t, names.StoreHost))
 	watch, err := calls.BackingImageWatch(t.Context(), &storepb.BackingImageWatchRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -547,7 +548,7 @@ func (l liar) BackingImageExpose(
 func TestOpenImage_refusesNonsense(t *testing.T) {
 	t.Parallel()
 	a := authority.New(t)
-	dir := a.ServiceFiles(t, ServerName)
+	dir := a.ServiceFiles(t, names.StoreHost)
 	size := func(n int64) *storepb.Exposed { return &storepb.Exposed{Lease: &storepb.Lease{Size: n}} }
 	hashes := func(n int) *storepb.Exposed { return &storepb.Exposed{Hashes: make([]byte, n)} }
 	for name, messages := range map[string][]*storepb.Exposed{

@@ -9,10 +9,8 @@ import (
 	"path/filepath"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/names"
 )
-
-// ServerName is the name in the certificate of each store.
-const ServerName = "store.varve"
 
 // credentials are the certificate of a store, and the authority of all stores.
 type credentials struct {
@@ -62,7 +60,7 @@ func checkClientName(state tls.ConnectionState) error {
 	if len(state.PeerCertificates) == 0 {
 		return errors.New("the client has no certificate")
 	}
-	return state.PeerCertificates[0].VerifyHostname(ServerName)
+	return state.PeerCertificates[0].VerifyHostname(names.StoreHost)
 }
 
 func clientTLS(dir string) (*tls.Config, error) {
@@ -72,6 +70,6 @@ func clientTLS(dir string) (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{c.certificate}, RootCAs: c.authority,
-		ServerName: ServerName,
+		ServerName: names.StoreHost,
 	}, nil
 }

@@ -79,7 +79,7 @@ func validateSealChecksum(checksum string) error {
 		return validateChecksum(checksum)
 	}
 	if raw, err := hex.DecodeString(checksum); err != nil || hex.EncodeToString(raw) != checksum {
-		return errclass.Errorf(errclass.Invalid, "the checksum %q is no SHA-256: use 64 digits of 0-9 and a-f", checksum)
+		return errclass.Errorf(errclass.Invalid, "the checksum %q is not a SHA-256: use 64 digits of 0-9 and a-f", checksum)
 	}
 	return nil
 }

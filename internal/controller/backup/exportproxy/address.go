@@ -18,12 +18,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/export/authority"
 	"github.com/varvebackup/varve/internal/export/proxy"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
-
-// authoritiesKey is the key of a Secret's authorities, as cert-manager has it.
-const authoritiesKey = "ca.crt"
 
 // Address is where clients outside the cluster reach exports.
 type Address struct {
@@ -151,7 +149,7 @@ func (f Finder) secret(ctx context.Context, name string) (*corev1.Secret, error)
 func certificatesOf(secret *corev1.Secret) string {
 	var all bytes.Buffer
 	var seen [][]byte
-	for _, text := range [][]byte{secret.Data[authoritiesKey], secret.Data[corev1.TLSCertKey]} {
+	for _, text := range [][]byte{secret.Data[authority.AuthoritiesKey], secret.Data[corev1.TLSCertKey]} {
 		for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 			if _, err := x509.ParseCertificate(block.Bytes); err != nil || block.Type != "CERTIFICATE" || slices.ContainsFunc(seen, func(b []byte) bool { return bytes.Equal(b, block.Bytes) }) {
 				continue

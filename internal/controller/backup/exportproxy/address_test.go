@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	exportauthority "github.com/varvebackup/varve/internal/export/authority"
 	"github.com/varvebackup/varve/internal/export/proxy"
 	"github.com/varvebackup/varve/test/authority"
 )
@@ -82,7 +83,7 @@ func tlsSecret(t *testing.T, namespace, name string) (*corev1.Secret, string) {
 	leaf := read("server-cert.pem")
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Type: corev1.SecretTypeTLS,
-		Data: map[string][]byte{corev1.TLSCertKey: leaf, corev1.TLSPrivateKeyKey: read("server-key.pem"), authoritiesKey: read("ca-cert.pem")},
+		Data: map[string][]byte{corev1.TLSCertKey: leaf, corev1.TLSPrivateKeyKey: read("server-key.pem"), exportauthority.AuthoritiesKey: read("ca-cert.pem")},
 	}, string(read("ca-cert.pem")) + string(leaf)
 }
 
@@ -93,7 +94,7 @@ func TestCertificates_neverHaveAKey(t *testing.T) {
 	if got := certificatesOf(secret); got != want {
 		t.Errorf("%s", got)
 	}
-	secret.Data[corev1.TLSCertKey] = append(append(secret.Data[corev1.TLSPrivateKeyKey], secret.Data[corev1.TLSCertKey]...), secret.Data[authoritiesKey]...)
+	secret.Data[corev1.TLSCertKey] = append(append(secret.Data[corev1.TLSPrivateKeyKey], secret.Data[corev1.TLSCertKey]...), secret.Data[exportauthority.AuthoritiesKey]...)
 	if got := certificatesOf(secret); got != want || strings.Contains(got, "KEY") {
 		t.Errorf("%s", got)
 	}

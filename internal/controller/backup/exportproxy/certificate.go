@@ -1,7 +1,6 @@
 package exportproxy
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -93,9 +92,8 @@ func (r *reconciler) keepCertificate(ctx context.Context) (time.Duration, error)
 		return 0, err
 	}
 	hosts := certificateHosts(r.Namespace, host)
-	if secret != nil && bytes.Equal(secret.Data[authoritiesKey], issuer.Authorities()) {
-		due, err := issuer.RenewalTime(authority.Certificate{Certificate: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}, hosts)
-		if left := due.Sub(r.Clock.Now()); err == nil && left > 0 {
+	if secret != nil {
+		if left := issuer.TimeLeft(secret.Data, hosts); left > 0 {
 			return min(left, lookEvery), nil
 		}
 	}
@@ -103,7 +101,7 @@ func (r *reconciler) keepCertificate(ctx context.Context) (time.Duration, error)
 	if err != nil {
 		return 0, err
 	}
-	return lookEvery, r.write(ctx, secret, certificateSecret(r.Namespace, certificate, issuer.Authorities()))
+	return lookEvery, r.write(ctx, secret, certificateSecret(r.Namespace, issuer.SecretData(certificate)))
 }
 
 // certificateHosts returns the names of the certificate: those of the Service, for an Ingress in front of it, and the
@@ -117,11 +115,11 @@ func certificateHosts(namespace, host string) []string {
 	return hosts
 }
 
-func certificateSecret(namespace string, c authority.Certificate, authorities []byte) *corev1.Secret {
+func certificateSecret(namespace string, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: proxy.CertificateSecret, Labels: map[string]string{labelManager: manager}},
 		Type:       corev1.SecretTypeTLS,
-		Data:       map[string][]byte{corev1.TLSCertKey: c.Certificate, corev1.TLSPrivateKeyKey: c.Key, authoritiesKey: authorities},
+		Data:       data,
 	}
 }
 

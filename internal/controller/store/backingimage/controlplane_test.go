@@ -412,7 +412,7 @@ func (w *world) checkSource(image *longhornv1.BackingImage, pod *corev1.Pod, dis
 		w.Errorf("pod %+v", pod.Spec)
 	}
 	want := `{"type":"download","url":"https://images.lan/ubuntu-22.04.img"}`
-	if diff := cmp.Diff([]corev1.EnvVar{{Name: SourceVariable, Value: want}}, c.Env); diff != "" {
+	if diff := cmp.Diff([]corev1.EnvVar{{Name: handover.SourceVariable, Value: want}}, c.Env); diff != "" {
 		w.Error(diff)
 	}
 }

@@ -11,9 +11,6 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 )
 
-// staleAfter is the age from which on a store's report counts as missing.
-const staleAfter = longhornv1.ReportTimeout
-
 // input is everything that a decision about one image follows from.
 type input struct {
 	Options
@@ -75,7 +72,7 @@ func (in *input) addStores(nodes []longhornv1.Node, managers []longhornv1.Instan
 		m := &managers[i]
 		s := store{node: m.Name}
 		if t := m.Status.HeartbeatTime; t != nil {
-			s.heard, s.fresh = t.Time, in.now.Sub(t.Time) <= staleAfter
+			s.heard, s.fresh = t.Time, in.now.Sub(t.Time) <= longhornv1.ReportTimeout
 		}
 		stores[m.Name] = s
 		for _, info := range m.Status.BackingImages {

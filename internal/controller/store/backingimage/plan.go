@@ -102,7 +102,7 @@ func decide(in *input) *plan {
 func (in *input) watchStores(p *plan) {
 	for disk := range p.status.DiskFileStatusMap {
 		if s, ok := in.storeOf(disk); ok && s.fresh {
-			p.lookWithin(s.heard.Add(staleAfter + time.Second).Sub(in.now))
+			p.lookWithin(s.heard.Add(longhornv1.ReportTimeout + time.Second).Sub(in.now))
 		}
 	}
 }

@@ -224,11 +224,7 @@ func (r *reconciler) makeSource(
 	if s.pod != nil || claim.Status.Phase != corev1.ClaimBound {
 		return nil // the scheduler would put a pod aside for seconds whose claim is not bound
 	}
-	pod, err := newSourcePod(image, &r.Options)
-	if err != nil {
-		return err
-	}
-	return r.createObject(ctx, pod)
+	return r.createObject(ctx, newSourcePod(image, &r.Options))
 }
 
 func (r *reconciler) createObject(ctx context.Context, o client.Object) error {

@@ -71,7 +71,8 @@ type reconciler struct {
 func CachedObjects(namespace string) map[client.Object]cache.ByObject {
 	own := cache.ByObject{Namespaces: map[string]cache.Config{namespace: {}}}
 	return map[client.Object]cache.ByObject{
-		&longhornv1.BackingImage{}: own, &longhornv1.Node{}: own, &longhornv1.InstanceManager{}: own, &longhornv1.Volume{}: own, &longhornv1.Replica{}: own,
+		&longhornv1.BackingImage{}: own, &longhornv1.Node{}: own, &longhornv1.InstanceManager{}: own,
+		&longhornv1.Volume{}: own, &longhornv1.Replica{}: own,
 	}
 }
 
@@ -156,7 +157,7 @@ func (r *reconciler) managerHandler() handler.EventHandler {
 // wasSilent says whether a store had not reported for so long that its report was missing.
 func wasSilent(before, after *longhornv1.InstanceManager) bool {
 	a, b := before.Status.HeartbeatTime, after.Status.HeartbeatTime
-	return a == nil || b == nil || b.Sub(a.Time) > staleAfter
+	return a == nil || b == nil || b.Sub(a.Time) > longhornv1.ReportTimeout
 }
 
 // changedImages returns the images of which after says something else than before.

@@ -42,7 +42,7 @@ func TestSetup_reports(t *testing.T) {
 			s.BackingImages["disk-a/f"] = longhornv1.BackingImageV2CopyInfo{Name: "fedora"}
 		}, "fedora", false},
 		"the first heartbeat after a while": {func(s *longhornv1.InstanceManagerStatus) {
-			s.HeartbeatTime = ptr.To(metav1.NewMicroTime(now.Add(staleAfter)))
+			s.HeartbeatTime = ptr.To(metav1.NewMicroTime(now.Add(longhornv1.ReportTimeout)))
 		}, "", true},
 	} {
 		after := before.DeepCopy()

@@ -1,9 +1,6 @@
 package backingimage
 
 import (
-	"encoding/json"
-	"fmt"
-
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,8 +18,6 @@ const (
 	// LabelImage is on what a source has; its value is status.uuid of the image.
 	LabelImage = layout.Prefix + "image"
 
-	// SourceVariable is the environment variable with which the source pod is told what to do.
-	SourceVariable = "VARVE_IMAGE_SOURCE"
 	// SourceDevice is the block device in the source pod.
 	SourceDevice = "/dev/image"
 
@@ -30,13 +25,6 @@ const (
 	scratchVolume   = "scratch"
 	imageVolume     = "image"
 )
-
-// sourceConfig is the JSON in SourceVariable.
-type sourceConfig struct {
-	Type          longhornv1.SourceType `json:"type"`
-	URL           string                `json:"url,omitempty"`
-	CACertificate string                `json:"caCertificate,omitempty"`
-}
 
 func sourceMeta(image *longhornv1.BackingImage) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
@@ -50,7 +38,9 @@ func sourceMeta(image *longhornv1.BackingImage) metav1.ObjectMeta {
 
 // newSourceVolume returns the PersistentVolume of a source on a node, for its claim. It has no owner, because images
 // have a namespace and volumes have none: the image's finalizer deletes it.
-func newSourceVolume(image *longhornv1.BackingImage, claim *corev1.PersistentVolumeClaim, node string) *corev1.PersistentVolume {
+func newSourceVolume(
+	image *longhornv1.BackingImage, claim *corev1.PersistentVolumeClaim, node string,
+) *corev1.PersistentVolume {
 	m := sourceMeta(image)
 	m.Namespace, m.OwnerReferences = "", nil
 	return &corev1.PersistentVolume{
@@ -95,13 +85,10 @@ func newSourceClaim(image *longhornv1.BackingImage) *corev1.PersistentVolumeClai
 
 // newSourcePod returns the pod that makes the first copy. It parses what strangers made, so it has the block device and
 // nothing else: no account, no capability, no file system that it can write but its scratch.
-func newSourcePod(image *longhornv1.BackingImage, o *Options) (*corev1.Pod, error) {
-	config, err := json.Marshal(sourceConfig{
-		Type: image.Spec.SourceType, URL: string(image.Spec.SourceParameters[longhornv1.ParameterURL]),
+func newSourcePod(image *longhornv1.BackingImage, o *Options) *corev1.Pod {
+	source := handover.Source{
+		Type: string(image.Spec.SourceType), URL: string(image.Spec.SourceParameters[longhornv1.ParameterURL]),
 		CACertificate: string(image.Spec.SourceParameters[longhornv1.ParameterCACertificate]),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("encode the source of BackingImage %s: %w", image.Name, err)
 	}
 	m := sourceMeta(image)
 	return &corev1.Pod{
@@ -120,7 +107,7 @@ func newSourcePod(image *longhornv1.BackingImage, o *Options) (*corev1.Pod, erro
 			Containers: []corev1.Container{{
 				Name: sourceContainer, Image: o.LauncherImage, ImagePullPolicy: o.ImagePullPolicy,
 				Command:       []string{"/usr/bin/varve", "store", "source"},
-				Env:           []corev1.EnvVar{{Name: SourceVariable, Value: string(config)}},
+				Env:           []corev1.EnvVar{{Name: handover.SourceVariable, Value: source.String()}},
 				VolumeDevices: []corev1.VolumeDevice{{Name: imageVolume, DevicePath: SourceDevice}},
 				VolumeMounts:  []corev1.VolumeMount{{Name: scratchVolume, MountPath: "/tmp"}},
 				Resources: corev1.ResourceRequirements{
@@ -139,9 +126,11 @@ func newSourcePod(image *longhornv1.BackingImage, o *Options) (*corev1.Pod, erro
 					PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: m.Name},
 				}},
 				{Name: scratchVolume, VolumeSource: corev1.VolumeSource{
-					EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: ptr.To(resource.MustParse("1Gi"))},
+					EmptyDir: &corev1.EmptyDirVolumeSource{
+						SizeLimit: resource.NewQuantity(handover.ScratchBytes, resource.BinarySI),
+					},
 				}},
 			},
 		},
-	}, nil
+	}
 }

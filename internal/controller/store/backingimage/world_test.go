@@ -78,7 +78,7 @@ func newFixture() *fixture {
 
 // silent has a node's store report nothing for a while.
 func (f *fixture) silent(node string) {
-	f.managers[node].Status.HeartbeatTime = ptr.To(metav1.NewMicroTime(now.Add(-staleAfter - time.Minute)))
+	f.managers[node].Status.HeartbeatTime = ptr.To(metav1.NewMicroTime(now.Add(-longhornv1.ReportTimeout - time.Minute)))
 }
 
 // closeDisk has a node's disk be one that its store cannot use.

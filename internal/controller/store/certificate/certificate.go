@@ -1,7 +1,6 @@
 package certificate
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/export/authority"
 	"github.com/varvebackup/varve/internal/reconcile"
+	"github.com/varvebackup/varve/internal/store/names"
 )
 
 const (
@@ -26,10 +26,6 @@ const (
 	Secret = "varve-store-tls"
 	// AuthoritySecret is the Secret with the authorities.
 	AuthoritySecret = "varve-store-authority"
-	// Host is the name in the certificate.
-	Host = "store.varve"
-
-	authoritiesKey = "ca.crt"
 	// lookEvery is how often the Secret is looked at.
 	lookEvery = 5 * time.Minute
 	// labelManager and manager mark the Secret that this package writes.
@@ -97,12 +93,9 @@ func (r *reconciler) keepCertificate(ctx context.Context) (time.Duration, error)
 	if err != nil {
 		return 0, fmt.Errorf("get the authorities of the stores: %w", err)
 	}
-	hosts := []string{Host}
-	if secret != nil && bytes.Equal(secret.Data[authoritiesKey], issuer.Authorities()) {
-		due, err := issuer.RenewalTime(authority.Certificate{
-			Certificate: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey],
-		}, hosts)
-		if left := due.Sub(r.Clock.Now()); err == nil && left > 0 {
+	hosts := []string{names.StoreHost}
+	if secret != nil {
+		if left := issuer.TimeLeft(secret.Data, hosts); left > 0 {
 			return min(left, lookEvery), nil
 		}
 	}
@@ -110,10 +103,7 @@ func (r *reconciler) keepCertificate(ctx context.Context) (time.Duration, error)
 	if err != nil {
 		return 0, err
 	}
-	return lookEvery, r.writeSecret(ctx, secret, map[string][]byte{
-		corev1.TLSCertKey: certificate.Certificate, corev1.TLSPrivateKeyKey: certificate.Key,
-		authoritiesKey: issuer.Authorities(),
-	})
+	return lookEvery, r.writeSecret(ctx, secret, issuer.SecretData(certificate))
 }
 
 // writeSecret creates the Secret, or replaces what secret has.

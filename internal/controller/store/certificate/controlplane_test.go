@@ -15,6 +15,8 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/varvebackup/varve/internal/export/authority"
+	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/test/controlplane"
 )
 
@@ -60,10 +62,10 @@ func (w *world) verified(known ...[]byte) []byte {
 			return err
 		}
 		roots := x509.NewCertPool()
-		roots.AppendCertsFromPEM(s.Data[authoritiesKey])
+		roots.AppendCertsFromPEM(s.Data[authority.AuthoritiesKey])
 		for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
 			if _, err := pair.Leaf.Verify(x509.VerifyOptions{
-				DNSName: Host, Roots: roots, CurrentTime: w.clock.Now(), KeyUsages: []x509.ExtKeyUsage{usage},
+				DNSName: names.StoreHost, Roots: roots, CurrentTime: w.clock.Now(), KeyUsages: []x509.ExtKeyUsage{usage},
 			}); err != nil {
 				return fmt.Errorf("usage %d: %w", usage, err)
 			}
@@ -97,7 +99,7 @@ func TestCertificate(t *testing.T) {
 	})
 	w.restart()
 	third := w.verified(first, second)
-	controlplane.Update(t, w.admin, newSecret(), false, func(s *corev1.Secret) { s.Data[authoritiesKey] = nil })
+	controlplane.Update(t, w.admin, newSecret(), false, func(s *corev1.Secret) { s.Data[authority.AuthoritiesKey] = nil })
 	w.restart()
 	fourth := w.verified(first, second, third)
 	if err := w.admin.Delete(t.Context(), newSecret()); err != nil {
