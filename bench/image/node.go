@@ -35,7 +35,7 @@ func (b *bench) openNode(ctx context.Context, name string) (*node, error) {
 	if _, err := runTool(ctx, "mkfs.xfs", "-q", "-K", "-m", "reflink=1", file); err != nil {
 		return nil, err
 	}
-	device, err := b.devices.Attach(ctx, file, workName+"-"+name)
+	device, err := b.devices.Attach(ctx, file, workName+"-"+name, loop.SmallSector)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +155,7 @@ func (b *bench) attach(ctx context.Context, n *node, head disk.Name) (*attached,
 	if err != nil {
 		return nil, err
 	}
-	device, err := b.devices.Attach(ctx, lease.Path(), string(head))
+	device, err := b.devices.Attach(ctx, lease.Path(), string(head), loop.BlockSector)
 	if err != nil {
 		return nil, errors.Join(err, lease.Close())
 	}

@@ -104,6 +104,9 @@ func (s *scene) bootClone(image string) {
 	s.disks = []lab.Disk{{Name: "root", Bytes: 3 * gib, Block: true}}
 	s.must(s.StartTracked(ctx, s.vm, lab.Debian, 2*bootTimeout, s.disks...))
 	s.t.Logf("a clone of 3 GiB was bound after %s", (<-bound).Round(time.Millisecond))
+	if got := strings.TrimSpace(s.guest("cat /sys/block/vda/queue/logical_block_size")); got != "512" {
+		s.t.Errorf("the guest sees sectors of %s bytes", got)
+	}
 	err := s.Delete(ctx, &longhornv1.BackingImage{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: image}})
 	if err == nil || !strings.Contains(err.Error(), s.volumeOf(claim)) {
 		s.t.Errorf("an image that a volume is cloned from was deleted: %v", err)

@@ -196,6 +196,10 @@ type BackingImageStatus struct {
 	// checksum is the SHA-512 of the image in hexadecimal, of what was read back from the first copy's disk.
 	// +optional
 	Checksum string `json:"checksum,omitempty"`
+	// piecesChecksum is the SHA-256 of the SHA-256 of each MiB of the image, one after the other. Further copies are
+	// compared with it.
+	// +optional
+	PiecesChecksum string `json:"piecesChecksum,omitempty"`
 	// v2FirstCopyStatus says how far the first copy is: pending, in-progress, ready, failed or unknown.
 	// +optional
 	V2FirstCopyStatus BackingImageState `json:"v2FirstCopyStatus,omitempty"`

@@ -91,6 +91,9 @@ type BackingImageV2CopyInfo struct {
 	// currentChecksum is the SHA-512 of the copy as it was read back.
 	// +optional
 	CurrentChecksum string `json:"currentChecksum,omitempty"`
+	// piecesChecksum is the SHA-256 of the SHA-256 of each MiB of the copy, one after the other.
+	// +optional
+	PiecesChecksum string `json:"piecesChecksum,omitempty"`
 	// message says why the copy failed, or what it waits for.
 	// +optional
 	Message string `json:"message,omitempty"`

@@ -289,6 +289,7 @@ func (c *cluster) finishFirst(first longhornv1.BackingImageV2CopyInfo) {
 	c.editImage(func(image *longhornv1.BackingImage) {
 		image.Status.V2FirstCopyStatus = longhornv1.StateReady
 		image.Status.Size, image.Status.Checksum = first.Size, first.CurrentChecksum
+		image.Status.PiecesChecksum = first.PiecesChecksum
 		image.Status.DiskFileStatusMap = map[string]*longhornv1.BackingImageDiskFileStatus{
 			first.DiskUUID: {State: longhornv1.StateReady},
 		}

@@ -95,6 +95,7 @@ func (a *agent) lookAtCopy(
 		state.progress = d.progress
 	}
 	if d.state == longhornv1.StateReady {
+		info.PiecesChecksum = s.open.sumPieces(ctx, *v.copy)
 		info.Size, info.CurrentChecksum, info.RealSize = v.copy.Bytes, v.copy.Checksum, v.realSize
 	} else if v.making != nil {
 		info.Size = v.making.Bytes
@@ -178,6 +179,21 @@ func (d *openDisk) realSize(ctx context.Context, image disk.Object) int64 {
 	}
 	d.realSizes[image.UID] = n
 	return n
+}
+
+// sumPieces returns the hash of all hashes of an image's pieces, or "" if that cannot be found out now.
+func (d *openDisk) sumPieces(ctx context.Context, image disk.Object) string {
+	sum, ok := d.pieceSums[image.UID]
+	if ok || image.State != disk.StateReady {
+		return sum
+	}
+	pieces, err := d.Pieces(ctx, image.Name)
+	if err != nil {
+		return "" // readers of the copy find that out, and say so
+	}
+	sum = disk.SumPieces(pieces)
+	d.pieceSums[image.UID] = sum
+	return sum
 }
 
 // act does what was decided, or returns false if that has to wait for other copies. What fails is tried again.

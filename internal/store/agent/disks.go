@@ -41,6 +41,8 @@ type openDisk struct {
 	specPath string
 	// realSizes are how many bytes images take, which never changes.
 	realSizes map[disk.UID]int64
+	// pieceSums are those of images, see disk.SumPieces.
+	pieceSums map[disk.UID]string
 }
 
 // diskState is what was found out about a disk now.
@@ -191,7 +193,7 @@ func (a *agent) openDisk(
 	if err != nil {
 		return nil, err
 	}
-	d := &openDisk{files: files, specPath: spec.Path, realSizes: map[disk.UID]int64{}}
+	d := &openDisk{files: files, specPath: spec.Path, realSizes: map[disk.UID]int64{}, pieceSums: map[disk.UID]string{}}
 	d.Disk = diskset.Disk{Disk: files, Name: name, UUID: found, Path: dir}
 	if a.Opened != nil {
 		if err := a.Opened(ctx, d.Disk); err != nil {

@@ -481,13 +481,30 @@ func TestDisk_pressureEndsCopies(t *testing.T) {
 	b.await(longhornv1.StateReady)
 }
 
-// The hash of all is compared, too: data that all pieces lie about is not sealed, and what was read of it goes.
+// What was written is compared as a whole, by its pieces or by the hash of all: data that changed after its piece was
+// compared is not sealed, and what was read of it goes.
 func TestSync_comparesTheWhole(t *testing.T) {
 	t.Parallel()
+	for name, c := range map[string]struct{ known, words string }{
+		"by pieces":          {"known", "MiB 0 is not what it must be"},
+		"by the hash of all": {"", "SHA-512"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkWhole(t, c.known != "", c.words)
+		})
+	}
+}
+
+func checkWhole(t *testing.T, piecesKnown bool, words string) {
+	t.Helper()
 	data := disktest.Noise(10, mib+1)
 	c := newCluster(t)
 	a, b := c.addNode("a"), c.addNode("b")
 	c.makeFirst(a, data)
+	if !piecesKnown {
+		c.editImage(func(image *longhornv1.BackingImage) { image.Status.PiecesChecksum = "" })
+	}
 	b.kill()
 	var copied atomic.Int32
 	b.reached = func(step string) error {
@@ -500,9 +517,28 @@ func TestSync_comparesTheWhole(t *testing.T) {
 	}
 	b.start()
 	c.addDisk(b)
-	b.awaitReport(longhornv1.StateInProgress, "SHA-512")
+	b.awaitReport(longhornv1.StateInProgress, words)
 	b.await(longhornv1.StateReady)
 	if !bytes.Equal(b.disk().Read(names.Image(imageName, imageUUID)), data) || copied.Load() < 2 {
 		verdict.Errorf(t, "the copy, after %d attempts", copied.Load())
+	}
+	first, _ := a.report()
+	if second, _ := b.report(); second.CurrentChecksum != disktest.Checksum(data) ||
+		second.PiecesChecksum == "" || second.PiecesChecksum != first.PiecesChecksum {
+		t.Errorf("the copy is reported as %+v, and the first one as %+v", second, first)
+	}
+}
+
+// A copy whose hashes are not those of the image is not read at all.
+func TestSync_refusesOtherHashes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, b := c.addNode("a"), c.addNode("b")
+	c.makeFirst(a, disktest.Noise(11, mib+1))
+	c.editImage(func(image *longhornv1.BackingImage) { image.Status.PiecesChecksum = strings.Repeat("0", 64) })
+	c.addDisk(b)
+	b.awaitReport(longhornv1.StateInProgress, "the hashes of the other copy are those of")
+	for _, o := range b.disk().Objects() {
+		t.Errorf("%s is there", o.Name)
 	}
 }

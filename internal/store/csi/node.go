@@ -82,7 +82,7 @@ func (n *nodeServer) stageVolume(ctx context.Context, r *csi.NodeStageVolumeRequ
 			return err
 		}
 	}
-	device, err := n.attachHead(ctx, r.GetVolumeId(), on)
+	device, err := n.attachHead(ctx, r.GetVolumeId(), on, chooseSector(block))
 	if err != nil || block {
 		return err
 	}
@@ -132,13 +132,24 @@ func (n *nodeServer) NodeUnstageVolume(
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
+// chooseSector returns the size of a device's sectors. A machine or a copy reads and writes a Block volume, and can do
+// that in any unit. What a Filesystem volume has may have been made with sectors of 512 bytes, for example in an image.
+func chooseSector(block bool) int {
+	if block {
+		return loop.BlockSector
+	}
+	return loop.SmallSector
+}
+
 // attachHead leases the head of a volume, and attaches a device to it.
-func (d *Driver) attachHead(ctx context.Context, handle string, on diskset.Disk) (loop.Device, error) {
+func (d *Driver) attachHead(ctx context.Context, handle string, on diskset.Disk, sectorBytes int) (
+	loop.Device, error,
+) {
 	lease, err := on.Open(ctx, names.Head(handle))
 	if err != nil {
 		return loop.Device{}, err
 	}
-	device, err := d.loops.Attach(ctx, lease.Path(), handle)
+	device, err := d.loops.Attach(ctx, lease.Path(), handle, sectorBytes)
 	if err != nil {
 		return loop.Device{}, errors.Join(err, lease.Close())
 	}

@@ -377,6 +377,19 @@ func readDevice(tb testing.TB, path string, n int) []byte {
 }
 
 // A Block volume keeps its data while the driver restarts, attached or not, and is not deleted while it is attached.
+// wantSectors checks the size of a device's sectors.
+func wantSectors(tb testing.TB, device string, want int) {
+	tb.Helper()
+	f, err := os.Open(device)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	got, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
+	if err := errors.Join(err, f.Close()); got != want || err != nil {
+		tb.Errorf("%s has sectors of %d bytes, %v, want %d", device, got, err, want)
+	}
+}
+
 func TestNode_blockVolumeSurvivesRestarts(t *testing.T) {
 	for _, kind := range []string{"xfs", "btrfs"} {
 		t.Run(kind, func(t *testing.T) { checkBlockVolume(t, kind) })
@@ -393,6 +406,7 @@ func checkBlockVolume(t *testing.T, kind string) {
 	s.wantStatus(t, v, longhornv1.VolumeDetached, longhornv1.RobustnessHealthy, longhornv1.ReplicaStopped)
 	path := s.stage(t, v, true, false)
 	s.wantStatus(t, v, longhornv1.VolumeAttached, longhornv1.RobustnessHealthy, longhornv1.ReplicaRunning)
+	wantSectors(t, path, loop.BlockSector)
 	want := bytes.Repeat([]byte("varve"), 1000)
 	writeDevice(t, path, want)
 	s.restart(t)
@@ -508,6 +522,15 @@ func TestNode_filesystemVolumeKeepsItsFiles(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(path, "file"), []byte("text"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	lease, err := s.disk.Open(t.Context(), names.Head("pvc-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	device, err := devices.Find(lease.Path())
+	if err := errors.Join(err, lease.Close()); err != nil {
+		t.Fatal(err)
+	}
+	wantSectors(t, device.Path, loop.SmallSector)
 	stats, err := s.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{
 		VolumeId:   "pvc-1",
 		VolumePath: path,

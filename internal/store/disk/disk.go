@@ -9,6 +9,7 @@ package disk
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"iter"
 	"unicode"
@@ -118,6 +119,9 @@ type Seal struct {
 	// Checksum is what the data must have: a SHA-512, or a SHA-256 of 64 digits. Object.Checksum is the SHA-512 in any
 	// case. If it is empty, an image gets the one that was read, and a snapshot has none, so that it is not read at all.
 	Checksum string
+	// Pieces are the hashes that the pieces of an image must have. If they are given, the data is compared with them and
+	// with nothing else, and Checksum has to be the SHA-512 of what they are the hashes of: the caller knows that.
+	Pieces []PieceHash
 	// Exclusive has Snapshot return Conflict if somebody has leased the head, and Open of the head return Transient until
 	// its data is taken. So nobody writes meanwhile, and what is sealed is of one moment. After that, while an image is
 	// read back, the head may be used and deleted.
@@ -129,6 +133,16 @@ const PieceBytes = 1 << 20
 
 // PieceHash is the SHA-256 of a piece of an image.
 type PieceHash = [sha256.Size]byte
+
+// SumPieces returns one hash for all pieces of an image: the SHA-256 of their hashes in order, in hexadecimal. Who knows
+// it can tell whether hashes that somebody else sends are those of the image.
+func SumPieces(pieces []PieceHash) string {
+	all := sha256.New()
+	for i := range pieces {
+		_, _ = all.Write(pieces[i][:]) // a hash returns no error
+	}
+	return hex.EncodeToString(all.Sum(nil))
+}
 
 // ChecksumError is an error of class Corrupt: data does not have the checksum that it must have.
 type ChecksumError struct{ Algorithm, Found, Wanted string }

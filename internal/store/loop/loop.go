@@ -22,8 +22,16 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// sectorBytes is the size of a device's sectors: the kernel hides the rest of a file that is not a multiple of it.
-const sectorBytes = 512
+// Sizes of a device's sectors, in bytes. The kernel hides the rest of a file that is not a multiple of them.
+const (
+	// SmallSector is what every program and every file system can use. XFS wants direct I/O to shared blocks aligned to
+	// its own blocks, so the device of a clone goes through the page cache with it.
+	SmallSector = 512
+	// BlockSector is as large as the blocks of the file systems below, so that a device does direct I/O always. A file
+	// system with smaller blocks or sectors cannot be mounted from it. QEMU shows its guests sectors of 512 bytes all the
+	// same.
+	BlockSector = 4096
+)
 
 // MaxNameBytes is the length of a device's longest name.
 const MaxNameBytes = unix.LO_NAME_SIZE - 1
@@ -59,17 +67,18 @@ func (d Device) hasFileOf(other Device) bool {
 type fileKey struct{ device, inode uint64 }
 
 // Attach returns the device of a file, and attaches a free one under a name of 1 to MaxNameBytes bytes if the file has
-// none. The device uses direct I/O where the file's file system can, and passes discards on. An error is of class
-// Invalid if the file's size is not a multiple of 512 bytes.
-func (d Devices) Attach(ctx context.Context, file, name string) (Device, error) {
-	device, err := d.attachFile(ctx, file, name)
+// none. Its sectors have sectorBytes, which is one of the sizes above, or SmallSector if the file's size is not a
+// multiple of that. The device uses direct I/O where the file's file system can with such sectors, and passes discards
+// on. An error is of class Invalid if the file's size is not a multiple of 512 bytes.
+func (d Devices) Attach(ctx context.Context, file, name string, sectorBytes int) (Device, error) {
+	device, err := d.attachFile(ctx, file, name, sectorBytes)
 	if err != nil {
 		return Device{}, fmt.Errorf("attach %s to a loop device: %w", file, err)
 	}
 	return device, nil
 }
 
-func (d Devices) attachFile(ctx context.Context, file, name string) (Device, error) {
+func (d Devices) attachFile(ctx context.Context, file, name string, sectorBytes int) (Device, error) {
 	if name == "" || len(name) > MaxNameBytes {
 		return Device{}, errclass.Errorf(errclass.Invalid, "the name %q has %d bytes: use 1 to %d", name, len(name),
 			MaxNameBytes)
@@ -82,18 +91,23 @@ func (d Devices) attachFile(ctx context.Context, file, name string) (Device, err
 		return Device{}, err
 	}
 	defer backing.Close() //nolint:errcheck // the device holds the file from here on
-	if info, err := backing.Stat(); err != nil {
+	info, err := backing.Stat()
+	if err != nil {
 		return Device{}, err
-	} else if info.Size()%sectorBytes != 0 {
+	}
+	if info.Size()%int64(sectorBytes) != 0 {
+		sectorBytes = SmallSector
+	}
+	if info.Size()%SmallSector != 0 {
 		return Device{}, errclass.Errorf(errclass.Invalid, "its size of %d bytes is not a multiple of %d", info.Size(),
-			sectorBytes)
+			SmallSector)
 	}
 	for {
 		path, err := d.takeFree()
 		if err != nil {
 			return Device{}, err
 		}
-		err = configureDevice(path, backing, name)
+		err = configureDevice(path, backing, name, sectorBytes)
 		if errors.Is(err, unix.EBUSY) { // another process was faster
 			if err := ctx.Err(); err != nil {
 				return Device{}, err
@@ -121,7 +135,7 @@ func (d Devices) takeFree() (string, error) {
 	return filepath.Join(d.Dir, fmt.Sprintf("loop%d", n)), nil
 }
 
-func configureDevice(path string, backing *os.File, name string) error {
+func configureDevice(path string, backing *os.File, name string, sectorBytes int) error {
 	device, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -130,7 +144,7 @@ func configureDevice(path string, backing *os.File, name string) error {
 	// Direct I/O keeps the file out of the page cache, which has the device's data already. Where the file system
 	// cannot, the kernel ignores the flag.
 	config := unix.LoopConfig{
-		Fd: uint32(backing.Fd()), Size: sectorBytes,
+		Fd: uint32(backing.Fd()), Size: uint32(sectorBytes),
 		Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_DIRECT_IO},
 	}
 	copy(config.Info.File_name[:MaxNameBytes], name)

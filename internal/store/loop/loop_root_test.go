@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,12 +49,12 @@ func TestDevices_areFoundByFileAndName(t *testing.T) {
 	if _, err := devices.Find(file); !errors.Is(err, errclass.NotFound) {
 		t.Errorf("find what is not attached: %v", err)
 	}
-	attached, err := devices.Attach(t.Context(), file, name)
+	attached, err := devices.Attach(t.Context(), file, name, loop.SmallSector)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer detach(t, attached)
-	if again, err := devices.Attach(t.Context(), file, name); err != nil || again != attached {
+	if again, err := devices.Attach(t.Context(), file, name, loop.SmallSector); err != nil || again != attached {
 		t.Errorf("attach again: %v, %v, want %v", again, err, attached)
 	}
 	moved := filepath.Join(dir, "a/moved")
@@ -80,7 +82,7 @@ func TestDevices_areFoundByFileAndName(t *testing.T) {
 func TestDevices_writeToTheFile(t *testing.T) {
 	t.Parallel()
 	file := makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20)
-	d, err := devices.Attach(t.Context(), file, "varve-test-write")
+	d, err := devices.Attach(t.Context(), file, "varve-test-write", loop.SmallSector)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,17 +106,76 @@ func TestDevices_writeToTheFile(t *testing.T) {
 	}
 }
 
+// The device of a clone goes past the page cache only with sectors of 4096 bytes.
+func TestAttach_isDirectWithBlockSectors(t *testing.T) {
+	t.Parallel()
+	dir := testloop.NewFileSystem(t, "xfs").Dir
+	original := filepath.Join(dir, "original")
+	if err := os.WriteFile(original, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cases := []struct {
+		name       string
+		bytes      int64
+		sector     int
+		wantSector int
+		wantDirect string
+	}{
+		{"varve-test-small", 1 << 20, loop.SmallSector, 512, ""},
+		{"varve-test-block", 1 << 20, loop.BlockSector, 4096, "1"},
+		{"varve-test-odd", 1<<20 - 512, loop.BlockSector, 512, ""},
+	}
+	for _, x := range cases {
+		file := cloneFile(t, original, filepath.Join(dir, x.name), x.bytes)
+		d, err := devices.Attach(t.Context(), file, x.name, x.sector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer detach(t, d)
+		device, err := os.Open(d.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := unix.IoctlGetInt(int(device.Fd()), unix.BLKSSZGET)
+		end, seekErr := device.Seek(0, io.SeekEnd)
+		if err := errors.Join(err, seekErr, device.Close()); n != x.wantSector || end != x.bytes || err != nil {
+			t.Errorf("%s: %d bytes in sectors of %d, %v, want %d in %d", x.name, end, n, err, x.bytes, x.wantSector)
+		}
+		direct, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.Path), "loop/dio"))
+		if got := strings.TrimSpace(string(direct)); err != nil || x.wantDirect != "" && got != x.wantDirect {
+			t.Errorf("%s: direct I/O is %q, %v, want %q", x.name, got, err, x.wantDirect)
+		}
+	}
+}
+
+// cloneFile makes a clone of the first bytes of a file.
+func cloneFile(t *testing.T, from, to string, bytes int64) string {
+	t.Helper()
+	source, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clone, err := os.Create(to)
+	if err == nil {
+		err = errors.Join(unix.IoctlFileClone(int(clone.Fd()), int(source.Fd())), clone.Truncate(bytes), clone.Close())
+	}
+	if err := errors.Join(err, source.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
 // A size that the device would not show to its end, and a name that it cannot have, are refused.
 func TestAttach_refuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	odd, even := makeFile(t, filepath.Join(dir, "odd"), 1000), makeFile(t, filepath.Join(dir, "even"), 1024)
 	for _, x := range []struct{ file, name string }{{odd, "a"}, {even, ""}, {even, string(make([]byte, 64))}} {
-		if d, err := devices.Attach(t.Context(), x.file, x.name); !errors.Is(err, errclass.Invalid) {
+		if d, err := devices.Attach(t.Context(), x.file, x.name, loop.SmallSector); !errors.Is(err, errclass.Invalid) {
 			t.Errorf("%s as %q: %v, %v", x.file, x.name, d, err)
 		}
 	}
-	if _, err := devices.Attach(t.Context(), filepath.Join(dir, "missing"), "a"); !errors.Is(err, os.ErrNotExist) {
+	if _, err := devices.Attach(t.Context(), filepath.Join(dir, "missing"), "a", loop.SmallSector); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that is missing: %v", err)
 	}
 }
@@ -122,7 +183,7 @@ func TestAttach_refuses(t *testing.T) {
 // Detach returns when nobody has the device any more, and says so if somebody has it for too long.
 func TestDetach_waitsForUsers(t *testing.T) {
 	t.Parallel()
-	d, err := devices.Attach(t.Context(), makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20), "varve-test-users")
+	d, err := devices.Attach(t.Context(), makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20), "varve-test-users", loop.SmallSector)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +210,7 @@ func TestDetach_waitsForUsers(t *testing.T) {
 // A disk that dies hides no device of another one, and its own devices are found by name and detached.
 func TestDevices_surviveADeadDisk(t *testing.T) {
 	t.Parallel()
-	healthy, err := devices.Attach(t.Context(), makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20), "varve-test-healthy")
+	healthy, err := devices.Attach(t.Context(), makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20), "varve-test-healthy", loop.SmallSector)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +218,7 @@ func TestDevices_surviveADeadDisk(t *testing.T) {
 	dead := testloop.NewFileSystem(t, "xfs")
 	const name = "varve-test-dead"
 	file := makeFile(t, filepath.Join(dead.Dir, name, "head"), 1<<20)
-	attached, err := devices.Attach(t.Context(), file, name)
+	attached, err := devices.Attach(t.Context(), file, name, loop.SmallSector)
 	if err != nil {
 		t.Fatal(err)
 	}

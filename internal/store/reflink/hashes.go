@@ -11,6 +11,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
@@ -36,6 +40,60 @@ func hashFile(ctx context.Context, path, wanted string) (h hashes, err error) {
 	return hashReader(ctx, f, isSHA256(wanted))
 }
 
+// matchPieces reads a file that was just cloned, as hashFile does, and compares it with the hashes that its pieces must
+// have. That takes as many processors as there are, and no hash of all, which is the slowest.
+func matchPieces(ctx context.Context, path string, size int64, seal disk.Seal) (h hashes, err error) {
+	want := (size + pieceBytes - 1) / pieceBytes
+	all, err := hex.DecodeString(seal.Checksum)
+	if err != nil || len(all) != sha512.Size || int64(len(seal.Pieces)) != want {
+		return hashes{}, errclass.Errorf(errclass.Invalid,
+			"%d hashes of pieces with the checksum %.140q: use %d with the SHA-512 of all", len(seal.Pieces), seal.Checksum, want)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return hashes{}, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	buffers := sync.Pool{New: func() any { return new([pieceBytes]byte) }}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for i := range seal.Pieces {
+		group.Go(func() error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			buffer := buffers.Get().(*[pieceBytes]byte)
+			defer buffers.Put(buffer)
+			offset := int64(i) * pieceBytes
+			piece := buffer[:min(pieceBytes, size-offset)]
+			if _, err := f.ReadAt(piece, offset); err != nil {
+				return err
+			}
+			if hashPiece(piece) != seal.Pieces[i] {
+				return errclass.Errorf(errclass.Corrupt, "MiB %d is not what it must be", i)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return hashes{}, err
+	}
+	return hashes{pieces: seal.Pieces, all: [sha512.Size]byte(all)}, nil
+}
+
+var (
+	zeroPiece       [pieceBytes]byte
+	hashOfZeroPiece = sha256.Sum256(zeroPiece[:])
+)
+
+// hashPiece returns the hash of a piece.
+func hashPiece(piece []byte) disk.PieceHash {
+	if bytes.Equal(piece, zeroPiece[:]) {
+		return hashOfZeroPiece
+	}
+	return sha256.Sum256(piece)
+}
+
 // hashReader hashes all of r. The hash of all is the slowest: it has a goroutine of its own, beside that of the pieces.
 // The SHA-256 of all is computed only if it is wanted.
 func hashReader(ctx context.Context, r io.Reader, with256 bool) (h hashes, err error) {
@@ -59,8 +117,6 @@ func hashReader(ctx context.Context, r io.Reader, with256 bool) (h hashes, err e
 			h.all, h.all256 = [sha512.Size]byte(all.Sum(nil)), [sha256.Size]byte(all256.Sum(nil))
 		}
 	}()
-	zeroes := make([]byte, pieceBytes)
-	ofZeroes := sha256.Sum256(zeroes)
 	for {
 		if err := ctx.Err(); err != nil {
 			return hashes{}, err
@@ -70,11 +126,7 @@ func hashReader(ctx context.Context, r io.Reader, with256 bool) (h hashes, err e
 		piece := buffer[:n]
 		if n > 0 {
 			read <- piece // it comes back to free, from which only this goroutine takes
-			hash := ofZeroes
-			if !bytes.Equal(piece, zeroes) {
-				hash = sha256.Sum256(piece)
-			}
-			h.pieces = append(h.pieces, hash)
+			h.pieces = append(h.pieces, hashPiece(piece))
 			if with256 {
 				_, _ = all256.Write(piece)
 			}

@@ -28,6 +28,8 @@ func (d *Disk) sealHead(ctx context.Context, head, name disk.Name, seal disk.Sea
 	switch {
 	case seal.Kind == disk.KindHead:
 		return errclass.Errorf(errclass.Invalid, "the kind is %s: use %s or %s", seal.Kind, disk.KindSnapshot, disk.KindImage)
+	case len(seal.Pieces) > 0 && seal.Kind != disk.KindImage:
+		return errclass.Errorf(errclass.Invalid, "hashes of pieces of a %s: use them for an image", seal.Kind)
 	case seal.Bytes < 0, seal.Bytes > 0 && seal.Kind != disk.KindImage:
 		return errclass.Errorf(errclass.Invalid, "%d bytes of a %s: use 0", seal.Bytes, seal.Kind)
 	}
@@ -44,7 +46,7 @@ func (d *Disk) sealHead(ctx context.Context, head, name disk.Name, seal disk.Sea
 	wanted.Bytes, wanted.Origin = cmp.Or(seal.Bytes, source.object.Bytes), source.object.UID
 	if seal.Kind == disk.KindImage {
 		group := filepath.Join(imagesDir, string(seal.UID))
-		err := d.writeImage(ctx, &wanted, group, source, seal.Exclusive)
+		err := d.writeImage(ctx, &wanted, group, source, seal)
 		return d.finishPending(wanted, group, err)
 	}
 	err = d.writeSnapshot(ctx, &wanted, source)
@@ -139,23 +141,20 @@ func (d *Disk) takeData(ctx context.Context, source *lease, path string, size in
 
 // writeImage makes the directory of an image, with the checksum of what was read back.
 func (d *Disk) writeImage(
-	ctx context.Context, wanted *entry, group string, source *lease, exclusive bool,
+	ctx context.Context, wanted *entry, group string, source *lease, seal disk.Seal,
 ) error {
 	dir := filepath.Join(d.dir, group+newSuffix)
 	data := filepath.Join(dir, "data")
 	if err := d.takeData(ctx, source, data, wanted.Bytes); err != nil {
 		return err
 	}
-	if exclusive { // the volume may be deleted while its image is read back
+	if seal.Exclusive { // the volume may be deleted while its image is read back
 		if err := source.Close(); err != nil {
 			return err
 		}
 	}
-	h, err := hashFile(ctx, data, wanted.Checksum)
+	h, err := readBack(ctx, data, wanted.Bytes, seal)
 	if err != nil {
-		return err
-	}
-	if err := h.matchChecksum(wanted.Checksum); err != nil {
 		return err
 	}
 	wanted.Checksum = h.checksum()
@@ -171,6 +170,18 @@ func (d *Disk) writeImage(
 	return d.writeMetadata(dir, metadata{Format: formatVersion, Objects: []entry{*wanted}})
 }
 
+// readBack returns the hashes of a file that was just cloned, if it has what it must have.
+func readBack(ctx context.Context, path string, size int64, seal disk.Seal) (hashes, error) {
+	if len(seal.Pieces) > 0 {
+		return matchPieces(ctx, path, size, seal)
+	}
+	h, err := hashFile(ctx, path, seal.Checksum)
+	if err != nil {
+		return hashes{}, err
+	}
+	return h, h.matchChecksum(seal.Checksum)
+}
+
 // writeSnapshot makes the file of a snapshot, which does not exist before the replica's metadata has it.
 func (d *Disk) writeSnapshot(ctx context.Context, wanted *entry, source *lease) error {
 	path := d.dataPath(located{entry: *wanted, group: source.object.group})
@@ -181,10 +192,7 @@ func (d *Disk) writeSnapshot(ctx context.Context, wanted *entry, source *lease) 
 		return err
 	}
 	if wanted.Checksum != "" {
-		h, err := hashFile(ctx, path+newSuffix, wanted.Checksum)
-		if err == nil {
-			err = h.matchChecksum(wanted.Checksum)
-		}
+		h, err := readBack(ctx, path+newSuffix, wanted.Bytes, disk.Seal{Checksum: wanted.Checksum})
 		if err != nil {
 			return err
 		}

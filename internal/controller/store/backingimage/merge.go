@@ -34,10 +34,15 @@ func (in *input) adoptIdentity(p *plan) {
 	s := &p.status
 	for _, disk := range append([]string{s.V2FirstCopyDisk}, slices.Sorted(maps.Keys(p.disks))...) {
 		r, ok := in.freshReport(disk)
-		if s.Checksum != "" || !ok || p.disks[disk] == nil || r.State != longhornv1.StateReady || r.CurrentChecksum == "" {
+		if !ok || p.disks[disk] == nil || r.State != longhornv1.StateReady || r.CurrentChecksum == "" {
 			continue
 		}
-		s.Checksum, s.Size, s.VirtualSize, s.RealSize = r.CurrentChecksum, r.Size, r.Size, r.RealSize
+		if s.Checksum == "" {
+			s.Checksum, s.Size, s.VirtualSize, s.RealSize = r.CurrentChecksum, r.Size, r.Size, r.RealSize
+		}
+		if s.PiecesChecksum == "" && s.Checksum == r.CurrentChecksum {
+			s.PiecesChecksum = r.PiecesChecksum
+		}
 	}
 }
 
@@ -103,6 +108,8 @@ func (in *input) stateOfReport(p *plan, r report, wanted bool) *longhornv1.Backi
 		next.State = longhornv1.StateFailed
 		next.Message = fmt.Sprintf("the copy has the SHA-512 %.16s…, and the image %.16s…", r.CurrentChecksum,
 			p.status.Checksum)
+	case r.State == longhornv1.StateReady && r.PiecesChecksum != "" && r.PiecesChecksum != p.status.PiecesChecksum:
+		next.State, next.Message = longhornv1.StateFailed, "the hashes of the copy's pieces are not those of the image"
 	}
 	return next
 }

@@ -71,6 +71,10 @@ func TestMerge(t *testing.T) {
 			f.wants("b")
 			f.reports("b", ready, func(i *longhornv1.BackingImageV2CopyInfo) { i.CurrentChecksum = strings.Repeat("c", 128) })
 		}, "failed", "the copy has the SHA-512 cccccccccccccccc…, and the image abababababababab…"},
+		"other hashes of pieces": {func(f *fixture) {
+			f.wants("b")
+			f.reports("b", ready, func(i *longhornv1.BackingImageV2CopyInfo) { i.PiecesChecksum = strings.Repeat("c", 64) })
+		}, "failed", "the hashes of the copy's pieces are not those of the image"},
 		"no checksum": {func(f *fixture) {
 			f.wants("b")
 			f.reports("b", ready, func(i *longhornv1.BackingImageV2CopyInfo) { i.CurrentChecksum = "" })
@@ -96,7 +100,7 @@ func TestMerge(t *testing.T) {
 			if got.LastStateTransitionTime != want {
 				t.Errorf("it is so since %s, want %s", got.LastStateTransitionTime, want)
 			}
-			if s := p.status; s.Checksum != sum || s.ReadyCopies != 1 {
+			if s := p.status; s.Checksum != sum || s.PiecesChecksum != pieceSum || s.ReadyCopies != 1 {
 				t.Errorf("status %+v", s)
 			}
 		})
@@ -120,7 +124,7 @@ func TestMerge_identity(t *testing.T) {
 	}
 	f.image.Status, f.managers["a"].Status.BackingImages = p.status, nil
 	f.wants("b")
-	if s := f.decide().status; s.Checksum != sum || s.Size != 1_000_001 {
+	if s := f.decide().status; s.Checksum != sum || s.PiecesChecksum != pieceSum || s.Size != 1_000_001 {
 		t.Errorf("status %+v", s)
 	}
 }

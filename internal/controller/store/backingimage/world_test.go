@@ -19,6 +19,8 @@ import (
 var (
 	now = time.Date(2026, 11, 30, 9, 0, 0, 0, time.UTC)
 	sum = strings.Repeat("ab", 64)
+	// pieceSum is that of its pieces.
+	pieceSum = strings.Repeat("cd", 32)
 )
 
 const (
@@ -93,6 +95,7 @@ func (f *fixture) reports(node string, state longhornv1.BackingImageState, edit 
 	info := longhornv1.BackingImageV2CopyInfo{Name: f.image.Name, UUID: "u", DiskUUID: "disk-" + node, State: state}
 	if state == ready {
 		info.CurrentChecksum, info.Size, info.RealSize, info.Progress = sum, 1_000_001, 100, 100
+		info.PiecesChecksum = pieceSum
 	}
 	for _, e := range edit {
 		e(&info)
@@ -128,7 +131,7 @@ func (f *fixture) begun(node string, state longhornv1.BackingImageState) {
 // isReady has the image be ready on nodes' disks.
 func (f *fixture) isReady(nodes ...string) {
 	f.begun(nodes[0], ready)
-	f.image.Status.Checksum, f.image.Status.Size = sum, 1_000_001
+	f.image.Status.Checksum, f.image.Status.Size, f.image.Status.PiecesChecksum = sum, 1_000_001, pieceSum
 	for _, node := range nodes {
 		f.wants(node)
 		f.was(node, ready, time.Hour)

@@ -168,6 +168,46 @@ func checkImage(t *testing.T, d Disk) {
 	d.must(l.Close())
 }
 
+// An image whose pieces are known is compared with their hashes.
+func checkSealPieces(t *testing.T, d Disk) {
+	ctx := t.Context()
+	const size = 2*mib + 5
+	data := Noise(14, size)
+	clear(data[:mib])
+	d.NewHead("h", "h", "", 2*size)
+	d.Write("h", mib, data[mib:])
+	var pieces []disk.PieceHash
+	for piece := range slices.Chunk(data, disk.PieceBytes) {
+		pieces = append(pieces, sha256.Sum256(piece))
+	}
+	seal := disk.Seal{UID: "i", Kind: disk.KindImage, Bytes: size, Checksum: Checksum(data), Pieces: pieces}
+	for words, change := range map[string]func(*disk.Seal){
+		"of a snapshot":  func(s *disk.Seal) { s.Kind, s.Bytes = disk.KindSnapshot, 0 },
+		"of pieces with": func(s *disk.Seal) { s.Checksum = Checksum(data)[:64] },
+		"hashes":         func(s *disk.Seal) { s.Pieces = pieces[1:] },
+	} {
+		wrong := seal
+		change(&wrong)
+		wantClass(t, d.Snapshot(ctx, "h", "i", wrong), errclass.Invalid, words)
+	}
+	last := len(pieces) - 1
+	for _, i := range []int{0, last} {
+		wrong := seal
+		wrong.Pieces = slices.Clone(pieces)
+		wrong.Pieces[i][5] ^= 1
+		wantClass(t, d.Snapshot(ctx, "h", "i", wrong), errclass.Corrupt, fmt.Sprintf("MiB %d is not", i))
+	}
+	for range 2 {
+		d.must(d.Snapshot(ctx, "h", "i", seal))
+	}
+	got, err := d.Pieces(ctx, "i")
+	d.must(err)
+	if o := d.Objects()[1]; !slices.Equal(got, pieces) || o.Checksum != seal.Checksum || o.Bytes != size {
+		t.Errorf("%+v", o)
+	}
+	wantBytes(t, "i", d.Read("i"), data)
+}
+
 // An image may have fewer bytes than its head, and any number of them. A SHA-256 is as good as a SHA-512.
 func checkPart(t *testing.T, d Disk) {
 	ctx := t.Context()
