@@ -103,6 +103,9 @@ type Job struct {
 	// ReadDefinition says that a download writes the definition of the machine into the Secret of the pod's name, and no
 	// volume.
 	ReadDefinition bool `json:"readDefinition,omitempty"`
+	// SkipEqual says that the volume of a download has some of the disk already, as a clone of an image has. Only what
+	// differs is written, so that the rest stays shared. Only for a Block volume.
+	SkipEqual bool `json:"skipEqual,omitempty"`
 	// Parallel is how many parts of the volume are moved at once; 0: as many as the mover finds good.
 	Parallel int `json:"parallel,omitempty"`
 	// StoragePatience is how long the pod waits for a storage that does not answer before it fails; nil:
@@ -171,6 +174,8 @@ func (j Job) validate() error {
 		return errors.New("a download without a snapshotID")
 	case j.ReadDefinition && (j.Kind != Download || j.VolumeMode != ""):
 		return errors.New("a definition that is read beside something else")
+	case j.SkipEqual && (j.Kind != Download || j.VolumeMode != corev1.PersistentVolumeBlock):
+		return errors.New("a comparison with something else than the Block volume of a download")
 	case j.WaitForStorage() < 0:
 		return fmt.Errorf("a storagePatience of %s", j.StoragePatience.Duration)
 	case j.Kind != Upload && j.Kind != Download:

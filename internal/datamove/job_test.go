@@ -70,8 +70,10 @@ func TestJob_survivesItsEncoding(t *testing.T) {
 		[]time.Duration{time.Hour, 4 * time.Hour}) {
 		t.Errorf("they wait for the storage for %v", got)
 	}
+	compared := downloadJob()
+	compared.VolumeMode, compared.SkipEqual = corev1.PersistentVolumeBlock, true
 	for _, j := range []Job{
-		uploadJob(), downloadJob(), patient, tunnelJob(), defined, endpointJob(), exportJob(), snapshotJob(),
+		uploadJob(), downloadJob(), compared, patient, tunnelJob(), defined, endpointJob(), exportJob(), snapshotJob(),
 	} {
 		got, err := DecodeJob(j.Encode())
 		if err != nil || !cmp.Equal(got, j) {
@@ -142,6 +144,14 @@ func TestDecodeJob_refuses(t *testing.T) {
 		},
 		"a patience of less than nothing": {edited(uploadJob(),
 			func(j *Job) { j.StoragePatience = &metav1.Duration{Duration: -1} }), "a storagePatience of -1ns"},
+		"a comparison with files": {
+			edited(downloadJob(), func(j *Job) { j.SkipEqual = true }),
+			"than the Block volume of a download",
+		},
+		"a comparison for an upload": {
+			edited(uploadJob(), func(j *Job) { j.SkipEqual = true }),
+			"than the Block volume of a download",
+		},
 		"a download without a snapshot": {
 			edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }),
 			"without a snapshotID",

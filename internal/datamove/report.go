@@ -42,6 +42,8 @@ type Report struct {
 	ReadBytes        int64 `json:"readBytes,omitempty"`
 	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
 	StoredBytes      int64 `json:"storedBytes,omitempty"`
+	// WrittenBytes is how many of them a download with Job.SkipEqual has written, because the volume had others.
+	WrittenBytes int64 `json:"writtenBytes,omitempty"`
 	// FullReason says why an upload that could have been incremental was not.
 	FullReason string `json:"fullReason,omitempty"`
 	// FullDetail says it in plain words, if there is more to say.

@@ -84,7 +84,7 @@ func prepareFile(f *os.File, bytes int64, o TargetOptions) error {
 		return err
 	}
 	if size < bytes || !o.Larger {
-		if !data.Empty() {
+		if !data.Empty() && o.Compare == nil {
 			err = f.Truncate(0) // frees it all at once
 		}
 		err = errors.Join(err, f.Truncate(bytes))

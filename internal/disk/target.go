@@ -48,6 +48,9 @@ type TargetOptions struct {
 	Layer *Layer
 	// Journal makes the restore resumable. nil means that it is not.
 	Journal *Journal
+	// Compare has only blocks written that differ from what the target has, and counts them. It is not for a qcow2
+	// image. nil: everything is written, without reading the target first.
+	Compare *Comparison
 }
 
 // OpenTarget opens a target for a disk of the given size. spec is the path of a file or block device, or an NBD URI. A
@@ -57,9 +60,21 @@ func OpenTarget(ctx context.Context, spec string, bytes int64, o TargetOptions) 
 	if bytes <= 0 {
 		return nil, errclass.Errorf(errclass.Invalid, "target %s: a disk of %d bytes", spec, bytes)
 	}
-	if err := o.Layer.validate(spec, o.Format); err != nil {
+	if err := errors.Join(o.Layer.validate(spec, o.Format), o.refuseComparison(spec)); err != nil {
 		return nil, err
 	}
+	t, err := openReadable(ctx, spec, bytes, o)
+	if err != nil {
+		return nil, err
+	}
+	if o.Compare != nil {
+		return newComparedTarget(t, o.Compare), nil
+	}
+	return t, nil
+}
+
+// openReadable opens a target whatever it has.
+func openReadable(ctx context.Context, spec string, bytes int64, o TargetOptions) (readableTarget, error) {
 	if IsURI(spec) {
 		return openNBDTarget(ctx, spec, bytes, o)
 	}

@@ -28,6 +28,9 @@ type Destination struct {
 	// beside a file, and nowhere for the others.
 	Identity    string
 	JournalPath string
+	// SkipEqual has the destination read, and only what differs written. It pays if the destination has most of the
+	// disk, or shares what it has with others.
+	SkipEqual bool
 
 	wrap func(disk.Target) disk.Target // for tests: returns what takes the place of the target that was opened; may be nil
 }
@@ -38,7 +41,8 @@ type RestoreRequest struct {
 	Destination Destination
 	// Workers fetch and write regions in parallel; 0: as many as the repository finds good.
 	Workers int
-	// WriteLimit bounds how fast the destination is written; nil: as fast as possible.
+	// WriteLimit bounds how fast the destination is written, and with SkipEqual how fast it is compared; nil: as fast as
+	// possible.
 	WriteLimit *RateLimit
 	// CancelGrace is how long a cancelled restore may take to note what it has written. When storage or the destination
 	// does not answer, it takes longer, and Restore returns ErrAbandoned. 0: as long as it takes.
@@ -54,6 +58,9 @@ type RestoreRequest struct {
 type RestoreResult struct {
 	// ResumedBytes of the disk were already there, from an earlier restore that was interrupted.
 	ResumedBytes int64
+	// WrittenBytes differed from what the destination had and EqualBytes did not, if Destination.SkipEqual is set. See
+	// disk.Comparison for what counts.
+	WrittenBytes, EqualBytes int64
 }
 
 // Restore writes a disk of a restore point to its destination, and keeps a journal so that the same request resumes
@@ -80,8 +87,13 @@ func (q *RestoreRequest) runRestore(ctx context.Context, r *repository.Repositor
 		return result, err
 	}
 	d := &q.Destination
+	var compare *disk.Comparison
+	if d.SkipEqual {
+		compare = &disk.Comparison{}
+	}
 	target, err := disk.OpenTarget(ctx, d.Location, q.Disk.Bytes, disk.TargetOptions{
 		Format: d.Format, Overwrite: d.Overwrite, Larger: d.Larger, DataBytes: total, Journal: journal, TLS: d.TLS,
+		Compare: compare,
 	})
 	if err != nil {
 		return result, &OpenError{Err: err}
@@ -95,6 +107,9 @@ func (q *RestoreRequest) runRestore(ctx context.Context, r *repository.Repositor
 	result.ResumedBytes = journal.DoneBytes()
 	if err := q.writeDisk(ctx, image, target, journal, total); err != nil {
 		return result, q.keepJournal(ctx, target, journal, err)
+	}
+	if compare != nil {
+		result.WrittenBytes, result.EqualBytes = compare.WrittenBytes(), compare.EqualBytes()
 	}
 	if err := target.Close(); err != nil {
 		return result, err

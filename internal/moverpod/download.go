@@ -80,14 +80,19 @@ func (r *run) downloadDisk(ctx context.Context, repo *repository.Repository, poi
 	}
 	r.progress.set(d.Bytes, d.Bytes)
 	r.Log.Info("restored: every block was verified, and the volume is synced", "bytes", d.Bytes, "from an earlier attempt", result.ResumedBytes)
-	return datamove.Report{TotalBytes: d.Bytes}, nil
+	if to.SkipEqual {
+		r.Log.Info("compared: only what differed was written", "written", result.WrittenBytes, "same", result.EqualBytes)
+	}
+	return datamove.Report{TotalBytes: d.Bytes, WrittenBytes: result.WrittenBytes}, nil
 }
 
 // destination returns where the disk goes. The journal of a device is in the directory that belongs to the pod: while the pod lives, the
 // device is the same. That of an image is beside it, and goes at the end. Nobody else has the volume, so what it has is of an earlier
 // attempt.
 func (r *run) destination() (mover.Destination, error) {
-	to := mover.Destination{Location: r.Files.Volume, Format: disk.Raw, Overwrite: true}
+	to := mover.Destination{
+		Location: r.Files.Volume, Format: disk.Raw, Overwrite: true, SkipEqual: r.Job.SkipEqual,
+	}
 	if r.Job.VolumeMode == corev1.PersistentVolumeBlock {
 		to.Larger, to.Identity = true, "pod:"+string(r.PodUID)
 		if info, err := os.Stat(r.Files.Cache); err == nil && info.IsDir() {

@@ -18,7 +18,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/test/lab"
@@ -131,6 +134,7 @@ func (s *scene) bootClone(image string) {
 	r, err := s.RestoreMachine(ctx, second, s.vm, moveTimeout)
 	s.must(err)
 	for _, v := range r.Status.VolumeRestores {
+		s.sharesImage(r.Status.Location.Namespace, v, image)
 		s.holds(v.PersistentVolumeClaim, second.Sums[v.VolumeName])
 		s.freshImage("e2e-export")
 		_, err := s.ExportVolume(ctx, "e2e-export", s.volumeOf(v.PersistentVolumeClaim.ObjectMeta.Name), second.Sums[v.VolumeName],
@@ -142,6 +146,26 @@ func (s *scene) bootClone(image string) {
 	s.must(err)
 	if got := s.guest("cat /root/proof"); strings.TrimSpace(got) != "alive\nagain" {
 		verdict.Errorf(s.t, "the restored machine has %q", got)
+	}
+}
+
+// sharesImage checks that a restored volume is a clone of an image again, and that it took only what the machine had
+// written to be restored: all else it shares with the image.
+func (s *scene) sharesImage(namespace string, v harvesterv1.VolumeRestore, image string) {
+	s.t.Helper()
+	replica := &longhornv1.Replica{}
+	key := client.ObjectKey{Namespace: layout.Namespace, Name: s.volumeOf(v.PersistentVolumeClaim.ObjectMeta.Name)}
+	s.must(s.Get(s.t.Context(), key, replica))
+	if replica.Spec.BackingImage != image {
+		verdict.Errorf(s.t, "restored volume %s is a clone of %q, not of %s", key.Name, replica.Spec.BackingImage, image)
+	}
+	download := &velerov2.DataDownload{}
+	s.must(s.Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: v.DataDownload}, download))
+	report, err := datamove.DecodeReport(download.Annotations[datamove.AnnotationReport])
+	s.must(err)
+	s.t.Logf("volume %s: %d of %d MiB were written", v.VolumeName, report.WrittenBytes/mib, report.TotalBytes/mib)
+	if report.WrittenBytes == 0 || report.WrittenBytes >= 600*mib {
+		verdict.Errorf(s.t, "volume %s: %d bytes were written in the restore", v.VolumeName, report.WrittenBytes)
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 type restoreFlags struct {
 	disk, format      string
 	overwrite, larger bool
+	skipEqual         bool
 	workers           int
 	tls               nbdTLSFlags
 	// tlsConfig is the configuration that tls describes.
@@ -45,6 +46,11 @@ cannot be read.
 A restore that was interrupted continues where it ended if you run it again: a journal beside
 the file says what was finished. A target that has content is refused without --overwrite.
 
+With --skip-equal, a target that has some of the disk already, such as a clone of its image or an
+older state, is read first, and only blocks of 4 KiB that differ are written. The result is the
+same. What the target shares with other files stays shared, and a whole restore that changes
+little writes little.
+
 If WHERE is -, the disk is written to standard output in raw format, with zeroes for holes. An
 interrupted restore to standard output starts from the beginning. For a file called -, use ./-.
 
@@ -60,6 +66,10 @@ connection takes no lease.`,
 
   # To another machine
   varve disk restore 5e1f9c - | ssh host2 'cat > /dev/vg0/web'
+
+  # To a clone of an image, of which it keeps what is the same
+  cp --reflink=always debian-13.raw /var/lib/vms/web.img
+  varve disk restore 5e1f9c /var/lib/vms/web.img --overwrite --skip-equal
 
   # As a qcow2 image
   varve disk restore 5e1f9c /var/lib/vms/web.qcow2 --format qcow2
@@ -77,6 +87,7 @@ connection takes no lease.`,
 	addDiskFlag(s, c, &f.disk)
 	cmdline.AddChoice(c, &f.format, "format", "", "the format to write, raw or qcow2 (default raw; needed for a name that ends in .qcow2)", string(disk.Raw), string(disk.QCOW2))
 	c.Flags().BoolVar(&f.overwrite, "overwrite", false, "overwrite the content of the target")
+	c.Flags().BoolVar(&f.skipEqual, "skip-equal", false, "read the target first, and write only what differs (not for qcow2)")
 	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; the rest of it stays as it is")
 	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written in parallel")
 	f.tls.addFlags(c)
@@ -92,7 +103,10 @@ type restoreResult struct {
 	Target string `json:"target"`
 	Bytes  int64  `json:"bytes"`
 	// ResumedBytes were already there, from an earlier restore that was interrupted.
-	ResumedBytes int64  `json:"resumedBytes"`
+	ResumedBytes int64 `json:"resumedBytes"`
+	// WrittenBytes differed from what the target had and EqualBytes did not, with --skip-equal.
+	WrittenBytes *int64 `json:"writtenBytes,omitempty"`
+	EqualBytes   *int64 `json:"equalBytes,omitempty"`
 	Digest       string `json:"digest"`
 }
 
@@ -127,10 +141,13 @@ func restoreDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 			return d.ShowWhile(s.Session, func(show func(progress.Report)) error {
 				result, err := mover.Restore(ctx, r, mover.RestoreRequest{
 					Disk: *chosen, Workers: f.workers,
-					Destination: mover.Destination{Location: where, Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, TLS: f.tlsConfig},
+					Destination: mover.Destination{Location: where, Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, TLS: f.tlsConfig, SkipEqual: f.skipEqual},
 					Progress:    func(p mover.Progress) { show(repoaccess.NewReport(chosen.Name, p)) },
 				})
 				out.ResumedBytes = result.ResumedBytes
+				if f.skipEqual {
+					out.WrittenBytes, out.EqualBytes = &result.WrittenBytes, &result.EqualBytes
+				}
 				return restoreFailure(ctx, err, where)
 			})
 		})
@@ -140,13 +157,21 @@ func restoreDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 		if form != "" {
 			return output.PrintData(w, form, out)
 		}
-		resumed := ""
-		if out.ResumedBytes > 0 {
-			resumed = fmt.Sprintf(" (%s were already there)", human.Bytes(out.ResumedBytes))
-		}
-		fmt.Fprintf(w, "disk %s of restore point %s: %s in %s%s\n", human.Line(out.Disk), out.ID, human.Bytes(out.Bytes), human.Line(where), resumed)
+		fmt.Fprintf(w, "disk %s of restore point %s: %s in %s%s\n", human.Line(out.Disk), out.ID, human.Bytes(out.Bytes), human.Line(where), out.describeWork())
 		return nil
 	})
+}
+
+// describeWork says what did not have to be written, or nothing.
+func (r *restoreResult) describeWork() string {
+	text := ""
+	if r.ResumedBytes > 0 {
+		text = fmt.Sprintf(" (%s were already there)", human.Bytes(r.ResumedBytes))
+	}
+	if r.WrittenBytes != nil {
+		text += fmt.Sprintf(" (%s differed and were written, %s were the same)", human.Bytes(*r.WrittenBytes), human.Bytes(*r.EqualBytes))
+	}
+	return text
 }
 
 // restoreFailure says what became of a restore that did not complete. where is its destination.

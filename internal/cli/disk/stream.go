@@ -50,8 +50,8 @@ func (f *restoreFlags) validateStream(form string) error {
 	switch {
 	case f.format == string(disk.QCOW2):
 		return failure.Usage("--format qcow2: standard output takes only raw: restore to a file, then copy it")
-	case f.overwrite || f.larger:
-		return failure.Usage("--overwrite and --larger are not for standard output")
+	case f.overwrite || f.larger || f.skipEqual:
+		return failure.Usage("--overwrite, --larger and --skip-equal are not for standard output")
 	case f.tls != nbdTLSFlags{}:
 		return failure.Usage("--tls-ca, --tls-cert and --tls-key are for a destination with an nbds:// URI")
 	case form != "":

@@ -110,7 +110,8 @@ func (d *Driver) getImage(ctx context.Context, v volume) (*longhornv1.BackingIma
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, errclass.Errorf(errclass.NotFound,
-			"BackingImage %s/%s, which the parameter %s names, does not exist: create it",
+			"BackingImage %s/%s, which the parameter %s of the StorageClass names, does not exist: create it, or use another "+
+				"class (a restore needs no image and works with any class)",
 			d.options.Namespace, v.image, parameterImage)
 	case err != nil:
 		return nil, errclass.Errorf(errclass.Transient, "get BackingImage %s/%s: %w", d.options.Namespace, v.image, err)

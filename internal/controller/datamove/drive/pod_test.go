@@ -642,6 +642,28 @@ func TestMoverPod_capabilitiesAreThoseOfItsWork(t *testing.T) {
 	}
 }
 
+func TestMoverPod_comparesWithACloneOfAnImage(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		ofImage, upload bool
+		want            bool
+	}{
+		"a clone of an image": {true, false, true}, "an empty volume": {false, false, false}, "an upload": {true, true, false},
+	} {
+		pod := podFor(t, func(in *podInput) {
+			in.volume.VolumeMode, in.volume.OfImage = corev1.PersistentVolumeBlock, c.ofImage
+			if !c.upload {
+				in.object = &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Namespace: "velero", Name: "r1", UID: "u1"}}
+				in.view.Kind, in.view.SnapshotID = datamove.Download, "s"
+			}
+		})
+		job, err := datamove.DecodeJob(pod.Spec.Containers[0].Env[0].Value)
+		if err != nil || job.SkipEqual != c.want {
+			t.Errorf("%s: %+v, %v", name, job, err)
+		}
+	}
+}
+
 func TestMoverPod_runsWhereItsVolumeIs(t *testing.T) {
 	t.Parallel()
 	zone := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"z"}}}}}}

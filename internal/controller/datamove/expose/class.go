@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/varvebackup/varve/internal/reconcile"
+	"github.com/varvebackup/varve/internal/store/names"
 )
 
 // noProvisioner is the provisioner of StorageClasses that never make a volume.
@@ -31,6 +32,19 @@ func (a Access) findClass(ctx context.Context, name string) (*storagev1.StorageC
 // classOf returns the StorageClass of a claim, or nil if there is none any more.
 func (a Access) classOf(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*storagev1.StorageClass, error) {
 	return reconcile.Find(ctx, a.Live, types.NamespacedName{Name: ptr.Deref(claim.Spec.StorageClassName, "")}, &storagev1.StorageClass{})
+}
+
+// parameterImage is the parameter of a StorageClass whose volumes are clones of an image, for these drivers: Varve's own
+// and Longhorn's, whose parameter it is.
+const parameterImage = "backingImage"
+
+// driverOfLonghorn is the name of Longhorn's CSI driver.
+const driverOfLonghorn = "driver.longhorn.io"
+
+// clonesImage says that volumes of a class are made as clones of an image. The class may be gone and nil.
+func clonesImage(class *storagev1.StorageClass) bool {
+	return class != nil && class.Parameters[parameterImage] != "" &&
+		(class.Provisioner == names.Driver || class.Provisioner == driverOfLonghorn)
 }
 
 // waitsForConsumer says that volumes of a class are made when a pod needs them.

@@ -48,6 +48,8 @@ type Volume struct {
 	SourceUID types.UID
 	// Snapshot is the snapshot that a Block volume was made from; nil for all others.
 	Snapshot *datamove.SnapshotSource
+	// OfImage says that a Block volume to restore to was made as a clone of an image.
+	OfImage bool
 	// Endpoint is where the disk is read if it is in a pull backup, or in an export; nil for all others.
 	Endpoint *datamove.EndpointSource
 	// Tunnel is which disk of a running machine it is; nil for all others.

@@ -129,6 +129,9 @@ func (r *Restore) examineRestored(
 	ctx context.Context, s *restoreState, class *storagev1.StorageClass,
 ) (Exposure, error) {
 	exposure, err := r.examineClaim(ctx, s.claim, class, nil)
+	if v := exposure.Volume; v != nil {
+		v.OfImage = v.VolumeMode == corev1.PersistentVolumeBlock && clonesImage(class)
+	}
 	node := s.claim.Annotations[annotationSelectedNode]
 	if exposure.Volume == nil || node == "" || s.claim.Status.Phase == corev1.ClaimBound ||
 		s.target.Annotations[annotationSelectedNode] != node {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/store/names"
 )
 
 var restoreTests = map[string]func(*world){
@@ -23,6 +24,7 @@ var restoreTests = map[string]func(*world){
 	"the claim comes later":                          targetComesLater,
 	"the claim as the target wants it":               claimLikeTarget,
 	"a disk that is larger than the target":          largeDisk,
+	"the class makes clones of an image":             classClonesImage,
 	"the target waits for a consumer":                targetWaitsForConsumer,
 	"the target waits for nobody":                    targetWaitsForNobody,
 	"a consumer that never comes":                    consumerNeverComes,
@@ -157,6 +159,37 @@ func claimLikeTarget(w *world) {
 		[]corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany})
 	w.discarded(d)
 	w.nothingRestored(d)
+}
+
+// A volume that its class makes as a clone of an image is compared with the disk. One with files is not, nor is one of
+// another driver, to which the parameter means something else.
+func classClonesImage(w *world) {
+	for _, c := range []struct {
+		provisioner, image string
+		mode               corev1.PersistentVolumeMode
+		want               bool
+	}{
+		{names.Driver, "debian-13", corev1.PersistentVolumeBlock, true},
+		{driverOfLonghorn, "debian-13", corev1.PersistentVolumeBlock, true},
+		{names.Driver, "debian-13", corev1.PersistentVolumeFilesystem, false},
+		{names.Driver, "", corev1.PersistentVolumeBlock, false},
+		{"csi.other", "debian-13", corev1.PersistentVolumeBlock, false},
+	} {
+		sub := newWorld(w.T)
+		sub.storage.driver = c.provisioner
+		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: sub.className("images")}, Provisioner: c.provisioner}
+		if c.image != "" {
+			class.Parameters = map[string]string{"backingImage": c.image}
+		}
+		sub.create(class)
+		d := sub.download(func(d *download) {
+			d.target.Spec.VolumeMode, d.target.Spec.StorageClassName = ptr.To(c.mode), ptr.To(class.Name)
+		})
+		if got := sub.filled(d).Volume.OfImage; got != c.want {
+			w.Errorf("%+v: %t", c, got)
+		}
+		sub.discarded(d)
+	}
 }
 
 func largeDisk(w *world) {
