@@ -172,14 +172,15 @@ func TestDashboard_panelsHaveTheirOwnPlace(t *testing.T) {
 	}
 }
 
-// Who adds a metric of data movements or of schedules adds it to the dashboard, too.
-func TestDashboard_showsEveryMetricOfDataMovementsAndSchedules(t *testing.T) {
+// Who adds a metric of data movements, of schedules or of images adds it to the dashboard, too.
+func TestDashboard_showsEveryMetricOfDataMovementsSchedulesAndImages(t *testing.T) {
 	t.Parallel()
 	text := readText(t, dashboardFile)
 	for _, name := range slices.Sorted(maps.Keys(documentedMetrics(t))) {
 		about := strings.HasPrefix(name, "varve_data_") || strings.HasPrefix(name, "varve_repository_") ||
 			strings.HasPrefix(name, "varve_location_available") || strings.HasPrefix(name, "varve_kept_") ||
-			strings.HasPrefix(name, "varve_schedule_")
+			strings.HasPrefix(name, "varve_schedule_") || strings.HasPrefix(name, "varve_image_") ||
+			strings.HasPrefix(name, "varve_store_") && name != "varve_store_info"
 		if about && !strings.Contains(text, name) {
 			t.Errorf("no panel shows %s", name)
 		}

@@ -24,6 +24,7 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	_ "github.com/varvebackup/varve/internal/controller" // registers the metrics that have no objects behind them
 	controllermetric "github.com/varvebackup/varve/internal/controller/metric"
@@ -110,7 +111,9 @@ func metricsOf(t *testing.T, component string) []described {
 func reportMachines(t *testing.T, r prometheus.Registerer) {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, velerov1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		kubevirtv1.AddToScheme, backupv1.AddToScheme, velerov1.AddToScheme, longhornv1.AddToScheme,
+	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -131,12 +134,15 @@ func reportMachines(t *testing.T, r prometheus.Registerer) {
 			},
 			Status: velerov1.BackupRepositoryStatus{LastMaintenanceTime: &now},
 		},
+		&longhornv1.BackingImage{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "debian"}},
+		&longhornv1.Node{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "node"}},
 		gen.VirtualMachine(gen.Meta("ns", "vm"), gen.Guest()), gen.VirtualMachineInstance(gen.Meta("ns", "vm"), gen.Guest()), tracker, gen.Backup(gen.Meta("ns", "b")),
 	}
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
 	leading := make(chan struct{})
 	close(leading)
 	s := controllermetric.New(c, c, leading)
+	s.ServeImages("varve")
 	if err := r.Register(s); err != nil {
 		t.Fatal(err)
 	}

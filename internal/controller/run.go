@@ -91,6 +91,8 @@ type Options struct {
 	KeptSnapshots func(map[metric.KeptSnapshots]int)
 	// Images says how long images wait for what. Setup sets the rest of it.
 	Images backingimage.Options
+	// ImagesServed is told the namespace of the images that are served, if any are. Run sets it; it may be nil.
+	ImagesServed func(namespace string)
 	// Movements is told what becomes of DataUploads and DataDownloads. Run sets it. Default: metrics that nobody reads.
 	Movements *metric.Movements
 	// ExportProxyHost is where clients outside the cluster reach exports. Default: where the export proxy's Ingress is.
@@ -150,7 +152,7 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("set up the metrics: %w", err)
 	}
 	o.Backup.Ended, o.KeptSnapshots = measures.CountEnd, measures.CountKept
-	o.Movements = measures.Movements
+	o.Movements, o.ImagesServed = measures.Movements, measures.ServeImages
 	if err := Setup(mgr, o); err != nil {
 		return err
 	}
@@ -333,6 +335,9 @@ func setupImages(mgr ctrl.Manager, o Options) error {
 	}
 	if err != nil {
 		return fmt.Errorf("look for the kind %s: %w", kind, err)
+	}
+	if o.ImagesServed != nil {
+		o.ImagesServed(o.Namespace)
 	}
 	images := o.Images
 	images.Namespace, images.LauncherImage, images.ImagePullPolicy = o.Namespace, o.LauncherImage, o.ImagePullPolicy

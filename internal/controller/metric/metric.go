@@ -1,5 +1,5 @@
-// Package metric holds the controller's Prometheus metrics about machines, their backups and their schedules, and about
-// the data mover's locations, repositories and kept snapshots. docs/metrics.md lists them.
+// Package metric holds the controller's Prometheus metrics about machines, their backups and their schedules, about the
+// data mover's locations, repositories and kept snapshots, and about images. docs/metrics.md lists them.
 //
 // Gauges are computed from the objects on each scrape, so that none can drift. What they say about backups that have
 // ended, which are in no cache, is read from the API server once when the process gets the lease, and kept as one
@@ -59,6 +59,8 @@ type Set struct {
 	records map[types.NamespacedName]*record
 	// kept has how many kept snapshots there were when they were last looked at.
 	kept map[KeptSnapshots]int
+	// imagesIn is the namespace whose images are reported, or "".
+	imagesIn string
 }
 
 // New returns the metrics of the process that has the lease once leading is closed.
@@ -129,10 +131,13 @@ var machineLabels = []string{"namespace", "vm"}
 
 // Describe implements prometheus.Collector.
 func (s *Set) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range append([]*prometheus.Desc{
-		info, instances, machineInfo, machineCreated, lastSuccess, lastDuration, lastMoved, lastFallbacks, lastResult, unfinished, discarded,
-	}, moverDescriptions...) {
-		ch <- d
+	for _, described := range [][]*prometheus.Desc{{
+		info, instances, machineInfo, machineCreated, lastSuccess, lastDuration, lastMoved, lastFallbacks, lastResult,
+		unfinished, discarded,
+	}, moverDescriptions, imageDescriptions} {
+		for _, d := range described {
+			ch <- d
+		}
 	}
 	for _, c := range s.counted() {
 		c.Describe(ch)
@@ -160,6 +165,8 @@ func (s *Set) Collect(ch chan<- prometheus.Metric) {
 	s.collectLocations(ctx, ch)
 	s.collectRepositories(ctx, ch)
 	s.collectKept(ch)
+	s.collectImages(ctx, ch)
+	s.collectStores(ctx, ch)
 	for _, c := range s.counted() {
 		c.Collect(ch)
 	}

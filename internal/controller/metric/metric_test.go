@@ -19,6 +19,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/test/gen"
 )
@@ -33,7 +34,9 @@ func at(minutes int) *metav1.Time {
 func readerOf(t *testing.T, objects ...client.Object) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{kubevirtv1.AddToScheme, backupv1.AddToScheme, velerov1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		kubevirtv1.AddToScheme, backupv1.AddToScheme, velerov1.AddToScheme, longhornv1.AddToScheme,
+	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
