@@ -6,7 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ReportTimeout is the age from which on a store's report counts as missing.
+// ReportTimeout is how long the controller waits for a store's next report until it counts as missing, by its own clock.
 const ReportTimeout = 3 * time.Minute
 
 // States of an InstanceManager.
@@ -61,7 +61,8 @@ type InstanceManagerStatus struct {
 	// ip is the address at which other stores read copies of images.
 	// +optional
 	IP string `json:"ip,omitempty"`
-	// heartbeatTime is when the store reported last. A report older than three minutes counts as missing.
+	// heartbeatTime is when the store reported last, by the clock of its node. If it has not changed for three minutes,
+	// the report counts as missing.
 	// +optional
 	HeartbeatTime *metav1.MicroTime `json:"heartbeatTime,omitempty"`
 	// backingImages are the copies of images on the node's disks. The key is <disk UUID>/<image UUID>.

@@ -115,9 +115,8 @@ func (a *agent) openCopy(
 	for _, uuid := range candidates {
 		for _, m := range managers.Items {
 			c, reported := m.Status.BackingImages[copyKey{uuid, image.Status.UUID}.String()]
-			heard := m.Status.HeartbeatTime
-			if reported && c.State == longhornv1.StateReady && m.Status.IP != "" && m.Name != a.Node && heard != nil &&
-				a.Clock.Now().Sub(heard.Time) < longhornv1.ReportTimeout {
+			if reported && c.State == longhornv1.StateReady && m.Status.IP != "" && m.Name != a.Node &&
+				m.Status.CurrentState == longhornv1.ManagerRunning {
 				places = append(places, place{m.Status.IP, uuid})
 			}
 		}

@@ -503,8 +503,7 @@ func nodeDies(w *world) {
 	}))
 	manager := &longhornv1.InstanceManager{ObjectMeta: w.meta("one")}
 	controlplane.Update(w.T, w.varve, manager, true, func(m *longhornv1.InstanceManager) {
-		m.Status.HeartbeatTime = ptr.To(metav1.NewMicroTime(time.Now().Add(-10 * time.Minute)))
-		m.Status.BackingImages = nil // a change, so that the controller looks now
+		m.Status.CurrentState, m.Status.BackingImages = longhornv1.ManagerUnknown, nil
 	})
 	w.says(image, metav1.ConditionFalse, longhornv1.ReasonFirstCopyUnknown, "another disk is chosen at ")
 	controlplane.Update(w.T, w.varve, image, true, func(i *longhornv1.BackingImage) {

@@ -25,14 +25,13 @@ func (in *input) decideDeletion(p *plan) {
 	if len(in.volumes) > 0 {
 		in.setReady(p, metav1.ConditionFalse, longhornv1.ReasonInUse, joinNames(
 			"the image is being deleted, and stays until these volumes, which are clones of it, are deleted: ", in.volumes))
-		in.watchStores(p)
 		return
 	}
 	in.removeSource(p)
 	left := in.listLeftovers(p)
 	if len(left) > 0 {
 		in.setReady(p, metav1.ConditionFalse, longhornv1.ReasonDeleting, joinNames("the image is being deleted: ", left))
-		in.watchStores(p)
+		p.lookWithin(pollDisks)
 		return
 	}
 	p.finalizer = in.source.exist()
@@ -72,7 +71,7 @@ func (in *input) listLeftovers(p *plan) (all []string) {
 		case !s.fresh:
 			all = append(all, fmt.Sprintf("%s may have a copy, and %s (if the node is gone for good, delete its Node in the "+
 				"group longhorn.io)", in.describeDisk(disk), in.explainSilence(disk)))
-		case !s.heard.After(in.image.DeletionTimestamp.Time):
+		case !s.sinceDeletion: // a heartbeat is no event
 			p.lookWithin(5 * time.Second)
 			all = append(all, "the store of node "+s.node+" has not reported since")
 		case in.disks[disk] != nil && !in.disks[disk].open:

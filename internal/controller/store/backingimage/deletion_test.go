@@ -18,7 +18,7 @@ func TestDeletion(t *testing.T) {
 	empty := func(f *fixture, nodes ...string) {
 		for _, node := range nodes {
 			f.managers[node].Status.BackingImages = nil
-			f.managers[node].Status.HeartbeatTime = ptr.To(metav1.NewMicroTime(now.Add(-time.Second)))
+			f.reportedSince[node] = true
 		}
 	}
 	for name, c := range map[string]struct {
@@ -44,7 +44,7 @@ func TestDeletion(t *testing.T) {
 		}, keepSource, leaving, "deleted: disk default-disk of node b has a copy (volume pvc-1 is a clone)"},
 		"a report from before": {func(f *fixture) {
 			empty(f, "a", "b")
-			f.managers["b"].Status.HeartbeatTime = ptr.To(metav1.NewMicroTime(now.Add(-6 * time.Second)))
+			f.reportedSince["b"] = false
 		}, keepSource, leaving, "deleted: the store of node b has not reported since"},
 		"a store that is silent": {func(f *fixture) {
 			empty(f, "a")

@@ -90,7 +90,7 @@ func TestFirstCopy_isFollowed(t *testing.T) {
 	}{
 		"there is no head yet": {
 			func(f *fixture) { f.was("a", pending, time.Minute) },
-			func(o *outcome) { o.states = "a pending" }, "the store of node a has not begun the copy", 170*time.Second + time.Second,
+			func(o *outcome) { o.states = "a pending" }, "the store of node a has not begun the copy", 4 * time.Minute,
 		},
 		"the store waits": {
 			func(f *fixture) {

@@ -25,6 +25,8 @@ type input struct {
 	volumes  []string
 	source   sourceObjects
 	origin   origin
+	// reportedSince are the nodes whose stores have reported since the image is being deleted.
+	reportedSince map[string]bool
 }
 
 // diskView is a disk that a Node lists.
@@ -42,9 +44,13 @@ type diskView struct {
 
 // store is what is known of a node's store.
 type store struct {
-	node  string
-	heard time.Time // zero: never
+	node string
+	// heard is when it reported last, by the clock of its node. Zero: never.
+	heard time.Time
+	// fresh is false if its report is missing. Package silence decides that, so that no two clocks are compared.
 	fresh bool
+	// sinceDeletion: it has reported since the image is being deleted.
+	sinceDeletion bool
 }
 
 // report is a copy in an InstanceManager.
@@ -72,7 +78,8 @@ func (in *input) addStores(nodes []longhornv1.Node, managers []longhornv1.Instan
 		m := &managers[i]
 		s := store{node: m.Name}
 		if t := m.Status.HeartbeatTime; t != nil {
-			s.heard, s.fresh = t.Time, in.now.Sub(t.Time) <= longhornv1.ReportTimeout
+			s.heard, s.fresh = t.Time, m.Status.CurrentState == longhornv1.ManagerRunning
+			s.sinceDeletion = in.reportedSince[m.Name]
 		}
 		stores[m.Name] = s
 		for _, info := range m.Status.BackingImages {

@@ -94,17 +94,7 @@ func decide(in *input) *plan {
 	}
 	in.describeNewDisks(p)
 	in.summarize(p, why)
-	in.watchStores(p)
 	return p
-}
-
-// watchStores asks for another look at the moment at which a report that counts now is too old.
-func (in *input) watchStores(p *plan) {
-	for disk := range p.status.DiskFileStatusMap {
-		if s, ok := in.storeOf(disk); ok && s.fresh {
-			p.lookWithin(s.heard.Add(longhornv1.ReportTimeout + time.Second).Sub(in.now))
-		}
-	}
 }
 
 // summarize says whether volumes can be cloned from the image. why is what a decision has to say.

@@ -35,6 +35,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // pass goes on from what was written.
 func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
 	image, err := reconcile.Find(ctx, r.live, key, &longhornv1.BackingImage{})
+	if err == nil && image == nil {
+		r.deletions.forget(key)
+	}
 	if err != nil || image == nil {
 		return ctrl.Result{}, err
 	}
@@ -75,17 +78,20 @@ func (r *reconciler) readInput(ctx context.Context, image *longhornv1.BackingIma
 	var managers longhornv1.InstanceManagerList
 	var replicas longhornv1.ReplicaList
 	var volumes longhornv1.VolumeList
-	clones := client.Reader(r.cached)
+	current := client.Reader(r.cached)
 	if image.DeletionTimestamp != nil {
-		clones = r.live // a clone that was made a moment ago keeps the image
+		current = r.live // a clone or a report of a moment ago keeps the image
 	}
 	for _, read := range []struct {
 		from client.Reader
 		list client.ObjectList
-	}{{r.cached, &nodes}, {r.cached, &managers}, {r.cached, &replicas}, {clones, &volumes}} {
+	}{{r.cached, &nodes}, {current, &managers}, {r.cached, &replicas}, {current, &volumes}} {
 		if err := read.from.List(ctx, read.list, client.InNamespace(r.Namespace)); err != nil {
 			return nil, fmt.Errorf("list %T: %w", read.list, err)
 		}
+	}
+	if image.DeletionTimestamp != nil {
+		in.reportedSince = r.deletions.reportedSince(image, managers.Items)
 	}
 	in.addStores(nodes.Items, managers.Items)
 	for i := range replicas.Items {

@@ -64,6 +64,8 @@ type reconciler struct {
 	Options
 	cached client.Client
 	live   client.Reader
+	// deletions remember what stores had reported when images were deleted.
+	deletions deletions
 }
 
 // CachedObjects returns what the cache of the controllers' manager has of the kinds that only this controller reads:
@@ -126,7 +128,7 @@ func describeDisks(o client.Object) map[string]string {
 }
 
 // managerHandler asks for the images of which a store reports something else than before, and for all of them when a
-// store comes or goes. A heartbeat alone changes nothing: when it stays away, a decision has asked for another look.
+// store comes or goes, or falls silent. A heartbeat alone changes nothing.
 func (r *reconciler) managerHandler() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[ctrl.Request]
 	all := func(ctx context.Context, o client.Object, q queue) {
@@ -143,7 +145,7 @@ func (r *reconciler) managerHandler() handler.EventHandler {
 			if !ok || !ok2 {
 				return
 			}
-			if wasSilent(before, after) {
+			if fallsSilent(before, after) {
 				all(ctx, after, q)
 				return
 			}
@@ -154,10 +156,9 @@ func (r *reconciler) managerHandler() handler.EventHandler {
 	}
 }
 
-// wasSilent says whether a store had not reported for so long that its report was missing.
-func wasSilent(before, after *longhornv1.InstanceManager) bool {
-	a, b := before.Status.HeartbeatTime, after.Status.HeartbeatTime
-	return a == nil || b == nil || b.Sub(a.Time) > longhornv1.ReportTimeout
+// fallsSilent says whether a store's report is missing from now on, or is there again.
+func fallsSilent(before, after *longhornv1.InstanceManager) bool {
+	return before.Status.CurrentState != after.Status.CurrentState
 }
 
 // changedImages returns the images of which after says something else than before.

@@ -41,15 +41,16 @@ func TestSetup_reports(t *testing.T) {
 		"a new copy": {func(s *longhornv1.InstanceManagerStatus) {
 			s.BackingImages["disk-a/f"] = longhornv1.BackingImageV2CopyInfo{Name: "fedora"}
 		}, "fedora", false},
-		"the first heartbeat after a while": {func(s *longhornv1.InstanceManagerStatus) {
+		"a clock that is set": {func(s *longhornv1.InstanceManagerStatus) {
 			s.HeartbeatTime = ptr.To(metav1.NewMicroTime(now.Add(longhornv1.ReportTimeout)))
-		}, "", true},
+		}, "", false},
+		"silence": {func(s *longhornv1.InstanceManagerStatus) { s.CurrentState = longhornv1.ManagerUnknown }, "", true},
 	} {
 		after := before.DeepCopy()
 		c.edit(&after.Status)
 		got := strings.Join(slices.Sorted(maps.Keys(changedImages(before, after))), " ")
-		if got != c.want || wasSilent(before, after) != c.silent {
-			t.Errorf("%s: %q, silent %t", name, got, wasSilent(before, after))
+		if got != c.want || fallsSilent(before, after) != c.silent {
+			t.Errorf("%s: %q, silent %t", name, got, fallsSilent(before, after))
 		}
 	}
 }

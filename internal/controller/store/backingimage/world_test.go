@@ -41,11 +41,14 @@ type fixture struct {
 	volumes  []string
 	source   sourceObjects
 	origin   origin
+	// reportedSince are the nodes whose stores have reported since the image is being deleted.
+	reportedSince map[string]bool
 }
 
 func newFixture() *fixture {
 	f := &fixture{
 		nodes: map[string]*longhornv1.Node{}, managers: map[string]*longhornv1.InstanceManager{},
+		reportedSince: map[string]bool{},
 		image: &longhornv1.BackingImage{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "ubuntu-22.04", Generation: 3},
 			Spec: longhornv1.BackingImageSpec{
@@ -70,6 +73,7 @@ func newFixture() *fixture {
 		f.managers[name] = &longhornv1.InstanceManager{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: name},
 			Status: longhornv1.InstanceManagerStatus{
+				CurrentState:  longhornv1.ManagerRunning,
 				HeartbeatTime: ptr.To(metav1.NewMicroTime(now.Add(-10 * time.Second))),
 				BackingImages: map[string]longhornv1.BackingImageV2CopyInfo{},
 			},
@@ -78,8 +82,9 @@ func newFixture() *fixture {
 	return f
 }
 
-// silent has a node's store report nothing for a while.
+// silent has a node's store report nothing for a while. Its clock may have been right.
 func (f *fixture) silent(node string) {
+	f.managers[node].Status.CurrentState = longhornv1.ManagerUnknown
 	f.managers[node].Status.HeartbeatTime = ptr.To(metav1.NewMicroTime(now.Add(-longhornv1.ReportTimeout - time.Minute)))
 }
 
@@ -191,6 +196,7 @@ func (f *fixture) input() *input {
 	in := &input{
 		Options: Options{Namespace: "varve"}.withDefaults(), now: now, image: f.image, newUUID: "u",
 		replicas: f.replicas, volumes: f.volumes, source: f.source, origin: f.origin,
+		reportedSince: f.reportedSince,
 	}
 	var nodes []longhornv1.Node
 	var managers []longhornv1.InstanceManager

@@ -1,5 +1,10 @@
 // Package silence says in the status of a node's Node, InstanceManager and volumes that the node's store does not
 // report. The store, when it is back, says again what is true.
+//
+// Silence is counted by this process's clock from the moment at which it saw the heartbeat change last, as Kubernetes
+// judges nodes by their leases: the clock of a node may be wrong by hours. A process that starts counts from its start,
+// and what is silent already stays so until its heartbeat changes. Nobody else compares heartbeats with a clock:
+// status.currentState of the InstanceManager says whether its report counts.
 package silence
 
 import (
@@ -10,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,6 +40,15 @@ type Options struct {
 type reconciler struct {
 	Options
 	cached client.Client
+	// seen are the heartbeats, by their InstanceManagers. One worker uses it.
+	seen map[client.ObjectKey]heartbeat
+}
+
+// heartbeat is the last one of a store, and when this process saw it first.
+type heartbeat struct {
+	manager types.UID
+	time    metav1.MicroTime // by the node's clock, zero before the first one
+	seenAt  time.Time
 }
 
 // Setup adds the controller to mgr.
@@ -42,29 +57,44 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		o.Clock = clock.RealClock{}
 	}
 	return ctrl.NewControllerManagedBy(mgr).Named("storesilence" + o.ControllerSuffix).For(&longhornv1.InstanceManager{}).
-		WithOptions(reconcile.Options(1)).Complete(&reconciler{Options: o, cached: mgr.GetClient()})
+		WithOptions(reconcile.Options(1)).Complete(
+		&reconciler{Options: o, cached: mgr.GetClient(), seen: map[client.ObjectKey]heartbeat{}})
 }
 
-// Reconcile looks at the store of one node, and again when its report will be too old.
+// Reconcile looks at the store of one node, and again when its report will be missing.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	manager, err := reconcile.Find(ctx, r.cached, req.NamespacedName, &longhornv1.InstanceManager{})
+	if err == nil && manager == nil {
+		delete(r.seen, req.NamespacedName)
+	}
 	if err != nil || manager == nil {
 		return ctrl.Result{}, err
 	}
-	heard := manager.CreationTimestamp.Time
-	if t := manager.Status.HeartbeatTime; t != nil {
-		heard = t.Time
-	}
-	if left := heard.Add(longhornv1.ReportTimeout).Sub(r.Clock.Now()); left > 0 {
+	heard := r.noteHeartbeat(req.NamespacedName, manager)
+	left := heard.seenAt.Add(longhornv1.ReportTimeout).Sub(r.Clock.Now())
+	if left > 0 && manager.Status.CurrentState != longhornv1.ManagerUnknown {
 		return ctrl.Result{RequeueAfter: left + time.Second}, nil
 	}
-	if err := r.markSilent(ctx, manager, heard); err != nil {
+	if err := r.markSilent(ctx, manager, heard.time); err != nil {
 		return reconcile.RetryConflict(ctrl.Result{}, fmt.Errorf("say that the store of node %s is silent: %w", req.Name, err))
 	}
 	return ctrl.Result{}, nil
 }
 
-func (r *reconciler) markSilent(ctx context.Context, manager *longhornv1.InstanceManager, heard time.Time) error {
+// noteHeartbeat returns the last heartbeat of a store.
+func (r *reconciler) noteHeartbeat(key client.ObjectKey, manager *longhornv1.InstanceManager) heartbeat {
+	now := heartbeat{manager: manager.UID, seenAt: r.Clock.Now()}
+	if t := manager.Status.HeartbeatTime; t != nil {
+		now.time = *t
+	}
+	if before, ok := r.seen[key]; ok && before.manager == now.manager && before.time.Equal(&now.time) {
+		return before
+	}
+	r.seen[key] = now
+	return now
+}
+
+func (r *reconciler) markSilent(ctx context.Context, manager *longhornv1.InstanceManager, heard metav1.MicroTime) error {
 	before := manager.DeepCopy()
 	manager.Status.CurrentState = longhornv1.ManagerUnknown
 	if err := r.patchStatus(ctx, before, manager); err != nil {
@@ -74,11 +104,15 @@ func (r *reconciler) markSilent(ctx context.Context, manager *longhornv1.Instanc
 	if err != nil {
 		return err
 	}
+	said := "the node's store has never reported"
+	if !heard.IsZero() {
+		said = "the node's store reported last at " + heard.UTC().Format(time.RFC3339)
+	}
 	if node != nil {
 		before := node.DeepCopy()
 		meta.SetStatusCondition(&node.Status.Conditions, metav1.Condition{
 			Type: longhornv1.ConditionReady, Status: metav1.ConditionUnknown, Reason: longhornv1.ReasonStoreSilent,
-			Message: "the node's store reported last at " + heard.UTC().Format(time.RFC3339) + ": is varve store running there?",
+			Message: said + ": is varve store running there?",
 		})
 		if err := r.patchStatus(ctx, before, node); err != nil {
 			return err

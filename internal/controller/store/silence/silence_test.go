@@ -1,6 +1,7 @@
 package silence
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -21,11 +22,12 @@ func TestReconcile_marksWhatASilentStoreHas(t *testing.T) {
 	now := time.Date(2026, 11, 30, 9, 0, 0, 0, time.UTC)
 	meta1 := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "varve", Name: name} }
 	var objects []client.Object
-	for name, age := range map[string]time.Duration{"dead": 4 * time.Minute, "alive": time.Minute} {
-		heard := metav1.NewMicroTime(now.Add(-age))
+	// The clock of the dead one is ahead, and that of the living one behind: neither matters.
+	for name, ahead := range map[string]time.Duration{"dead": 5 * time.Hour, "alive": -5 * time.Hour} {
+		heard := metav1.NewMicroTime(now.Add(ahead))
 		objects = append(objects,
 			&longhornv1.InstanceManager{ObjectMeta: meta1(name), Status: longhornv1.InstanceManagerStatus{
-				CurrentState: "running", HeartbeatTime: &heard,
+				CurrentState: longhornv1.ManagerRunning, HeartbeatTime: &heard,
 			}},
 			&longhornv1.Node{ObjectMeta: meta1(name), Status: longhornv1.NodeStatus{Conditions: []metav1.Condition{{
 				Type: longhornv1.ConditionReady, Status: metav1.ConditionTrue, Reason: longhornv1.ReasonDiskReady,
@@ -41,34 +43,69 @@ func TestReconcile_marksWhatASilentStoreHas(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(objects...).Build()
-	r := &reconciler{Options: Options{Namespace: "varve", Clock: testingclock.NewFakePassiveClock(now)}, cached: c}
-	for _, name := range []string{"dead", "alive"} {
-		request := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "varve", Name: name}}
-		result, err := r.Reconcile(t.Context(), request)
-		if err != nil {
-			t.Fatal(err)
+	clock := testingclock.NewFakePassiveClock(now)
+	r := &reconciler{
+		Options: Options{Namespace: "varve", Clock: clock}, cached: c, seen: map[client.ObjectKey]heartbeat{},
+	}
+	key := func(name string) client.ObjectKey { return client.ObjectKey{Namespace: "varve", Name: name} }
+	look := func(name string, want time.Duration) {
+		t.Helper()
+		result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key(name)})
+		if err != nil || result.RequeueAfter != want {
+			t.Errorf("%s: the next look is after %s, want %s, %v", name, result.RequeueAfter, want, err)
 		}
-		if next := result.RequeueAfter; (name == "alive") != (next == 2*time.Minute+time.Second) {
-			t.Errorf("%s: the next look is after %s", name, next)
-		}
+	}
+	expect := func(name string, silent bool) {
+		t.Helper()
 		var manager longhornv1.InstanceManager
 		var node longhornv1.Node
 		var volume longhornv1.Volume
-		for key, o := range map[string]client.Object{name: &manager, "v-" + name: &volume} {
-			if err := c.Get(t.Context(), client.ObjectKey{Namespace: "varve", Name: key}, o); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := c.Get(t.Context(), request.NamespacedName, &node); err != nil {
+		err := errors.Join(c.Get(t.Context(), key(name), &manager), c.Get(t.Context(), key(name), &node),
+			c.Get(t.Context(), key("v-"+name), &volume))
+		if err != nil {
 			t.Fatal(err)
 		}
 		ready := meta.FindStatusCondition(node.Status.Conditions, longhornv1.ConditionReady)
-		silent := manager.Status.CurrentState == longhornv1.ManagerUnknown && ready.Status == metav1.ConditionUnknown &&
+		isSilent := manager.Status.CurrentState == longhornv1.ManagerUnknown && ready.Status == metav1.ConditionUnknown &&
 			volume.Status.Robustness == longhornv1.RobustnessUnknown && volume.Status.State == longhornv1.VolumeAttached
-		well := manager.Status.CurrentState == "running" && ready.Status == metav1.ConditionTrue &&
+		isWell := manager.Status.CurrentState == longhornv1.ManagerRunning && ready.Status == metav1.ConditionTrue &&
 			volume.Status.Robustness == longhornv1.RobustnessHealthy
-		if name == "dead" && !silent || name == "alive" && !well {
+		if silent != isSilent || silent == isWell {
 			t.Errorf("%s: %+v, %+v, %+v", name, manager.Status, ready, volume.Status)
 		}
 	}
+	beat := func(name string) {
+		t.Helper()
+		var manager longhornv1.InstanceManager
+		err := c.Get(t.Context(), key(name), &manager)
+		if err == nil {
+			manager.Status.HeartbeatTime.Time = manager.Status.HeartbeatTime.Add(30 * time.Second)
+			manager.Status.CurrentState = longhornv1.ManagerRunning
+			err = c.Status().Update(t.Context(), &manager)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const whole = longhornv1.ReportTimeout + time.Second
+	look("dead", whole)
+	look("alive", whole)
+	clock.SetTime(now.Add(time.Minute))
+	beat("alive")
+	look("alive", whole)
+	look("dead", whole-time.Minute)
+	clock.SetTime(now.Add(longhornv1.ReportTimeout + time.Second))
+	look("dead", 0)
+	look("alive", time.Minute)
+	expect("dead", true)
+	expect("alive", false)
+
+	// Another process knows nothing, and counts from its start. What is silent stays so until there is a report.
+	r.seen = map[client.ObjectKey]heartbeat{}
+	look("alive", whole)
+	look("dead", 0)
+	expect("dead", true)
+	expect("alive", false)
+	beat("dead")
+	look("dead", whole)
 }
