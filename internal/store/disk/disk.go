@@ -107,6 +107,8 @@ type Source struct {
 	Volume UID   // what the head belongs to: a volume, or the image that is being made
 	From   Name  // a snapshot or an image that is ready; empty for a head of zeroes
 	Bytes  int64 // of the new head; not fewer than From has
+	// Independent has the head made without a parent, so that From can be deleted while the head is there.
+	Independent bool
 }
 
 // Seal says what Snapshot makes.
@@ -180,6 +182,9 @@ type Disk interface {
 	// Create makes a head. It succeeds if a head with this name was made from the same Source, and returns Conflict if
 	// the UID or the name is taken by anything else. The head is durable when Create returns.
 	Create(ctx context.Context, head Name, from Source) error
+	// Grow gives a head more bytes, which are zeroes. It succeeds if the head has as many already, and returns Invalid if
+	// it has more. A device on the head keeps its size.
+	Grow(ctx context.Context, head Name, bytes int64) error
 	// Snapshot makes a snapshot or an image of what head has now. Whoever wants a certain moment holds writes meanwhile.
 	// It is idempotent by Seal.UID as Create is, also when head is gone. Data that does not have Seal.Checksum is
 	// Corrupt, and nothing is made.

@@ -24,6 +24,12 @@ const ContextDisk = "diskUUID"
 // sourcePrefix begins the handles of volumes into which images are made.
 const sourcePrefix = "source-"
 
+// snapshotPrefix begins the UIDs of snapshots, and cloningPrefix those of snapshots that last while a volume is cloned.
+const (
+	snapshotPrefix = "snapshot-"
+	cloningPrefix  = "cloning-"
+)
+
 // Image returns the name that the copy of an image has on a disk. It has the UUID, so that the copy of an earlier image
 // with the same name is not in the way.
 func Image(image, uuid string) disk.Name { return disk.Name("image/" + image + "/" + uuid) }
@@ -47,16 +53,61 @@ func Copy(imageUUID string) disk.Name { return disk.Name("copy/" + imageUUID) }
 // SourceHandle returns the CSI handle of the volume into which the first copy of an image is made.
 func SourceHandle(imageUUID string) string { return sourcePrefix + imageUUID }
 
+// SnapshotUID returns the UID of a snapshot that was asked for by a name. No volume has it.
+func SnapshotUID(name string) disk.UID {
+	uid := disk.UID(name)
+	if uid.Validate() == nil && strings.HasPrefix(name, snapshotPrefix) {
+		return uid
+	}
+	return disk.UID(snapshotPrefix + "x-" + shorten(name))
+}
+
+// Snapshot returns the name that a snapshot of a volume has on a disk.
+func Snapshot(handle string, uid disk.UID) disk.Name {
+	return disk.Name("snapshot/" + handle + "/" + string(uid))
+}
+
+// IsSnapshot returns the volume, which may be gone, whose snapshot has a name on a disk.
+func IsSnapshot(n disk.Name) (handle string, uid disk.UID, ok bool) {
+	rest, ok := strings.CutPrefix(string(n), "snapshot/")
+	if !ok {
+		return "", "", false
+	}
+	handle, text, ok := strings.Cut(rest, "/")
+	return handle, disk.UID(text), ok
+}
+
+// SnapshotHandle returns the CSI handle of a snapshot on a disk. It says which disk that is, because the volume may be
+// gone.
+func SnapshotHandle(on, uid disk.UID) string { return string(on) + "/" + string(uid) }
+
+// ParseSnapshotHandle returns what SnapshotHandle was called with. No snapshot has another handle.
+func ParseSnapshotHandle(handle string) (on, uid disk.UID, ok bool) {
+	first, second, ok := strings.Cut(handle, "/")
+	on, uid = disk.UID(first), disk.UID(second)
+	return on, uid, ok && on.Validate() == nil && uid.Validate() == nil && strings.HasPrefix(second, snapshotPrefix)
+}
+
+// Cloning returns the name and the UID of the snapshot that lasts while a volume with a handle is made from another one.
+func Cloning(handle string) (disk.Name, disk.UID) {
+	return disk.Name("cloning/" + handle), disk.UID(cloningPrefix + shorten(handle))
+}
+
+func shorten(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return hex.EncodeToString(sum[:16])
+}
+
 // VolumeHandle returns the CSI handle of a volume that was asked for by a name: the name if it can be one, and
 // otherwise one that is made from it. It is a valid name of a Kubernetes object, and a valid disk.UID.
 func VolumeHandle(name string) string {
 	valid := disk.UID(name).Validate() == nil && len(name) <= 63 && !strings.HasPrefix(name, "-") &&
-		!strings.HasSuffix(name, "-") && !strings.HasPrefix(name, sourcePrefix)
+		!strings.HasSuffix(name, "-") && !strings.HasPrefix(name, sourcePrefix) &&
+		!strings.HasPrefix(name, snapshotPrefix) && !strings.HasPrefix(name, cloningPrefix)
 	if valid {
 		return name
 	}
-	sum := sha256.Sum256([]byte(name))
-	return "v-" + hex.EncodeToString(sum[:16])
+	return "v-" + shorten(name)
 }
 
 // Head returns the name that the head of a volume has on its disk.

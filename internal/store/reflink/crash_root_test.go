@@ -42,6 +42,10 @@ func remove(name disk.Name) func(*testing.T, disk.Disk) error {
 	return func(t *testing.T, d disk.Disk) error { return d.Delete(t.Context(), name) }
 }
 
+func grow(name disk.Name) func(*testing.T, disk.Disk) error {
+	return func(t *testing.T, d disk.Disk) error { return d.Grow(t.Context(), name, 2*crashBytes) }
+}
+
 const crashBytes = 1_000_001
 
 var crashes = []crashing{
@@ -53,6 +57,7 @@ var crashes = []crashing{
 	{name: "delete head", prepare: prepareHead, change: remove("h"), steps: 2},
 	{name: "delete oldest snapshot", prepare: prepareHead, change: remove("s1"), steps: 2},
 	{name: "delete newest snapshot", prepare: prepareHead, change: remove("s2"), steps: 2},
+	{name: "grow", prepare: prepareHead, change: grow("h"), steps: 4},
 	{name: "delete replica", prepare: prepareEmpty, change: remove("h"), steps: 3},
 }
 

@@ -26,7 +26,7 @@ func (d *Disk) createHead(ctx context.Context, name disk.Name, from disk.Source)
 	if err := errors.Join(wanted.validate(), from.Volume.Validate(), ctx.Err()); err != nil {
 		return err
 	}
-	source, done, err := d.beginCreate(&wanted, group, from.From)
+	source, done, err := d.beginCreate(&wanted, group, from)
 	if err != nil || done {
 		return err
 	}
@@ -37,18 +37,22 @@ func (d *Disk) createHead(ctx context.Context, name disk.Name, from disk.Source)
 }
 
 // beginCreate reserves the new head, and leases its source. Done means that the head is there.
-func (d *Disk) beginCreate(wanted *entry, group string, from disk.Name) (source *lease, done bool, err error) {
+func (d *Disk) beginCreate(wanted *entry, group string, made disk.Source) (source *lease, done bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.checkOpen(context.Background()); err != nil {
 		return nil, false, err
 	}
+	from := made.From
 	var parent located
 	if from != "" {
 		if parent, err = d.findIntact(from); err != nil {
 			return nil, false, fmt.Errorf("find the source: %w", err)
 		}
-		wanted.Parent, wanted.Origin = parent.UID, parent.UID
+		wanted.Origin = parent.UID
+		if !made.Independent {
+			wanted.Parent = parent.UID
+		}
 	}
 	if there, ok := d.findByUID(wanted.UID); ok {
 		same := there.Name == wanted.Name && there.group == group && there.Kind == wanted.Kind &&

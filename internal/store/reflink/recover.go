@@ -78,7 +78,7 @@ func (d *Disk) recoverGroup(group string) error {
 		there := located{entry: o, group: group}
 		path := d.dataPath(there)
 		known[filepath.Base(path)] = true
-		if err := errors.Join(checkIntact(path, o), d.readDamage(there)); err != nil {
+		if err := errors.Join(d.undoGrowth(path, o), checkIntact(path, o), d.readDamage(there)); err != nil {
 			d.damaged[o.UID] = true
 			d.recovered = append(d.recovered, fmt.Sprintf("%s %q (%s) is damaged: %v", o.Kind, o.Name, o.UID, err))
 		}

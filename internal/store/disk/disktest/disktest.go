@@ -47,6 +47,8 @@ func Run(t *testing.T, open func(*testing.T) disk.Disk, reopen func(*testing.T, 
 		"exclusive":   checkExclusive,
 		"changed":     checkChanged,
 		"usage":       checkUsage,
+		"grow":        checkGrow,
+		"independent": checkIndependent,
 		"ended":       checkEndedContext,
 		"concurrency": checkConcurrency,
 	} {
