@@ -63,6 +63,9 @@ apply $ours
 echo "install: components"
 apply -k "$rendered"
 [ -n "$longhorns" ] || apply -k "$rendered/store"
+# Without the kinds of snapshots there is nothing to apply it to. Run this again when they are there.
+[ -n "$longhorns" ] || [ -z "$(owner_of volumesnapshotclasses.snapshot.storage.k8s.io)" ] ||
+	apply -f deploy/store/snapshotclass.yaml
 for object in "$@"; do
 	apply -f "$object"
 done

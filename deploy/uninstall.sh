@@ -113,6 +113,10 @@ passwords=$(echo "$passwords" | grep '^repository-password-' || true)
 	if ours backingimages.longhorn.io; then
 		echo ---
 		"$kubectl" kustomize deploy/store
+		if [ -n "$(owner_of volumesnapshotclasses.snapshot.storage.k8s.io)" ]; then
+			echo ---
+			cat deploy/store/snapshotclass.yaml
+		fi
 	fi
 } | awk -v keep="$(echo $passwords)" '
 	function flush() { if (!stays) printf "%s", text; text = ""; stays = 0 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/go-logr/logr"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -71,10 +72,14 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("run the store: %w", err)
 	}
+	snapshots, err := snapshotclient.NewForConfig(o.Config)
+	if err != nil {
+		return fmt.Errorf("run the store: %w", err)
+	}
 	disks, log := &diskset.Set{}, slog.New(logr.ToSlogHandler(o.Logger))
 	driver := csi.New(csi.Options{
 		Node: o.Node, Namespace: o.Namespace, Disks: disks, Client: live, Kubernetes: clientset,
-		KubeletDir: o.KubeletDir, HostRoot: o.HostRoot, Clock: clock.RealClock{}, Logger: log,
+		Snapshots: snapshots, KubeletDir: o.KubeletDir, HostRoot: o.HostRoot, Clock: clock.RealClock{}, Logger: log,
 	})
 	ready := &readiness{driver: driver}
 	if err := mgr.AddReadyzCheck("store", ready.check); err != nil {

@@ -62,6 +62,10 @@ type VolumeSpec struct {
 	// backingImage is the image that the volume was cloned from.
 	// +optional
 	BackingImage string `json:"backingImage,omitempty"`
+	// dataSource is what the volume was cloned from: snap:// and the handle of a snapshot, or vol:// and a volume.
+	// +kubebuilder:validation:MaxLength=256
+	// +optional
+	DataSource string `json:"dataSource,omitempty"`
 	// numberOfReplicas is 1.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1

@@ -28,14 +28,20 @@ type controllerServer struct {
 func (c *controllerServer) ControllerGetCapabilities(
 	context.Context, *csi.ControllerGetCapabilitiesRequest,
 ) (*csi.ControllerGetCapabilitiesResponse, error) {
-	return &csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{{
-		Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{
-			Type: csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
-		}},
-	}}}, nil
+	resp := &csi.ControllerGetCapabilitiesResponse{}
+	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+	} {
+		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
 }
 
-// CreateVolume makes a volume on a disk of this node: blank, or a clone of an image.
+// CreateVolume makes a volume on a disk of this node: blank, or a clone of an image, a snapshot or another volume.
 func (c *controllerServer) CreateVolume(
 	ctx context.Context, r *csi.CreateVolumeRequest,
 ) (*csi.CreateVolumeResponse, error) {
@@ -51,7 +57,12 @@ func (c *controllerServer) CreateVolume(
 		return nil, err
 	}
 	defer end()
-	on, err := c.createVolume(ctx, v)
+	var on disk.UID
+	if v.origin == (origin{}) {
+		on, err = c.createVolume(ctx, v)
+	} else {
+		on, err = c.cloneVolume(ctx, &v, r.GetCapacityRange())
+	}
 	c.notePending(v, err)
 	if err != nil {
 		return nil, fmt.Errorf("create the volume %s: %w", v.handle, err)
@@ -59,6 +70,7 @@ func (c *controllerServer) CreateVolume(
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
 		VolumeId: v.handle, CapacityBytes: v.bytes, VolumeContext: map[string]string{names.ContextDisk: string(on)},
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{names.TopologyNode: c.options.Node}}},
+		ContentSource:      r.GetVolumeContentSource(),
 	}}, nil
 }
 
@@ -204,7 +216,7 @@ func (d *Driver) writeObjects(ctx context.Context, v volume, on disk.UID) (*long
 	meta := metav1.ObjectMeta{Name: v.handle, Namespace: d.options.Namespace}
 	made := &longhornv1.Volume{ObjectMeta: meta, Spec: longhornv1.VolumeSpec{
 		Size: v.bytes, DataEngine: longhornv1.DataEngineV2, BackingImage: v.image, NumberOfReplicas: 1,
-		DiskSelector: v.diskSelector, NodeSelector: v.nodeSelector,
+		DiskSelector: v.diskSelector, NodeSelector: v.nodeSelector, DataSource: v.origin.dataSource(),
 	}}
 	if v.claim.PVCName != "" {
 		made.Annotations = map[string]string{claimAnnotation: v.claim.Namespace + "/" + v.claim.PVCName}

@@ -155,7 +155,17 @@ func TestDescribeVolume(t *testing.T) {
 		},
 		"a source": {
 			edit: func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} },
-			code: codes.InvalidArgument, err: "leave the data source out",
+			code: codes.InvalidArgument, err: "names neither a snapshot nor a volume",
+		},
+		"a clone of the size of its snapshot, and of any image": {
+			edit: func(r *csi.CreateVolumeRequest) {
+				r.CapacityRange = nil
+				r.Parameters = map[string]string{parameterImage: "ubuntu-22.04"}
+				r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+					Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "disk-1/snapshot-1"},
+				}}
+			},
+			want: volume{origin: origin{snapshot: "disk-1/snapshot-1"}},
 		},
 		"no name": {
 			edit: func(r *csi.CreateVolumeRequest) { r.Name = "" }, code: codes.InvalidArgument,
@@ -177,7 +187,7 @@ func TestDescribeVolume(t *testing.T) {
 				return
 			}
 			x.want.handle, x.want.claim.PVName = "pvc-1", "pvc-1"
-			if diff := cmp.Diff(x.want, got, cmp.AllowUnexported(volume{})); diff != "" || err != nil {
+			if diff := cmp.Diff(x.want, got, cmp.AllowUnexported(volume{}, origin{})); diff != "" || err != nil {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
 		})

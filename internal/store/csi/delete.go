@@ -71,7 +71,7 @@ func (d *Driver) deleteHead(ctx context.Context, handle string, known disk.UID) 
 	}
 	on, _, err := d.findHead(ctx, handle, known)
 	if errors.Is(err, errclass.NotFound) {
-		return nil
+		return d.deleteCloning(ctx, handle)
 	}
 	if err == nil {
 		err = d.checkDetached(ctx, handle)
@@ -83,7 +83,16 @@ func (d *Driver) deleteHead(ctx context.Context, handle string, known disk.UID) 
 	if err := on.Delete(ctx, names.Head(handle)); err != nil && !errors.Is(err, errclass.NotFound) {
 		return err
 	}
-	return nil
+	return d.deleteCloning(ctx, handle)
+}
+
+// deleteCloning deletes the snapshot that a clone was being made from when that was given up.
+func (d *Driver) deleteCloning(ctx context.Context, handle string) error {
+	var failed error
+	for _, on := range d.options.Disks.All() {
+		failed = errors.Join(failed, deleteTemporary(ctx, on, handle))
+	}
+	return failed
 }
 
 // checkDetached returns an error of class Conflict while a volume has a device.

@@ -249,7 +249,7 @@ func (d *Driver) convertErrors(
 // grpcCode returns the code that the CSI specification wants for an error.
 func grpcCode(err error) codes.Code {
 	switch {
-	case errors.Is(err, errBusy):
+	case errors.Is(err, errBusy), errors.Is(err, errToken):
 		return codes.Aborted
 	case errors.Is(err, errDiffers):
 		return codes.AlreadyExists

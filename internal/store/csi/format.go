@@ -17,13 +17,10 @@ import (
 	"github.com/varvebackup/varve/internal/store/diskset"
 )
 
-// formatBlank makes a file system on a volume that nobody has ever written: the disk has no extent of its head, and the
-// volume is no clone. A signature proves less, because what it does not know looks blank. A file among the driver's own
+// formatBlank makes a file system on a volume that nobody has ever written: the disk has no extent of its head. So a
+// clone of what is blank is formatted, too, and no other clone. A signature proves less, because what it does not know looks blank. A file among the driver's own
 // says that a file system is being made: what a crash leaves of one is discarded at the next call.
 func (d *Driver) formatBlank(ctx context.Context, on diskset.Disk, head disk.Object, device string) error {
-	if head.Parent != "" {
-		return nil
-	}
 	if err := d.discardUnfinished(head, device); err != nil {
 		return err
 	}

@@ -38,6 +38,18 @@ func (m *memory) Changed(_ context.Context, name, since disk.Name) iter.Seq2[ext
 	}
 }
 
+func (m *memory) find(name disk.Name) disk.Object {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.objects[name]
+}
+
+func (m *memory) put(o disk.Object) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.objects[o.Name] = o
+}
+
 func (m *memory) List(context.Context) ([]disk.Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -47,18 +59,43 @@ func (m *memory) List(context.Context) ([]disk.Object, error) {
 func (m *memory) Create(_ context.Context, head disk.Name, from disk.Source) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.objects[head] = disk.Object{
-		Name: head, UID: from.UID, Kind: disk.KindHead, Bytes: from.Bytes,
-		State: disk.StateWritable,
+	made := disk.Object{
+		Name: head, UID: from.UID, Volume: from.Volume, Kind: disk.KindHead, Bytes: from.Bytes, State: disk.StateWritable,
 	}
+	if from.From != "" && !from.Independent {
+		made.Parent = m.objects[from.From].UID
+	}
+	m.objects[head] = made
+	return nil
+}
+
+func (m *memory) Snapshot(_ context.Context, head, name disk.Name, seal disk.Seal) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	of, ok := m.objects[head]
+	if !ok {
+		return errclass.NotFound
+	}
+	m.objects[name] = disk.Object{
+		Name: name, UID: seal.UID, Volume: of.Volume, Parent: of.Parent, Kind: seal.Kind, Bytes: of.Bytes,
+		State: disk.StateReady,
+	}
+	of.Parent = seal.UID
+	m.objects[head] = of
 	return nil
 }
 
 func (m *memory) Delete(_ context.Context, name disk.Name) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, ok := m.objects[name]; !ok {
+	gone, ok := m.objects[name]
+	if !ok {
 		return errclass.NotFound
+	}
+	for _, o := range m.objects {
+		if o.Parent == gone.UID && o.Volume != gone.Volume {
+			return errclass.Errorf(errclass.Conflict, "%q is a clone of it: delete that first", o.Name)
+		}
 	}
 	delete(m.objects, name)
 	return nil

@@ -57,6 +57,26 @@ func findMount(path string) (*mountinfo.Info, error) {
 	return all[len(all)-1], nil
 }
 
+// findDeviceMount returns where the file system of a device is mounted, or nothing. A bind of a device's file is no mount
+// of its file system.
+func findDeviceMount(device string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(device, &st); err != nil {
+		return "", fmt.Errorf("identify %s: %w", device, err)
+	}
+	all, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		found := unix.Mkdev(uint32(m.Major), uint32(m.Minor)) == st.Rdev
+		return !found, found
+	})
+	if err != nil {
+		return "", fmt.Errorf("look for a mount of %s: %w", device, err)
+	}
+	if len(all) == 0 {
+		return "", nil
+	}
+	return all[0].Mountpoint, nil
+}
+
 // checkMount returns an error of class Conflict if a mount is not that of a device's file system.
 func checkMount(there *mountinfo.Info, device string) error {
 	var st unix.Stat_t

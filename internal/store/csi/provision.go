@@ -117,9 +117,14 @@ func (p provisioner) Provision(
 	}
 	parameters[parameterClaim], parameters[parameterClaimNamespace] = o.PVC.Name, o.PVC.Namespace
 	size := o.PVC.Spec.Resources.Requests[corev1.ResourceStorage]
+	source, err := p.findContentSource(ctx, o.PVC)
+	if err != nil {
+		return nil, p.afterFailure(ctx, o, err), err
+	}
 	created, err := p.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: o.PVName, CapacityRange: &csi.CapacityRange{RequiredBytes: size.Value()}, Parameters: parameters,
-		VolumeCapabilities: []*csi.VolumeCapability{describeMode(mode, o.StorageClass.MountOptions)},
+		VolumeCapabilities:  []*csi.VolumeCapability{describeMode(mode, o.StorageClass.MountOptions)},
+		VolumeContentSource: source,
 	})
 	if err != nil {
 		return nil, p.afterFailure(ctx, o, err), err
@@ -206,10 +211,10 @@ func (p provisioner) checkReleased(ctx context.Context, name string) error {
 
 // checkClaim returns an error if volumes cannot be what a claim asks for.
 func (p provisioner) checkClaim(claim *corev1.PersistentVolumeClaim) error {
-	kind := dataSourceKind(claim)
-	sourced := kind == "VolumeSnapshot" || kind == "PersistentVolumeClaim"
-	if kind != "" && !sourced { // a populator has a claim of its own provisioned, and gives this one its volume
-		return &controller.IgnoredError{Reason: "a populator fills the claim from its " + kind}
+	source := describeDataSource(claim)
+	if source != (dataSource{}) && !source.isSnapshot() && !source.isClaim() {
+		// A populator has a claim of its own provisioned, and gives this one its volume.
+		return &controller.IgnoredError{Reason: "a populator fills the claim from its " + source.kind}
 	}
 	if claim.Annotations[selectedNode] == "" {
 		return errclass.Errorf(errclass.Invalid,
@@ -226,23 +231,7 @@ func (p provisioner) checkClaim(claim *corev1.PersistentVolumeClaim) error {
 				corev1.ReadWriteOnce)
 		}
 	}
-	if sourced {
-		return errclass.Errorf(errclass.Invalid,
-			"the data source is a %s: %s makes no volumes from those: leave dataSource out", kind,
-			names.Driver)
-	}
 	return nil
-}
-
-// dataSourceKind returns the kind of what a claim is to be filled from, or nothing.
-func dataSourceKind(claim *corev1.PersistentVolumeClaim) string {
-	if ref := claim.Spec.DataSourceRef; ref != nil {
-		return ref.Kind
-	}
-	if source := claim.Spec.DataSource; source != nil {
-		return source.Kind
-	}
-	return ""
 }
 
 // describeMode says in CSI's words how a claim's volume is used.

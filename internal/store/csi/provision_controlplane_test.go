@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -45,6 +46,9 @@ const (
 // newProvisioner runs a driver, as a store's service account, with a disk that has readyImage.
 func newProvisioner(tb testing.TB) (client.Client, *memory) {
 	tb.Helper()
+	if err := cluster.InstallSnapshotKinds(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
 	for _, file := range []string{"account", "role", "admission"} {
 		if err := cluster.Apply(tb.Context(), "deploy/store/"+file+".yaml"); err != nil {
 			tb.Fatal(err)
@@ -91,8 +95,9 @@ func newProvisioner(tb testing.TB) (client.Client, *memory) {
 	disks.Put(diskset.Disk{Disk: files, Name: "default-disk", UUID: diskUUID})
 	d := driver.New(driver.Options{
 		Node: nodeName, Namespace: controlplane.SystemNamespace, Disks: disks, Client: cluster.Client(tb, store),
-		Kubernetes: kubernetes.NewForConfigOrDie(config), KubeletDir: dir,
-		Logger: slog.New(slog.NewTextHandler(tb.Output(), nil)),
+		Kubernetes: kubernetes.NewForConfigOrDie(config), Snapshots: snapshotclient.NewForConfigOrDie(config),
+		KubeletDir: dir,
+		Logger:     slog.New(slog.NewTextHandler(tb.Output(), nil)),
 	})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	done := make(chan error, 1)
@@ -246,6 +251,8 @@ func TestProvisioner(t *testing.T) {
 		}
 		wantNothing(t, admin, files, handle)
 	})
+	t.Run("snapshots and clones", func(t *testing.T) { checkSnapshotter(t, admin, files) })
+	t.Run("contents that name a snapshot", func(t *testing.T) { checkNamedContents(t, admin, files) })
 	t.Run("a claim without a node", func(t *testing.T) {
 		claim := makeClaim(t, admin, "immediate", readyImage, func(class *storagev1.StorageClass) {
 			class.VolumeBindingMode = ptr.To(storagev1.VolumeBindingImmediate)

@@ -40,6 +40,7 @@ type volume struct {
 	handle                     string
 	bytes                      int64
 	image                      string
+	origin                     origin
 	diskSelector, nodeSelector []string
 	claim                      longhornv1.KubernetesStatus
 }
@@ -53,16 +54,20 @@ func describeVolume(r *csi.CreateVolumeRequest) (volume, error) {
 	if err := checkCapabilities(r.GetVolumeCapabilities()); err != nil {
 		return volume{}, err
 	}
-	if r.GetVolumeContentSource() != nil {
-		return volume{}, errclass.Errorf(errclass.Invalid,
-			"%s makes no volumes from snapshots or other volumes: leave the data source "+
-				"out, or use a StorageClass with the parameter %s", names.Driver, parameterImage)
-	}
 	if err := v.readParameters(r.GetParameters()); err != nil {
 		return volume{}, err
 	}
 	var err error
+	if v.origin, err = describeOrigin(r.GetVolumeContentSource()); err != nil {
+		return volume{}, err
+	}
+	if v.origin != (origin{}) {
+		v.image = "" // the class may name the image of the volume that is cloned
+	}
 	v.bytes, err = chooseSize(r.GetCapacityRange())
+	if v.origin != (origin{}) && r.GetCapacityRange().GetRequiredBytes() == 0 {
+		v.bytes = 0 // it has the size of what it is made of
+	}
 	return v, err
 }
 

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -42,6 +43,8 @@ type Options struct {
 	// Client knows the kinds of longhorn.io and those of Kubernetes.
 	Client     client.Client
 	Kubernetes kubernetes.Interface
+	// Snapshots knows VolumeSnapshots. If it is nil, the driver serves none.
+	Snapshots snapshotclient.Interface
 	// KubeletDir is kubelet's directory, /var/lib/kubelet by default. It has the same path for this process, and mounts
 	// below it must propagate to the node.
 	KubeletDir string
@@ -67,7 +70,7 @@ func (o *Options) registrationSocket() string {
 func (d *Driver) Run(ctx context.Context) error {
 	g, running := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{
-		d.serveDriver, d.serveRegistration, d.runStatus, d.runProvisioner, d.runSweep,
+		d.serveDriver, d.serveRegistration, d.runStatus, d.runProvisioner, d.runSnapshotter, d.runSweep,
 	} {
 		g.Go(func() error { return run(running) })
 	}

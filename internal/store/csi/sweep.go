@@ -112,27 +112,28 @@ func (d *Driver) deleteOrphan(ctx context.Context, handle string, v *longhornv1.
 	return d.deleteVolume(ctx, handle, "")
 }
 
-// isUnwritten says whether a volume has nothing but what it was made with: zeroes, or an image.
+// isUnwritten says whether a volume has nothing but what it was made with: zeroes, an image or a snapshot. A clone of a
+// volume counts as written.
 func (d *Driver) isUnwritten(ctx context.Context, handle string, onDisk disk.UID) (bool, error) {
 	on, head, err := d.findHead(ctx, handle, onDisk)
 	if err != nil {
 		return false, err
 	}
-	var image disk.Name
+	var madeOf disk.Name
 	if head.Parent != "" {
 		objects, err := on.List(ctx)
 		if err != nil {
 			return false, err
 		}
 		i := slices.IndexFunc(objects, func(o disk.Object) bool {
-			return o.UID == head.Parent && o.Kind == disk.KindImage
+			return o.UID == head.Parent && (o.Kind == disk.KindImage || o.Volume != head.Volume)
 		})
 		if i < 0 {
 			return false, nil // a snapshot of the volume has data
 		}
-		image = objects[i].Name
+		madeOf = objects[i].Name
 	}
-	for _, err := range on.Changed(ctx, head.Name, image) {
+	for _, err := range on.Changed(ctx, head.Name, madeOf) {
 		if err != nil {
 			return false, fmt.Errorf("look whether volume %s was ever written: %w", handle, err)
 		}

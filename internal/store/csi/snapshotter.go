@@ -1,0 +1,343 @@
+package csi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+	"github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
+)
+
+// What external-snapshotter's sidecar and its snapshot-controller agreed on (pkg/utils/util.go).
+const (
+	contentFinalizer  = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
+	annotationDeleted = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
+	annotationGroup   = "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle"
+)
+
+// snapshotNamePrefix and the UID of a VolumeSnapshot are the name of its snapshot in CSI.
+const snapshotNamePrefix = "snapshot-"
+
+// The pace at which a content is looked at again: for ever after failures, and now and then in any case, because a node
+// or a disk may have come.
+const (
+	snapshotRetryFirst = time.Second
+	snapshotRetryMost  = 30 * time.Second
+	snapshotResync     = time.Minute
+)
+
+// snapshotThreads is how many contents are worked on at once, and snapshotTimeout how long one call may take.
+const (
+	snapshotThreads = 4
+	snapshotTimeout = 5 * time.Minute
+)
+
+// contentAction is what is to be done for a VolumeSnapshotContent.
+type contentAction int
+
+const (
+	contentDone    contentAction = iota
+	contentCreate                // make the snapshot of its volume
+	contentFind                  // look for the snapshot that it names
+	contentDelete                // delete the snapshot, and let the object go
+	contentRelease               // keep the snapshot, and let the object go
+)
+
+// decideContent says what is to be done for a content of this driver, as external-snapshotter's sidecar does.
+func decideContent(c *snapshotv1.VolumeSnapshotContent) contentAction {
+	source := c.Spec.Source
+	_, groupMember := c.Annotations[annotationGroup]
+	_, deleted := c.Annotations[annotationDeleted]
+	if c.DeletionTimestamp != nil {
+		unbound := source.SnapshotHandle != nil && c.Spec.VolumeSnapshotRef.UID == ""
+		switch {
+		case !slices.Contains(c.Finalizers, contentFinalizer), !deleted && !unbound:
+			return contentDone // snapshot-controller says when
+		case c.Spec.DeletionPolicy == snapshotv1.VolumeSnapshotContentDelete:
+			return contentDelete
+		}
+		return contentRelease
+	}
+	switch {
+	case groupMember, c.Status != nil && ptr.Deref(c.Status.ReadyToUse, false):
+		return contentDone
+	case source.SnapshotHandle != nil:
+		return contentFind
+	case source.VolumeHandle != nil && c.Spec.VolumeSnapshotRef.UID != "":
+		return contentCreate
+	}
+	return contentDone
+}
+
+// snapshotter makes and deletes the snapshots of one node for VolumeSnapshotContents: it is what external-snapshotter's
+// sidecar is for other drivers. Every node runs one, and each content belongs to one of them: snapshot-controller need
+// not know of that (its distributed snapshotting), and there is no leader.
+type snapshotter struct {
+	*controllerServer
+	client snapshotclient.Interface
+	queue  workqueue.TypedRateLimitingInterface[string]
+}
+
+// runSnapshotter runs one until ctx ends, from when on the cluster has the kinds of snapshots.
+func (d *Driver) runSnapshotter(ctx context.Context) error {
+	if d.options.Snapshots == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	if err := d.waitForSnapshotKinds(ctx); err != nil {
+		return err
+	}
+	s := &snapshotter{
+		controllerServer: &controllerServer{Driver: d}, client: d.options.Snapshots,
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](snapshotRetryFirst, snapshotRetryMost)),
+	}
+	factory := externalversions.NewSharedInformerFactory(s.client, snapshotResync)
+	informer := factory.Snapshot().V1().VolumeSnapshotContents().Informer()
+	add := func(o any) {
+		if c, ok := o.(*snapshotv1.VolumeSnapshotContent); ok && c.Spec.Driver == names.Driver &&
+			decideContent(c) != contentDone {
+			s.queue.Add(c.Name)
+		}
+	}
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: add, UpdateFunc: func(_, o any) { add(o) },
+	}); err != nil {
+		return fmt.Errorf("watch VolumeSnapshotContents: %w", err)
+	}
+	factory.Start(ctx.Done())
+	stop := context.AfterFunc(ctx, s.queue.ShutDown)
+	defer stop()
+	g := errgroup.Group{}
+	for range snapshotThreads {
+		g.Go(func() error { s.work(ctx); return nil })
+	}
+	_ = g.Wait()
+	factory.Shutdown()
+	return ctx.Err()
+}
+
+// waitForSnapshotKinds returns when the cluster has them, however late they are installed.
+func (d *Driver) waitForSnapshotKinds(ctx context.Context) error {
+	ticker := d.options.Clock.NewTicker(snapshotResync)
+	defer ticker.Stop()
+	for {
+		_, err := d.options.Kubernetes.Discovery().ServerResourcesForGroupVersion(snapshotv1.SchemeGroupVersion.String())
+		if err == nil {
+			return nil
+		}
+		if !apierrors.IsNotFound(err) {
+			d.log.Error("look for the kinds of snapshots, which is tried again", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C():
+		}
+	}
+}
+
+func (s *snapshotter) work(ctx context.Context) {
+	for {
+		name, shutdown := s.queue.Get()
+		if shutdown {
+			return
+		}
+		if err := s.syncContent(ctx, name); err != nil && ctx.Err() == nil {
+			s.log.Error("work on a VolumeSnapshotContent, which is tried again", "content", name, "error", err)
+			s.queue.AddRateLimited(name)
+		} else {
+			s.queue.Forget(name)
+		}
+		s.queue.Done(name)
+	}
+}
+
+// syncContent does what is to be done for a content, as the API server has it now.
+func (s *snapshotter) syncContent(ctx context.Context, name string) error {
+	c, err := s.client.SnapshotV1().VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	action := decideContent(c)
+	if action == contentDone {
+		return nil
+	}
+	owner, err := s.findOwner(ctx, c)
+	if err != nil || owner != s.options.Node {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, snapshotTimeout)
+	defer cancel()
+	if err := s.act(limited, c, action); err != nil {
+		return errors.Join(err, s.writeFailure(ctx, c, err))
+	}
+	return nil
+}
+
+// findOwner returns the node that works on a content: the one with the volume or with the snapshot's disk, whatever its
+// store does. If no node has it, the first one says so.
+func (s *snapshotter) findOwner(ctx context.Context, c *snapshotv1.VolumeSnapshotContent) (string, error) {
+	owner := ""
+	handle := cmp.Or(contentHandle(c), ptr.Deref(c.Spec.Source.SnapshotHandle, ""))
+	if handle != "" {
+		uuid, _, _ := names.ParseSnapshotHandle(handle)
+		if _, err := s.options.Disks.Find(uuid); err == nil {
+			return s.options.Node, nil
+		}
+		var err error
+		if owner, err = s.findDiskNode(ctx, uuid); err != nil {
+			return "", err
+		}
+	} else {
+		replica := &longhornv1.Replica{}
+		err := s.options.Client.Get(ctx, s.objectKey(ptr.Deref(c.Spec.Source.VolumeHandle, "")), replica)
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
+			return "", fmt.Errorf("get Replica %s: %w", *c.Spec.Source.VolumeHandle, err)
+		}
+		owner = replica.Spec.NodeID
+	}
+	if owner != "" {
+		return owner, nil
+	}
+	nodes := &longhornv1.NodeList{}
+	if err := s.options.Client.List(ctx, nodes, client.InNamespace(s.options.Namespace)); err != nil {
+		return "", fmt.Errorf("list the Nodes: %w", err)
+	}
+	if len(nodes.Items) == 0 {
+		return s.options.Node, nil
+	}
+	return slices.MinFunc(nodes.Items, compareNames).Name, nil
+}
+
+// contentHandle returns the handle of the snapshot that was made for a content, or nothing.
+func contentHandle(c *snapshotv1.VolumeSnapshotContent) string {
+	if c.Status == nil {
+		return ""
+	}
+	return ptr.Deref(c.Status.SnapshotHandle, "")
+}
+
+// act does what was decided.
+func (s *snapshotter) act(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, action contentAction) error {
+	switch action {
+	case contentCreate:
+		parameters, err := s.findParameters(ctx, ptr.Deref(c.Spec.VolumeSnapshotClassName, ""))
+		if err != nil {
+			return err
+		}
+		made, err := s.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+			Name:           snapshotNamePrefix + string(c.Spec.VolumeSnapshotRef.UID),
+			SourceVolumeId: *c.Spec.Source.VolumeHandle, Parameters: parameters,
+		})
+		if err != nil {
+			return err
+		}
+		return s.writeReady(ctx, c, made.GetSnapshot())
+	case contentFind:
+		on, there, err := s.findSnapshot(ctx, *c.Spec.Source.SnapshotHandle)
+		if err != nil {
+			return err
+		}
+		return s.writeReady(ctx, c, s.describeSnapshot(ctx, on, there))
+	case contentDelete:
+		if err := s.deleteContent(ctx, c); err != nil {
+			return err
+		}
+	case contentDone, contentRelease:
+	}
+	c.Finalizers = slices.DeleteFunc(c.Finalizers, func(f string) bool { return f == contentFinalizer })
+	_, err := s.client.SnapshotV1().VolumeSnapshotContents().Update(ctx, c, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove the finalizer %s: %w", contentFinalizer, err)
+	}
+	return nil
+}
+
+// deleteContent deletes the snapshot of a content, also one whose handle was never written.
+func (s *snapshotter) deleteContent(ctx context.Context, c *snapshotv1.VolumeSnapshotContent) error {
+	handle := cmp.Or(contentHandle(c), ptr.Deref(c.Spec.Source.SnapshotHandle, ""))
+	if handle != "" {
+		_, err := s.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: handle})
+		return err
+	}
+	uid := names.SnapshotUID(snapshotNamePrefix + string(c.Spec.VolumeSnapshotRef.UID))
+	on, there, err := s.findByUID(ctx, uid)
+	if errors.Is(err, errclass.NotFound) {
+		return nil
+	}
+	if err == nil && there.Kind == disk.KindSnapshot {
+		err = s.deleteSnapshot(ctx, names.SnapshotHandle(on.UUID, uid))
+	}
+	return err
+}
+
+// findParameters returns the parameters of a VolumeSnapshotClass, which may be gone.
+func (s *snapshotter) findParameters(ctx context.Context, name string) (map[string]string, error) {
+	class, err := s.client.SnapshotV1().VolumeSnapshotClasses().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, errclass.Errorf(errclass.Transient, "get VolumeSnapshotClass %s: %w", name, err)
+	}
+	return class.Parameters, nil
+}
+
+// writeReady writes what a snapshot is into the status of its content.
+func (s *snapshotter) writeReady(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, made *csi.Snapshot) error {
+	if !made.GetReadyToUse() {
+		return errclass.Errorf(errclass.Corrupt, "the snapshot %s is damaged: make another one", made.GetSnapshotId())
+	}
+	next := c.DeepCopy()
+	next.Status = &snapshotv1.VolumeSnapshotContentStatus{
+		SnapshotHandle: ptr.To(made.GetSnapshotId()), ReadyToUse: ptr.To(true), RestoreSize: ptr.To(made.GetSizeBytes()),
+		CreationTime: ptr.To(made.GetCreationTime().AsTime().UnixNano()),
+	}
+	_, err := s.client.SnapshotV1().VolumeSnapshotContents().UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if err != nil {
+		return errclass.Errorf(errclass.Transient, "write the status of VolumeSnapshotContent %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// writeFailure writes why the work on a content failed into its status, from where snapshot-controller copies it to the
+// VolumeSnapshot.
+func (s *snapshotter) writeFailure(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, failed error) error {
+	next := c.DeepCopy()
+	if next.Status == nil {
+		next.Status = &snapshotv1.VolumeSnapshotContentStatus{ReadyToUse: ptr.To(false)}
+	}
+	message := failed.Error()
+	if there := next.Status.Error; there != nil && ptr.Deref(there.Message, "") == message {
+		return nil
+	}
+	now := metav1.NewTime(s.options.Clock.Now())
+	next.Status.Error = &snapshotv1.VolumeSnapshotError{Time: &now, Message: &message}
+	_, err := s.client.SnapshotV1().VolumeSnapshotContents().UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("write that into the status of VolumeSnapshotContent %s: %w", c.Name, err)
+	}
+	return nil
+}
