@@ -10,6 +10,11 @@ import (
 const (
 	// ConfigRead is what is read of the restore point that spec.snapshotID names: ReadDefinition; without it, its volume.
 	ConfigRead = "read"
+	// ConfigWrite is where to: WriteImage; without it, to a volume that is made for spec.targetVolume.
+	ConfigWrite = "write"
+	// WriteImage writes a disk to the volume of the claim that spec.targetVolume names: the source of a BackingImage, which
+	// owns both the claim and the DataDownload. The mover pod says at the end of the device how large the disk is.
+	WriteImage = "image"
 	// ReadDefinition reads the definition of the machine that the restore point has. No volume is made, and
 	// spec.targetVolume names none: the mover pod writes what it reads into the Secret of its name, which somebody else
 	// makes, of the type DefinitionSecretType.
@@ -22,6 +27,9 @@ const DisksKey = "disks"
 
 // ReadsDefinition says whether a DataDownload with this dataMoverConfig reads a definition.
 func ReadsDefinition(config map[string]string) bool { return config[ConfigRead] == ReadDefinition }
+
+// WritesImage says whether a DataDownload with this dataMoverConfig writes to the source of an image.
+func WritesImage(config map[string]string) bool { return config[ConfigWrite] == WriteImage }
 
 // StoredDisk is a restore point of a disk.
 type StoredDisk struct {

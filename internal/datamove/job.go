@@ -106,6 +106,9 @@ type Job struct {
 	// SkipEqual says that the volume of a download has some of the disk already, as a clone of an image has. Only what
 	// differs is written, so that the rest stays shared. Only for a Block volume.
 	SkipEqual bool `json:"skipEqual,omitempty"`
+	// Image says that the volume of a download is the source of an image: the pod writes the record of package handover
+	// at its end.
+	Image bool `json:"image,omitempty"`
 	// Parallel is how many parts of the volume are moved at once; 0: as many as the mover finds good.
 	Parallel int `json:"parallel,omitempty"`
 	// StoragePatience is how long the pod waits for a storage that does not answer before it fails; nil:
@@ -176,6 +179,8 @@ func (j Job) validate() error {
 		return errors.New("a definition that is read beside something else")
 	case j.SkipEqual && (j.Kind != Download || j.VolumeMode != corev1.PersistentVolumeBlock):
 		return errors.New("a comparison with something else than the Block volume of a download")
+	case j.Image && (j.Kind != Download || j.VolumeMode != corev1.PersistentVolumeBlock):
+		return errors.New("an image that is written to something else than a Block volume")
 	case j.WaitForStorage() < 0:
 		return fmt.Errorf("a storagePatience of %s", j.StoragePatience.Duration)
 	case j.Kind != Upload && j.Kind != Download:

@@ -50,6 +50,12 @@ func downloadJob() Job {
 	}
 }
 
+func imageJob() Job {
+	j := downloadJob()
+	j.VolumeMode, j.Image = corev1.PersistentVolumeBlock, true
+	return j
+}
+
 func snapshotJob() Job {
 	j := uploadJob()
 	j.VolumeMode = corev1.PersistentVolumeBlock
@@ -73,7 +79,8 @@ func TestJob_survivesItsEncoding(t *testing.T) {
 	compared := downloadJob()
 	compared.VolumeMode, compared.SkipEqual = corev1.PersistentVolumeBlock, true
 	for _, j := range []Job{
-		uploadJob(), downloadJob(), compared, patient, tunnelJob(), defined, endpointJob(), exportJob(), snapshotJob(),
+		uploadJob(), downloadJob(), compared, imageJob(), patient, tunnelJob(), defined, endpointJob(), exportJob(),
+		snapshotJob(),
 	} {
 		got, err := DecodeJob(j.Encode())
 		if err != nil || !cmp.Equal(got, j) {
@@ -152,6 +159,11 @@ func TestDecodeJob_refuses(t *testing.T) {
 			edited(uploadJob(), func(j *Job) { j.SkipEqual = true }),
 			"than the Block volume of a download",
 		},
+		"an image in a file system": {
+			edited(imageJob(), func(j *Job) { j.VolumeMode = corev1.PersistentVolumeFilesystem }),
+			"than a Block volume",
+		},
+		"an image that is uploaded": {edited(uploadJob(), func(j *Job) { j.Image = true }), "than a Block volume"},
 		"a download without a snapshot": {
 			edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }),
 			"without a snapshotID",

@@ -60,6 +60,9 @@ func (r *run) downloadDisk(ctx context.Context, repo *repository.Repository, poi
 		return datamove.Report{}, err
 	}
 	r.Log.Info("restoring a disk", "restorePoint", point.ID, "bytes", d.Bytes, "to", to.Location)
+	if r.Job.Image {
+		return r.downloadImage(ctx, repo, d, to)
+	}
 	if to.Larger {
 		if err := clearTail(ctx, to.Location, d.Bytes); err != nil {
 			return datamove.Report{}, err

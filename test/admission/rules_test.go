@@ -537,6 +537,25 @@ var rules = []rule{
 		imageWith(func(o *longhornv1.BackingImage) { o.Spec.SourceType = longhornv1.SourceClone }), nil,
 	},
 	{
+		"image of no location", "sourceParameters.backup-storage-location must name the BackupStorageLocation",
+		imageWith(func(o *longhornv1.BackingImage) {
+			o.Spec.SourceType = longhornv1.SourceRestore
+			o.Spec.SourceParameters = map[string]longhornv1.ParameterValue{
+				longhornv1.ParameterSnapshotID: "varve1.disk.0123456789abcdef0123456789abcdef.app",
+			}
+		}), nil,
+	},
+	{
+		"image of files", "sourceParameters.snapshot-id must be the snapshot ID of a disk",
+		imageWith(func(o *longhornv1.BackingImage) {
+			o.Spec.SourceType = longhornv1.SourceRestore
+			o.Spec.SourceParameters = map[string]longhornv1.ParameterValue{
+				longhornv1.ParameterLocation:   "default",
+				longhornv1.ParameterSnapshotID: "varve1.files.0123456789abcdef0123456789abcdef.app",
+			}
+		}), nil,
+	},
+	{
 		"another type of an image's source", "sourceType cannot change: make another image",
 		imageWith(func(*longhornv1.BackingImage) {}), func(o client.Object) {
 			o.(*longhornv1.BackingImage).Spec.SourceType = longhornv1.SourceUpload

@@ -39,6 +39,10 @@ const (
 	ParameterVolumeName = "volume-name"
 	// ParameterBackingImage is the image that a clone is made of.
 	ParameterBackingImage = "backing-image"
+	// ParameterLocation is the BackupStorageLocation, in the image's namespace, that the restore point of a restore is in.
+	ParameterLocation = "backup-storage-location"
+	// ParameterSnapshotID names that restore point. It is status.snapshotID of the DataUpload that stored it.
+	ParameterSnapshotID = "snapshot-id"
 	// ParameterCACertificate is the certificate in PEM that verifies the server of a download, instead of the usual ones.
 	ParameterCACertificate = "ca-certificate"
 )
@@ -69,8 +73,8 @@ const (
 	ReasonNotSupported = "NotSupported"
 	// ReasonNoDisk: no disk can have the first copy. The message says what is wrong with each.
 	ReasonNoDisk = "NoDisk"
-	// ReasonSourceNotReady: the image or the volume that the first copy is made of is missing or not ready, or the volume
-	// is attached.
+	// ReasonSourceNotReady: the image, the volume or the backup storage location that the first copy is made of is missing
+	// or not ready, or the volume is attached.
 	ReasonSourceNotReady = "SourceNotReady"
 	// ReasonFirstCopyInProgress: the first copy is being made.
 	ReasonFirstCopyInProgress = "FirstCopyInProgress"
@@ -124,6 +128,8 @@ type BackingImageList struct {
 // +kubebuilder:validation:XValidation:rule="self.sourceType != 'download' || self.?sourceParameters[?'url'].orValue('-').startsWith('http://') || self.?sourceParameters[?'url'].orValue('-').startsWith('https://')",message="sourceParameters.url must be an address that begins with http:// or https://",fieldPath=".sourceParameters"
 // +kubebuilder:validation:XValidation:rule="self.sourceType != 'export-from-volume' || self.?sourceParameters[?'volume-name'].hasValue()",message="sourceParameters.volume-name must name the volume",fieldPath=".sourceParameters"
 // +kubebuilder:validation:XValidation:rule="self.sourceType != 'clone' || self.?sourceParameters[?'backing-image'].hasValue()",message="sourceParameters.backing-image must name the image",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'restore' || self.?sourceParameters[?'backup-storage-location'].hasValue()",message="sourceParameters.backup-storage-location must name the BackupStorageLocation",fieldPath=".sourceParameters"
+// +kubebuilder:validation:XValidation:rule="self.sourceType != 'restore' || self.?sourceParameters[?'snapshot-id'].orValue('-').startsWith('varve1.disk.')",message="sourceParameters.snapshot-id must be the snapshot ID of a disk, which begins with varve1.disk.",fieldPath=".sourceParameters"
 type BackingImageSpec struct {
 	// dataEngine is v2.
 	// +kubebuilder:default=v2
@@ -134,7 +140,8 @@ type BackingImageSpec struct {
 	// +kubebuilder:validation:Enum=download;upload;export-from-volume;clone;restore
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="sourceType cannot change: make another image"
 	SourceType SourceType `json:"sourceType"`
-	// sourceParameters are those of the source type: url, volume-name or backing-image.
+	// sourceParameters are those of the source type: url, volume-name, backing-image, or backup-storage-location and
+	// snapshot-id.
 	// +kubebuilder:validation:MaxProperties=16
 	// +optional
 	SourceParameters map[string]ParameterValue `json:"sourceParameters,omitempty"`

@@ -47,7 +47,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 				Endpoints: &expose.Endpoints{Access: access}, Exports: &expose.Exports{Access: access},
 			},
 		},
-		Downloads: &expose.Downloads{Volumes: &expose.Restore{Access: access}},
+		Downloads: &expose.Downloads{
+			Volumes: &expose.Restore{Access: access}, Images: &expose.Images{Access: access},
+		},
 		Deleter:   ControllerDeletes{},
 		Settings:  current, Events: recorder, Measures: o.Measures, Clock: o.Clock, Log: log,
 	})

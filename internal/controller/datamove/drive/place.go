@@ -341,6 +341,10 @@ func (m *Mover) placeOf(ctx context.Context, o client.Object, v *Object) (volume
 		if node := claim.Annotations[annotationSelectedNode]; node != "" {
 			return volumePlace{nodes: nodeNamed(node)}, 0, nil
 		}
+		if claim.Spec.VolumeName != "" && datamove.WritesImage(o.Spec.DataMoverConfig) {
+			nodes, err := m.volumes.nodesOf(ctx, m, claim.Spec.VolumeName)
+			return volumePlace{nodes: nodes}, 0, err
+		}
 	}
 	return volumePlace{}, 0, nil
 }

@@ -175,6 +175,7 @@ func (in *podInput) job() datamove.Job {
 		job.StoragePatience, _ = datamove.ReadStoragePatience(download.Spec.DataMoverConfig) // checked by viewOf
 		job.ReadDefinition = datamove.ReadsDefinition(download.Spec.DataMoverConfig)
 		job.SkipEqual = in.volume.OfImage && in.volume.VolumeMode == corev1.PersistentVolumeBlock
+		job.Image = datamove.WritesImage(download.Spec.DataMoverConfig)
 	}
 	if upload, ok := in.object.(*velerov2.DataUpload); ok {
 		job.StoragePatience, _ = datamove.ReadStoragePatience(upload.Spec.DataMoverConfig) // checked by viewOf

@@ -18,20 +18,33 @@ type downloadExposer interface {
 type Downloads struct {
 	// Volumes makes volumes.
 	Volumes downloadExposer
+	// Images finds the sources of images.
+	Images downloadExposer
 }
 
 func (d *Downloads) chooseExposer(download *velerov2.DataDownload) downloadExposer {
-	if datamove.ReadsDefinition(download.Spec.DataMoverConfig) {
+	switch config := download.Spec.DataMoverConfig; {
+	case datamove.ReadsDefinition(config):
 		return definitions{}
+	case datamove.WritesImage(config):
+		return d.Images
 	}
 	return d.Volumes
 }
 
 // Expose makes the next step of the exposer that the DataDownload chooses.
 func (d *Downloads) Expose(ctx context.Context, download *velerov2.DataDownload) (Exposure, error) {
-	if read := download.Spec.DataMoverConfig[datamove.ConfigRead]; read != "" && read != datamove.ReadDefinition {
+	config := download.Spec.DataMoverConfig
+	switch read, write := config[datamove.ConfigRead], config[datamove.ConfigWrite]; {
+	case read != "" && read != datamove.ReadDefinition:
 		return Exposure{}, refuse("spec.dataMoverConfig: %s %.80q: must be %s, or absent",
 			datamove.ConfigRead, read, datamove.ReadDefinition)
+	case write != "" && write != datamove.WriteImage:
+		return Exposure{}, refuse("spec.dataMoverConfig: %s %.80q: must be %s, or absent",
+			datamove.ConfigWrite, write, datamove.WriteImage)
+	case read != "" && write != "":
+		return Exposure{}, refuse("spec.dataMoverConfig: %s and %s exclude each other: leave one out",
+			datamove.ConfigRead, datamove.ConfigWrite)
 	}
 	return d.chooseExposer(download).Expose(ctx, download)
 }

@@ -49,6 +49,15 @@ func TestDownloads_definition(t *testing.T) {
 	if _, err := d.Expose(t.Context(), reading("everything")); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), `read "everything"`) {
 		t.Errorf("%v", err)
 	}
+	for says, config := range map[string]map[string]string{
+		`write "disk": must be image`: {datamove.ConfigWrite: "disk"},
+		"exclude each other":          {datamove.ConfigWrite: datamove.WriteImage, datamove.ConfigRead: datamove.ReadDefinition},
+	} {
+		o := &velerov2.DataDownload{Spec: velerov2.DataDownloadSpec{DataMoverConfig: config}}
+		if _, err := d.Expose(t.Context(), o); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v: it does not say %q", err, says)
+		}
+	}
 	if _, err := d.Expose(t.Context(), &velerov2.DataDownload{}); !errors.Is(err, errVolumes) {
 		t.Errorf("%v", err)
 	}

@@ -63,6 +63,10 @@ func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
 		"an image of an unknown kind": notSupported,
 		"a clone of an image":         cloneOfImage,
 		"an image of a volume":        imageOfAVolume,
+		"an image of a restore point": imageOfARestorePoint,
+		"a restore that fails":        restoreFails,
+		"a restore that is deleted":   restoreDeleted,
+		"a restore whose node dies":   restoreNodeDies,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

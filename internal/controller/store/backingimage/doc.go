@@ -8,6 +8,9 @@
 // A clone of an image and an image of a volume need no pod: the store of a disk that has the other image or the volume
 // makes the first copy of that. The controller waits until the other image is ready, or the volume is detached.
 //
+// A restore has no source pod either: the data mover writes the restore point of a repository to the volume, for a
+// DataDownload that the image owns. It is deleted, and with it the mover pod, before the volume is.
+//
 // A copy that nothing reports is unknown, and no more: no decision deletes a copy because a report is missing. A copy
 // goes only when another one is reported as ready, and never while a Replica on its disk uses it.
 //
@@ -17,6 +20,8 @@
 // store reports the copy as one that no image names.
 package backingimage
 
+// +kubebuilder:rbac:groups=velero.io,namespace=varve,resources=datadownloads,verbs=get;list;watch;create;delete
+// +kubebuilder:rbac:groups=velero.io,namespace=varve,resources=backupstoragelocations,verbs=get
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages,verbs=get;list;watch;patch;update
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages/status,verbs=get;patch;update
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages/finalizers,verbs=update

@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 )
 
 const (
@@ -122,11 +123,11 @@ func (in *input) followFirstCopy(p *plan) reason {
 	return in.followSource(p, r, place)
 }
 
-// followSource looks after the source pod that writes a first copy.
+// followSource looks after the source pod, or the DataDownload, that writes a first copy.
 func (in *input) followSource(p *plan, r report, place string) reason {
-	s, pod := &p.status, in.source.pod
-	switch {
-	case s.FirstCopyWrittenTime != nil, pod != nil && pod.Status.Phase == corev1.PodSucceeded:
+	s := &p.status
+	switch failure := in.explainSourceFailure(r); {
+	case s.FirstCopyWrittenTime != nil, in.source.isWritten():
 		if s.FirstCopyWrittenTime == nil {
 			s.FirstCopyWrittenTime = ptr.To(metav1.NewTime(in.now).Rfc3339Copy())
 		}
@@ -138,23 +139,50 @@ func (in *input) followSource(p *plan, r report, place string) reason {
 		in.removeSource(p)
 		return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(place+": the image is there, and is read back and "+
 			"sealed", r.Message)}
-	case pod != nil && pod.Status.Phase == corev1.PodFailed:
-		return in.failFirstCopy(p, explainPodFailure(pod))
-	case pod != nil && pod.Status.Phase == corev1.PodPending && in.now.Sub(pod.CreationTimestamp.Time) > sourceStarts:
-		return in.failFirstCopy(p, joinReason("the source pod has not begun to run on node "+r.store.node, in.source.waitsFor))
+	case failure != "":
+		return in.failFirstCopy(p, failure)
 	}
 	p.source, p.sourceNode = makeSource, r.store.node
-	if in.source.claim == nil || in.source.volume == nil || pod == nil || pod.Status.Phase != corev1.PodRunning {
+	if in.source.claim == nil || in.source.volume == nil || !in.source.isWorking() {
 		p.lookWithin(pollSource)
 	}
-	text := fmt.Sprintf("%s: %d %% of the source were read", place, r.Progress)
+	text := fmt.Sprintf("%s: %d %% of the source were read", place, max(r.Progress, in.source.percentRestored()))
 	text = joinReason(joinReason(text, r.Message), in.source.explainWait())
 	return reason{longhornv1.ReasonFirstCopyInProgress, text + afterFailure(s)}
 }
 
-// explainWait says why the source pod does not run yet, or "".
+// explainSourceFailure says why the source will not write the image, or "".
+func (in *input) explainSourceFailure(r report) string {
+	if in.source.download != nil {
+		return explainDownloadFailure(in.source.download)
+	}
+	pod := in.source.pod
+	switch {
+	case pod != nil && pod.Status.Phase == corev1.PodFailed:
+		return explainPodFailure(pod)
+	case pod != nil && pod.Status.Phase == corev1.PodPending && in.now.Sub(pod.CreationTimestamp.Time) > sourceStarts:
+		return joinReason("the source pod has not begun to run on node "+r.store.node, in.source.waitsFor)
+	}
+	return ""
+}
+
+// isWritten says whether the source has said that the whole image is written.
+func (s *sourceObjects) isWritten() bool {
+	return s.pod != nil && s.pod.Status.Phase == corev1.PodSucceeded ||
+		s.download != nil && s.download.Status.Phase == velerov2.PhaseCompleted
+}
+
+// isWorking says whether events tell how far the source is.
+func (s *sourceObjects) isWorking() bool {
+	return s.pod != nil && s.pod.Status.Phase == corev1.PodRunning || s.download != nil
+}
+
+// explainWait says why the source does not write yet, or "".
 func (s *sourceObjects) explainWait() string {
-	if s.pod == nil && s.claim != nil && s.claim.Status.Phase != corev1.ClaimBound {
+	switch {
+	case s.download != nil:
+		return s.download.Status.Message
+	case s.pod == nil && s.claim != nil && s.claim.Status.Phase != corev1.ClaimBound:
 		return "PersistentVolumeClaim " + s.claim.Name + " is not bound yet"
 	}
 	return s.waitsFor

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 )
 
 // input is everything that a decision about one image follows from.
@@ -61,14 +62,18 @@ type report struct {
 
 // sourceObjects are what the source of an image has.
 type sourceObjects struct {
-	pod    *corev1.Pod
-	claim  *corev1.PersistentVolumeClaim
-	volume *corev1.PersistentVolume
+	pod *corev1.Pod
+	// download takes the place of the pod for a restore: the data mover makes a pod for it.
+	download *velerov2.DataDownload
+	claim    *corev1.PersistentVolumeClaim
+	volume   *corev1.PersistentVolume
 	// waitsFor says why the pod does not run yet.
 	waitsFor string
 }
 
-func (s *sourceObjects) exist() bool { return s.pod != nil || s.claim != nil || s.volume != nil }
+func (s *sourceObjects) exist() bool {
+	return s.pod != nil || s.download != nil || s.claim != nil || s.volume != nil
+}
 
 // addStores adds what the Nodes and the InstanceManagers say.
 func (in *input) addStores(nodes []longhornv1.Node, managers []longhornv1.InstanceManager) {

@@ -12,25 +12,29 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// origin is what the first copy of an image is made of if a disk has that already: another image, or a volume. What
-// does not exist is nil.
+// origin is what the first copy of an image is made of: another image or a volume, which a disk has already, or a
+// restore point in a location. What does not exist is nil.
 type origin struct {
+	location *velerov1.BackupStorageLocation
 	image   *longhornv1.BackingImage
 	volume  *longhornv1.Volume
 	replica *longhornv1.Replica
 }
 
-// originName returns the name of the image or the volume that an image is made of, or nothing if it comes from
-// elsewhere.
+// originName returns the name of the image, the volume or the backup storage location that an image is made of, or
+// nothing if it comes from elsewhere.
 func originName(image *longhornv1.BackingImage) string {
 	switch image.Spec.SourceType {
 	case longhornv1.SourceClone:
 		return string(image.Spec.SourceParameters[longhornv1.ParameterBackingImage])
 	case longhornv1.SourceExport:
 		return string(image.Spec.SourceParameters[longhornv1.ParameterVolumeName])
+	case longhornv1.SourceRestore:
+		return string(image.Spec.SourceParameters[longhornv1.ParameterLocation])
 	default:
 		return ""
 	}
@@ -44,6 +48,8 @@ func (in *input) listOriginDisks() (disks map[string]bool, waits string) {
 		return in.listImageDisks()
 	case longhornv1.SourceExport:
 		return in.listVolumeDisks()
+	case longhornv1.SourceRestore:
+		return nil, in.explainNoPoint()
 	default:
 		return nil, ""
 	}
@@ -113,9 +119,14 @@ func (r *reconciler) readOrigin(ctx context.Context, image *longhornv1.BackingIm
 	if key.Name == "" || image.Status.V2FirstCopyStatus == longhornv1.StateReady || image.DeletionTimestamp != nil {
 		return nil
 	}
-	if image.Spec.SourceType == longhornv1.SourceClone {
+	switch image.Spec.SourceType {
+	case longhornv1.SourceClone:
 		o.image, err = reconcile.Find(ctx, r.live, key, &longhornv1.BackingImage{})
 		return err
+	case longhornv1.SourceRestore:
+		o.location, err = reconcile.Find(ctx, r.live, key, &velerov1.BackupStorageLocation{})
+		return err
+	default:
 	}
 	if o.volume, err = reconcile.Find(ctx, r.live, key, &longhornv1.Volume{}); err != nil {
 		return err

@@ -73,11 +73,12 @@ func decide(in *input) *plan {
 		in.decideDeletion(p)
 		return p
 	}
-	if from := in.image.Spec.SourceType; from != longhornv1.SourceDownload && !from.IsLocal() {
+	from := in.image.Spec.SourceType
+	if from != longhornv1.SourceDownload && from != longhornv1.SourceRestore && !from.IsLocal() {
 		say(metav1.ConditionFalse, longhornv1.ReasonNotSupported, fmt.Sprintf("spec.sourceType: this Varve makes images "+
-			"of the types %s, %s and %s, and not yet of type %s: serve the image over http or https, and create it with "+
-			"sourceType %s", longhornv1.SourceDownload, longhornv1.SourceClone, longhornv1.SourceExport, from,
-			longhornv1.SourceDownload))
+			"of the types %s, %s, %s and %s, and not yet of type %s: serve the image over http or https, and create it with "+
+			"sourceType %s", longhornv1.SourceDownload, longhornv1.SourceClone, longhornv1.SourceExport,
+			longhornv1.SourceRestore, from, longhornv1.SourceDownload))
 		return p
 	}
 	p.finalizer = true

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/diagnosis"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -121,6 +122,11 @@ func (r *reconciler) readSource(ctx context.Context, image *longhornv1.BackingIm
 	if s.pod, err = reconcile.Find(ctx, r.live, key, &corev1.Pod{}); err != nil {
 		return err
 	}
+	if image.Spec.SourceType == longhornv1.SourceRestore {
+		if s.download, err = reconcile.Find(ctx, r.live, key, &velerov2.DataDownload{}); err != nil {
+			return err
+		}
+	}
 	if s.claim, err = reconcile.Find(ctx, r.live, key, &corev1.PersistentVolumeClaim{}); err != nil {
 		return err
 	}
@@ -144,6 +150,9 @@ func (r *reconciler) readSource(ctx context.Context, image *longhornv1.BackingIm
 func (s *sourceObjects) present() (all []client.Object) {
 	if s.pod != nil {
 		all = append(all, s.pod)
+	}
+	if s.download != nil {
+		all = append(all, s.download)
 	}
 	if s.claim != nil {
 		all = append(all, s.claim)
@@ -195,6 +204,9 @@ func (r *reconciler) carryOut(ctx context.Context, image *longhornv1.BackingImag
 	case makeSource:
 		return r.makeSource(ctx, image, &in.source, p.sourceNode)
 	case removeSource, abandonSource:
+		if in.source.download != nil {
+			return r.removeDownload(ctx, in.source.download, p.source == abandonSource)
+		}
 		return r.removeObjects(ctx, in.source.present(), p.source == abandonSource)
 	case keepSource:
 	}
@@ -230,7 +242,17 @@ func (r *reconciler) makeSource(
 	if s.pod != nil || claim.Status.Phase != corev1.ClaimBound {
 		return nil // the scheduler would put a pod aside for seconds whose claim is not bound
 	}
-	return r.createObject(ctx, newSourcePod(image, &r.Options))
+	if image.Spec.SourceType != longhornv1.SourceRestore {
+		return r.createObject(ctx, newSourcePod(image, &r.Options))
+	}
+	if s.download != nil {
+		return nil
+	}
+	download, err := newDownload(image)
+	if err != nil {
+		return err
+	}
+	return r.createObject(ctx, download)
 }
 
 func (r *reconciler) createObject(ctx context.Context, o client.Object) error {

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -86,6 +87,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		For(&longhornv1.BackingImage{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Owns(&corev1.Pod{}).
 		Owns(&corev1.PersistentVolumeClaim{}).
+		Owns(&velerov2.DataDownload{}).
 		Watches(&longhornv1.Node{}, handler.EnqueueRequestsFromMapFunc(r.allImages),
 			builder.WithPredicates(changesDisks())).
 		Watches(&longhornv1.InstanceManager{}, r.managerHandler()).

@@ -14,6 +14,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 )
 
 var (
@@ -163,6 +165,23 @@ func (f *fixture) hasPod(phase corev1.PodPhase, message string) {
 			Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: message},
 		}}}
 	}
+}
+
+// restores has the image be a restore from a location.
+func (f *fixture) restores() {
+	f.image.Spec.SourceType = longhornv1.SourceRestore
+	f.image.Spec.SourceParameters = map[string]longhornv1.ParameterValue{
+		longhornv1.ParameterLocation:   "s3",
+		longhornv1.ParameterSnapshotID: "varve1.disk.0123456789abcdef0123456789abcdef.app",
+	}
+	f.origin.location = &velerov1.BackupStorageLocation{}
+}
+
+// hasDownload has a source with a DataDownload in a phase.
+func (f *fixture) hasDownload(phase velerov2.Phase, message string) {
+	f.source.claim, f.source.volume = &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
+	f.source.download = &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Name: "source-u"}}
+	f.source.download.Status.Phase, f.source.download.Status.Message = phase, message
 }
 
 // clones has the image be a clone of another one with copies on nodes' disks in states.
