@@ -171,7 +171,7 @@ soak-stalls: kube peers virtctl velero launcher-root guest ## The tests that nee
 
 .PHONY: soak-box
 soak-box: NODES = 2
-soak-box: box-s3 install guest ## Kill components at random while backups and movers run (SOAK_BACKUPS=24, SOAK_MOVES=10, SOAK_LEADER=20, SOAK_OUTAGE=10, SOAK_SEED=n); every point in time compared
+soak-box: box-s3 install guest ## Kill components at random while backups, movers and images run (SOAK_BACKUPS=24, SOAK_MOVES=10, SOAK_IMAGES=20, SOAK_LEADER=20, SOAK_OUTAGE=10, SOAK_SEED=n); every point in time compared
 	$(GO) test -tags soak -count=1 -v -timeout 170m -skip '^TestSchedules_' ./test/soak/
 
 .PHONY: soak-schedules

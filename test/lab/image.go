@@ -26,6 +26,11 @@ import (
 // ServeFiles serves the files of a directory over HTTP where the pods of the box in boxDir reach them, until stop is
 // called. It returns the address of the directory.
 func ServeFiles(ctx context.Context, boxDir, dir string) (address string, stop func(), err error) {
+	return ServeHTTP(ctx, boxDir, http.FileServer(http.Dir(dir)))
+}
+
+// ServeHTTP is ServeFiles for a handler of its own.
+func ServeHTTP(ctx context.Context, boxDir string, handler http.Handler) (address string, stop func(), err error) {
 	store, _, err := s3.OnBox(boxDir)
 	if err != nil {
 		return "", nil, err
@@ -36,9 +41,9 @@ func ServeFiles(ctx context.Context, boxDir, dir string) (address string, stop f
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
-		return "", nil, fmt.Errorf("serve %s: %w", dir, err)
+		return "", nil, fmt.Errorf("serve HTTP for the box: %w", err)
 	}
-	server := &http.Server{Handler: http.FileServer(http.Dir(dir)), ReadHeaderTimeout: time.Minute}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
