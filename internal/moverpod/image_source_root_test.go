@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/store/handover"
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // newImageSource returns a block device of the size of an image's source, on XFS as in a store, and the file below.
@@ -88,7 +89,7 @@ func TestImage_isWrittenWithItsRecord(t *testing.T) {
 		t.Errorf("the record is %+v, want %+v", got, want)
 	}
 	if !bytes.Equal(beginning(t, file, len(content)), content) {
-		t.Error("the file below the device has something else than the disk")
+		verdict.Errorf(t, "the file below the device has something else than the disk")
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(file, &st); err != nil || st.Blocks*512 > 5*mib {
