@@ -38,6 +38,18 @@ func (m *memory) Changed(_ context.Context, name, since disk.Name) iter.Seq2[ext
 	}
 }
 
+func (m *memory) Grow(_ context.Context, head disk.Name, bytes int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	o, ok := m.objects[head]
+	if !ok {
+		return errclass.NotFound
+	}
+	o.Bytes = bytes
+	m.objects[head] = o
+	return nil
+}
+
 func (m *memory) find(name disk.Name) disk.Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()

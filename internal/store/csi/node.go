@@ -100,10 +100,19 @@ func (n *nodeServer) stageVolume(ctx context.Context, r *csi.NodeStageVolumeRequ
 	if err := os.MkdirAll(target, 0o750); err != nil {
 		return err
 	}
+	if err := mountVolume(r, device.Path); err != nil {
+		return err
+	}
+	return n.growMounted(ctx, r, device.Path)
+}
+
+// mountVolume mounts the file system of a volume where kubelet wants it staged.
+func mountVolume(r *csi.NodeStageVolumeRequest, device string) error {
+	target := r.GetStagingTargetPath()
 	flags, data := mountOptions(r.GetVolumeCapability().GetMount().GetMountFlags())
-	if err := unix.Mount(device.Path, target, fileSystem, flags, data); err != nil {
+	if err := unix.Mount(device, target, fileSystem, flags, data); err != nil {
 		return fmt.Errorf("mount %s at %s as %s, options %q: %w: if it never had a file system, "+
-			"make another claim, with volumeMode Block if that is what it is for", device.Path, target, fileSystem, data, err)
+			"make another claim, with volumeMode Block if that is what it is for", device, target, fileSystem, data, err)
 	}
 	return nil
 }

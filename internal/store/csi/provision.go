@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -47,11 +48,12 @@ var (
 	_ controller.DeletionGuard    = provisioner{}
 )
 
-// runProvisioner runs the provisioner until ctx ends.
-func (d *Driver) runProvisioner(ctx context.Context) error {
+// newProvisioner returns the controller of the provisioner, for the claims of an informer that does not run yet.
+func (d *Driver) newProvisioner(claims cache.SharedIndexInformer) *controller.ProvisionController {
 	log := logr.FromSlogHandler(d.log.Handler())
-	c := controller.NewProvisionController(log, d.options.Kubernetes, names.Driver,
+	return controller.NewProvisionController(log, d.options.Kubernetes, names.Driver,
 		provisioner{&controllerServer{Driver: d}},
+		controller.ClaimsInformer(claims),
 		controller.LeaderElection(false),
 		controller.MetricsPort(0),
 		controller.Threadiness(provisionThreads),
@@ -66,7 +68,11 @@ func (d *Driver) runProvisioner(ctx context.Context) error {
 		controller.FailedDeleteThreshold(0),
 		controller.AddFinalizer(true),
 	)
-	c.Run(logr.NewContext(ctx, log))
+}
+
+// runProvisioner runs the provisioner until ctx ends.
+func (d *Driver) runProvisioner(ctx context.Context, c *controller.ProvisionController) error {
+	c.Run(logr.NewContext(ctx, logr.FromSlogHandler(d.log.Handler())))
 	return ctx.Err()
 }
 

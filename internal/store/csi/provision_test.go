@@ -140,7 +140,7 @@ func TestRunProvisioner_writesThePersistentVolumeUntilItIsThere(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- d.runProvisioner(ctx) }()
+	go func() { done <- d.runClaims(ctx) }()
 	defer func() {
 		cancel()
 		<-done

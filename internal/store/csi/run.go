@@ -70,7 +70,7 @@ func (o *Options) registrationSocket() string {
 func (d *Driver) Run(ctx context.Context) error {
 	g, running := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{
-		d.serveDriver, d.serveRegistration, d.runStatus, d.runProvisioner, d.runSnapshotter, d.runSweep,
+		d.serveDriver, d.serveRegistration, d.runStatus, d.runClaims, d.runSnapshotter, d.runSweep,
 	} {
 		g.Go(func() error { return run(running) })
 	}
@@ -147,6 +147,11 @@ func (identity) GetPluginCapabilities(
 			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
 		})
 	}
+	resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{
+		Type: &csi.PluginCapability_VolumeExpansion_{
+			VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
+		},
+	})
 	return resp, nil
 }
 
