@@ -252,6 +252,7 @@ func TestProvisioner(t *testing.T) {
 		wantNothing(t, admin, files, handle)
 	})
 	t.Run("snapshots and clones", func(t *testing.T) { checkSnapshotter(t, admin, files) })
+	t.Run("growth", func(t *testing.T) { checkResizer(t, admin, files) })
 	t.Run("contents that name a snapshot", func(t *testing.T) { checkNamedContents(t, admin, files) })
 	t.Run("a claim without a node", func(t *testing.T) {
 		claim := makeClaim(t, admin, "immediate", readyImage, func(class *storagev1.StorageClass) {
