@@ -56,6 +56,9 @@ type Options struct {
 	// Opened is called with a disk before it is in Disks and before anything on it is deleted or sealed. Whoever has
 	// attached volumes of the disk leases them there again. It may be nil.
 	Opened func(context.Context, diskset.Disk) error
+	// Orphans names what is on a disk beside images and volumes, and what nobody needs any more. It deletes what a user
+	// allows, by UID. It may be nil.
+	Orphans func(ctx context.Context, d diskset.Disk, deletable map[string]bool) []string
 	// Looked is called whenever the agent has looked at all disks and copies, and reported them. It may be nil.
 	Looked func()
 	// Config connects to the API server.

@@ -47,6 +47,9 @@ func (a *agent) lookAtCopies(
 			reports[key] = info
 		}
 		s.notes = append(describeDamage(s.objects, images), a.deleteOrphans(ctx, s, images)...)
+		if a.Orphans != nil {
+			s.notes = append(s.notes, a.Orphans(ctx, s.open.Disk, s.deletable)...)
+		}
 	}
 	for key, s := range a.copies {
 		switch {

@@ -44,7 +44,7 @@ const (
 )
 
 // newProvisioner runs a driver, as a store's service account, with a disk that has readyImage.
-func newProvisioner(tb testing.TB) (client.Client, *memory) {
+func newProvisioner(tb testing.TB) (client.Client, *driver.Driver, *memory) {
 	tb.Helper()
 	if err := cluster.InstallSnapshotKinds(tb.Context()); err != nil {
 		tb.Fatal(err)
@@ -108,7 +108,7 @@ func newProvisioner(tb testing.TB) (client.Client, *memory) {
 			tb.Error(err)
 		}
 	})
-	return admin, files
+	return admin, d, files
 }
 
 func mustMake(tb testing.TB, c client.Client, o client.Object) {
@@ -190,7 +190,7 @@ func wantNothing(tb testing.TB, c client.Client, files *memory, handle string) {
 
 // The driver makes and deletes volumes of claims with no more rights than deploy/store grants.
 func TestProvisioner(t *testing.T) {
-	admin, files := newProvisioner(t)
+	admin, d, files := newProvisioner(t)
 	t.Run("a claim of a ready image", func(t *testing.T) {
 		begun := time.Now()
 		claim := makeClaim(t, admin, "ready", readyImage, nil)
@@ -254,6 +254,7 @@ func TestProvisioner(t *testing.T) {
 	t.Run("snapshots and clones", func(t *testing.T) { checkSnapshotter(t, admin, files) })
 	t.Run("growth", func(t *testing.T) { checkResizer(t, admin, files) })
 	t.Run("contents that name a snapshot", func(t *testing.T) { checkNamedContents(t, admin, files) })
+	t.Run("a snapshot without a content", func(t *testing.T) { checkOrphans(t, d, files) })
 	t.Run("a claim without a node", func(t *testing.T) {
 		claim := makeClaim(t, admin, "immediate", readyImage, func(class *storagev1.StorageClass) {
 			class.VolumeBindingMode = ptr.To(storagev1.VolumeBindingImmediate)

@@ -124,6 +124,10 @@ func (d *Driver) runSnapshotter(ctx context.Context) error {
 		return fmt.Errorf("watch VolumeSnapshotContents: %w", err)
 	}
 	factory.Start(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		return ctx.Err()
+	}
+	s.setContents(informer.GetStore())
 	stop := context.AfterFunc(ctx, s.queue.ShutDown)
 	defer stop()
 	g := errgroup.Group{}

@@ -21,7 +21,9 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	driver "github.com/varvebackup/varve/internal/store/csi"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -111,6 +113,30 @@ func waitForSnapshot(tb testing.TB, c client.Client, snapshot *snapshotv1.Volume
 		return c.Get(tb.Context(), client.ObjectKey{Name: *snapshot.Status.BoundVolumeSnapshotContentName}, content)
 	})
 	return content
+}
+
+// checkOrphans checks that a snapshot that no content names is reported, and deleted only if a user allows that.
+func checkOrphans(t *testing.T, d *driver.Driver, files *memory) {
+	t.Helper()
+	on := diskset.Disk{Disk: files, Name: "default-disk", UUID: diskUUID}
+	orphan := disk.Object{
+		Name: "snapshot/pvc-8/snapshot-8", UID: "snapshot-8", Volume: "pvc-8", Kind: disk.KindSnapshot, Bytes: mib,
+		State: disk.StateReady,
+	}
+	files.put(orphan)
+	controlplane.Eventually(t, func() error { // snapshot-9 has its content
+		got := d.DescribeOrphans(t.Context(), on, map[string]bool{"snapshot-9": true})
+		if len(got) != 1 || !strings.HasSuffix(got[0], "has their UIDs: snapshot/pvc-8/snapshot-8") {
+			return fmt.Errorf("notes %q", got)
+		}
+		return nil
+	})
+	if got := d.DescribeOrphans(t.Context(), on, map[string]bool{"snapshot-8": true}); len(got) != 0 {
+		t.Errorf("notes %q", got)
+	}
+	if files.find(orphan.Name).UID != "" || files.find("snapshot/pvc-9/snapshot-9").UID == "" {
+		t.Error("the orphan was not deleted, or more than the orphan was")
+	}
 }
 
 // checkSnapshotter checks what the driver makes of VolumeSnapshots, with Kubernetes' own snapshot-controller and no more
