@@ -23,6 +23,8 @@ const (
 	ReasonDiskUnusable = "DiskUnusable"
 	// ReasonDiskPressure: less is free than spec.disks[].storageReserved. No copy or volume is made on it.
 	ReasonDiskPressure = "DiskPressure"
+	// ReasonDiskSilent: the disk has not answered for 30 seconds. What it has is unknown until it does.
+	ReasonDiskSilent = "DiskSilent"
 )
 
 // ReasonStoreSilent is the reason of a Node's condition Ready that is Unknown: its store has not reported for three
@@ -129,7 +131,7 @@ type DiskStatus struct {
 	// taken when it is written.
 	// +optional
 	StorageScheduled int64 `json:"storageScheduled"`
-	// conditions are Ready, with the reason DiskReady, DiskPressure or DiskUnusable.
+	// conditions are Ready, with the reason DiskReady, DiskPressure, DiskUnusable or DiskSilent.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

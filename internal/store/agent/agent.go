@@ -12,6 +12,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,6 +28,7 @@ import (
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskguard"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/peer"
 )
@@ -41,6 +44,10 @@ const (
 	requestTimeout = time.Minute
 	// shortestInterval is between two looks at everything, however much happens.
 	shortestInterval = 200 * time.Millisecond
+	// diskAnswers is how long a look at everything waits for a disk, which may then take until diskguard.Patience.
+	diskAnswers = 5 * time.Second
+	// closePatience is how long the end of a disk or of the process waits for what still works on the disk.
+	closePatience = 10 * time.Second
 )
 
 // Options say what the agent works with.
@@ -83,6 +90,15 @@ type agent struct {
 	live client.Client
 
 	disks map[string]*openDisk // by their names in spec.disks
+	// guards watch the disks, and looks are those at a disk that have begun: both by the disks' names in spec.disks.
+	guards map[string]*diskguard.Guard
+	looks  map[string]*look
+	// openFiles opens the files of a disk. Tests replace it.
+	openFiles func(ctx context.Context, dir string) (diskFiles, error)
+	// diskClock measures how long disks take.
+	diskClock clock.Clock
+	// lookPatience is how long a look at everything waits for a disk that has not answered.
+	lookPatience time.Duration
 	// known are the disks that were at a name of spec.disks before: an empty directory there is not formatted.
 	known map[string]disk.UID
 	// copies remember attempts, by copy.
@@ -160,7 +176,8 @@ func Run(ctx context.Context, o Options) error {
 func newAgent(o Options, cached client.Reader, live client.Client) *agent {
 	o.Port = cmp.Or(o.Port, peer.DefaultPort)
 	return &agent{
-		Options: o, cached: cached, live: live, disks: map[string]*openDisk{},
+		Options: o, cached: cached, live: live, disks: map[string]*openDisk{}, guards: map[string]*diskguard.Guard{},
+		looks: map[string]*look{}, openFiles: openReflink, diskClock: o.Clock, lookPatience: diskAnswers,
 		known: map[string]disk.UID{}, copies: map[copyKey]*copyState{},
 		wake: make(chan struct{}, 1), reported: map[copyKey]longhornv1.BackingImageV2CopyInfo{},
 		reportNew: make(chan struct{}),
@@ -238,18 +255,39 @@ func (a *agent) lookAtAll(ctx context.Context) (time.Duration, error) {
 	if err := a.writeReport(ctx); err != nil {
 		return 0, err
 	}
-	if busy {
+	slow := slices.ContainsFunc(states, func(s *diskState) bool { return s.slow })
+	if busy || slow {
 		return progressInterval, nil
 	}
 	return heartbeatInterval, nil
 }
 
-// closeAll waits for the jobs, whose context has ended, and closes the disks.
+// closeAll waits for the jobs and the looks, whose context has ended, and closes the disks. What a disk that hangs holds
+// up ends with the process.
 func (a *agent) closeAll() {
-	a.jobs.Wait()
+	timer := a.diskClock.NewTimer(closePatience)
+	defer timer.Stop()
+	ended, looks := make(chan struct{}), slices.Collect(maps.Values(a.looks))
+	go func() {
+		defer close(ended)
+		a.jobs.Wait()
+		for _, l := range looks {
+			<-l.done
+		}
+	}()
+	select {
+	case <-ended:
+	case <-timer.C():
+		a.Logger.Error("what works on the store's disks does not end, and ends with the process")
+	}
+	for name, l := range a.looks {
+		if l.isDone() {
+			a.adoptDisk(name, l)
+		}
+	}
 	for name, d := range a.disks {
 		a.Disks.Remove(d.UUID)
-		if err := d.files.CloseUnused(); err != nil {
+		if err := d.closeUnused(context.Background()); err != nil {
 			a.Logger.Info("the store's disk stays open until the process ends", "disk", name, "error", err)
 		}
 	}

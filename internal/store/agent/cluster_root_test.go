@@ -106,7 +106,7 @@ func (n *node) start() {
 		TLSDir: n.c.authority.ServiceFiles(n.c.t, names.StoreHost), Clock: n.c.clock, Logger: slog.New(slog.DiscardHandler),
 		Opened: n.opened,
 	}, n.c.client, n.c.client)
-	n.agent.reached = n.reached
+	n.agent.reached, n.agent.diskClock = n.reached, clock.RealClock{}
 	ctx, cancel := context.WithCancel(context.Background())
 	n.cancel, n.ended, n.peersEnded = cancel, make(chan struct{}), make(chan struct{})
 	a, ended, peersEnded := n.agent, n.ended, n.peersEnded

@@ -15,6 +15,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskguard"
 	"github.com/varvebackup/varve/internal/store/handover"
 	"github.com/varvebackup/varve/internal/store/names"
 )
@@ -28,6 +29,7 @@ func (a *agent) lookAtCopies(
 ) (busy bool, err error) {
 	wantedCopies := map[copyKey]bool{}
 	reports := map[copyKey]longhornv1.BackingImageV2CopyInfo{}
+	left := a.leaveCopies(states, reports)
 	for _, s := range states {
 		if s.open == nil || !s.wanted {
 			continue
@@ -53,7 +55,7 @@ func (a *agent) lookAtCopies(
 	}
 	for key, s := range a.copies {
 		switch {
-		case wantedCopies[key]:
+		case wantedCopies[key], left[key.diskUUID]:
 		case s.job == nil, s.job.isDone():
 			delete(a.copies, key)
 		default:
@@ -62,6 +64,29 @@ func (a *agent) lookAtCopies(
 	}
 	a.setReported(reports)
 	return busy, ctx.Err()
+}
+
+// leaveCopies returns the disks that do not answer, whose copies are left alone. As long as a disk is only slow, its
+// copies are reported as they were.
+func (a *agent) leaveCopies(
+	states []*diskState, reports map[copyKey]longhornv1.BackingImageV2CopyInfo,
+) map[string]bool {
+	left := map[string]bool{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range states {
+		d := a.disks[s.name]
+		if d == nil || s.open != nil {
+			continue
+		}
+		left[string(d.UUID)] = true
+		for key, info := range a.reported {
+			if s.slow && key.diskUUID == string(d.UUID) {
+				reports[key] = info
+			}
+		}
+	}
+	return left
 }
 
 // stateOf returns what is remembered of a copy.
@@ -141,16 +166,22 @@ func (a *agent) viewOf(
 
 // readSource says who uses the head of a source, and what the source has written of itself.
 func (a *agent) readSource(ctx context.Context, d *openDisk, head disk.Name) (int, handover.Record, error) {
-	users, err := d.Users(ctx, head)
-	if err != nil {
-		return 0, handover.Record{}, err
+	type content struct {
+		users  int
+		record handover.Record
 	}
-	var record handover.Record
-	err = withFile(ctx, d, head, os.O_RDONLY, func(f *os.File) (err error) {
-		record, err = handover.Read(f)
-		return err
-	})
-	return users, record, err
+	read := func(ctx context.Context) (c content, err error) {
+		if c.users, err = d.files.Users(ctx, head); err != nil {
+			return content{}, err
+		}
+		err = withFile(ctx, d.files, head, os.O_RDONLY, func(f *os.File) (err error) {
+			c.record, err = handover.Read(f)
+			return err
+		})
+		return c, err
+	}
+	c, err := diskguard.Do(ctx, d.guard, "read "+string(head), nil, read)
+	return c.users, c.record, err
 }
 
 // withFile opens the file of an object for do, and keeps the object from being deleted meanwhile.
@@ -173,12 +204,17 @@ func (d *openDisk) realSize(ctx context.Context, image disk.Object) int64 {
 	if n, ok := d.realSizes[image.UID]; ok || image.State != disk.StateReady {
 		return n
 	}
-	var n int64
-	for e, err := range d.Changed(ctx, image.Name, "") {
-		if err != nil {
-			return 0
+	n, err := diskguard.Do(ctx, d.guard, "measure "+string(image.Name), nil, func(ctx context.Context) (n int64, err error) {
+		for e, err := range d.files.Changed(ctx, image.Name, "") {
+			if err != nil {
+				return 0, err
+			}
+			n += e.Length
 		}
-		n += e.Length
+		return n, nil
+	})
+	if err != nil {
+		return 0
 	}
 	d.realSizes[image.UID] = n
 	return n

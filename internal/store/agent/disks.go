@@ -22,6 +22,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskguard"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/reflink"
 )
@@ -32,11 +33,27 @@ const defaultDiskName = "default-disk"
 // reasonNoDisk is the reason of a Node's condition Ready if none of its disks can be used.
 const reasonNoDisk = "NoDiskReady"
 
+// diskFiles are the files of a disk.
+type diskFiles interface {
+	disk.Disk
+	// CloseUnused closes them unless an object is in use, and Close in any case.
+	CloseUnused() error
+	Close() error
+	// Recovered says what was not in order.
+	Recovered() []string
+}
+
+func openReflink(ctx context.Context, dir string) (diskFiles, error) {
+	return reflink.Open(ctx, dir, reflink.Options{})
+}
+
 // openDisk is a disk that is in the set.
 type openDisk struct {
+	// Disk is guarded, and files is not.
 	diskset.Disk
 
-	files *reflink.Disk
+	files diskFiles
+	guard *diskguard.Guard
 	// specPath is spec.disks[].path.
 	specPath string
 	// realSizes are how many bytes images take, which never changes.
@@ -52,8 +69,10 @@ type diskState struct {
 	open   *openDisk
 	spec   longhornv1.DiskSpec
 	wanted bool // it is in spec.disks
-	usage  disk.Usage
-	err    error // why it cannot be used
+	// slow: nothing was found out now, because the disk has not answered yet. All stays as it was.
+	slow  bool
+	usage disk.Usage
+	err   error // why it cannot be used
 	// objects are what is on the disk, and notes what is wrong with some of them.
 	objects []disk.Object
 	notes   []string
@@ -105,18 +124,44 @@ func reservedBytes(dir string) int64 {
 }
 
 // lookAtDisks opens the disks that are wanted, closes the others, and says what each is like. The result is sorted by
-// names.
+// names. All disks are looked at beside the loop, and at the same time: one that does not answer holds up no other one.
 func (a *agent) lookAtDisks(ctx context.Context, node *longhornv1.Node) []*diskState {
-	var states []*diskState
 	maps.DeleteFunc(a.known, func(name string, _ disk.UID) bool {
 		_, ok := node.Spec.Disks[name]
 		return !ok
 	})
+	states := a.closeRemoved(ctx, node)
+	for name, spec := range node.Spec.Disks {
+		s := &diskState{name: name, spec: spec, wanted: true}
+		s.deletable = parseUUIDs(node.Annotations[longhornv1.AnnotationDeleteOrphans])
+		if before := node.Status.DiskStatus[name]; before != nil && before.DiskUUID != "" {
+			a.known[name] = disk.UID(before.DiskUUID)
+		}
+		s.err = a.startLook(ctx, s)
+		states = append(states, s)
+	}
+	a.awaitLooks(ctx)
+	for _, s := range states {
+		if s.wanted && s.err == nil {
+			s.err = a.finishLook(ctx, s)
+		}
+	}
+	slices.SortFunc(states, func(x, y *diskState) int { return cmp.Compare(x.name, y.name) })
+	return states
+}
+
+// closeRemoved closes the disks that have left spec.disks, and returns those that stay because they are in use.
+func (a *agent) closeRemoved(ctx context.Context, node *longhornv1.Node) (states []*diskState) {
+	for name, l := range a.looks {
+		if _, ok := node.Spec.Disks[name]; !ok && l.isDone() {
+			a.adoptDisk(name, l)
+		}
+	}
 	for name, d := range a.disks {
 		if _, ok := node.Spec.Disks[name]; ok {
 			continue
 		}
-		if err := a.closeDisk(d); err != nil {
+		if err := a.closeDisk(ctx, d); err != nil {
 			s := &diskState{name: name, open: d, spec: longhornv1.DiskSpec{Path: d.specPath}}
 			s.err = fmt.Errorf("it is not in spec.disks any more, and stays until nothing on it is in use: %w", err)
 			s.usage, _ = d.Usage(ctx) // nothing depends on them any more
@@ -124,49 +169,7 @@ func (a *agent) lookAtDisks(ctx context.Context, node *longhornv1.Node) []*diskS
 			states = append(states, s)
 		}
 	}
-	for name, spec := range node.Spec.Disks {
-		s := &diskState{name: name, spec: spec, wanted: true}
-		s.deletable = parseUUIDs(node.Annotations[longhornv1.AnnotationDeleteOrphans])
-		if before := node.Status.DiskStatus[name]; before != nil && before.DiskUUID != "" {
-			a.known[name] = disk.UID(before.DiskUUID)
-		}
-		s.err = a.lookAtDisk(ctx, s, a.known[name])
-		states = append(states, s)
-	}
-	slices.SortFunc(states, func(x, y *diskState) int { return cmp.Compare(x.name, y.name) })
 	return states
-}
-
-// lookAtDisk opens a disk of spec.disks, or checks it if it is open. known is the UUID that it had before, if any.
-func (a *agent) lookAtDisk(ctx context.Context, s *diskState, known disk.UID) error {
-	d := a.disks[s.name]
-	if d != nil && d.specPath != s.spec.Path {
-		if err := a.closeDisk(d); err != nil {
-			return fmt.Errorf("spec.disks[%s].path was %s, and that disk is in use: %w", s.name, d.specPath, err)
-		}
-		d = nil
-	}
-	if d == nil {
-		var err error
-		if d, err = a.openDisk(ctx, s.name, s.spec, known); err != nil {
-			return err
-		}
-	}
-	found, err := reflink.ReadUUID(d.Path)
-	if err == nil && found != d.UUID {
-		err = errclass.Errorf(errclass.Conflict, "%s has the disk %s now", s.spec.Path, found)
-	}
-	if err == nil {
-		s.usage, err = d.Usage(ctx)
-	}
-	if err == nil {
-		s.objects, err = d.List(ctx)
-	}
-	if err != nil {
-		return errors.Join(missingDisk(d.UUID, s.spec.Path, err), a.closeDisk(d))
-	}
-	s.open = d
-	return nil
 }
 
 // missingDisk says what to do about a disk that is not where it was.
@@ -175,9 +178,10 @@ func missingDisk(uuid disk.UID, path string, err error) error {
 		"spec.disks and add it under another name", uuid, path, err)
 }
 
-// openDisk opens a disk of spec.disks, and formats an empty directory unless a disk was there before.
+// openDisk opens a disk of spec.disks, and formats an empty directory unless a disk was there before. Others see the
+// disk when it is adopted.
 func (a *agent) openDisk(
-	ctx context.Context, name string, spec longhornv1.DiskSpec, known disk.UID,
+	ctx context.Context, name string, spec longhornv1.DiskSpec, known disk.UID, guard *diskguard.Guard,
 ) (*openDisk, error) {
 	root := cmp.Or(a.HostRoot, "/")
 	dir := filepath.Join(root, spec.Path)
@@ -189,22 +193,20 @@ func (a *agent) openDisk(
 		return nil, errclass.Errorf(errclass.Conflict, "the disk %s is open as spec.disks[%s]: remove one of the two", found,
 			other.Name)
 	}
-	files, err := reflink.Open(ctx, dir, reflink.Options{})
+	files, err := a.openFiles(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
-	d := &openDisk{files: files, specPath: spec.Path, realSizes: map[disk.UID]int64{}, pieceSums: map[disk.UID]string{}}
+	d := &openDisk{
+		files: files, guard: guard, specPath: spec.Path, realSizes: map[disk.UID]int64{}, pieceSums: map[disk.UID]string{},
+	}
 	d.Disk = diskset.Disk{Disk: files, Name: name, UUID: found, Path: dir}
 	if a.Opened != nil {
 		if err := a.Opened(ctx, d.Disk); err != nil {
 			return nil, errors.Join(fmt.Errorf("open the volumes of disk %s that are attached: %w", found, err), files.Close())
 		}
 	}
-	a.disks[name], a.known[name] = d, found
-	a.Disks.Put(d.Disk)
-	for _, line := range files.Recovered() {
-		a.Logger.Warn("the store's disk was not in order", "disk", name, "uuid", found, "found", line)
-	}
+	d.Disk.Disk = guard.Wrap(files)
 	return d, nil
 }
 
@@ -272,10 +274,20 @@ func formatDisk(dir string) (disk.UID, error) {
 	return made, reflink.Format(dir, made)
 }
 
+// closeUnused closes the files of a disk, unless an object of it is in use.
+func (d *openDisk) closeUnused(ctx context.Context) error {
+	_, err := diskguard.Do(ctx, d.guard, "close it", nil, func(context.Context) (struct{}, error) {
+		return struct{}{}, d.files.CloseUnused()
+	})
+	return err
+}
+
 // closeDisk takes a disk out of the set, unless an object of it is in use.
-func (a *agent) closeDisk(d *openDisk) error {
-	a.cancelJobs(d.UUID)
-	if err := d.files.CloseUnused(); err != nil {
+func (a *agent) closeDisk(ctx context.Context, d *openDisk) error {
+	if err := a.cancelJobs(d.UUID); err != nil {
+		return err
+	}
+	if err := d.closeUnused(ctx); err != nil {
 		return err
 	}
 	a.Disks.Remove(d.UUID)
@@ -331,6 +343,13 @@ func (a *agent) describeNode(node *longhornv1.Node, states []*diskState) {
 		if before := node.Status.DiskStatus[s.name]; before != nil {
 			status = before.DeepCopy()
 		}
+		if s.slow && len(status.Conditions) > 0 {
+			statuses[s.name] = status
+			if meta.IsStatusConditionTrue(status.Conditions, longhornv1.ConditionReady) {
+				ready++
+			}
+			continue
+		}
 		status.DiskPath = s.spec.Path
 		if s.open != nil {
 			status.DiskUUID = string(s.open.UUID)
@@ -378,6 +397,11 @@ func (s *diskState) condition() metav1.Condition {
 		Message: strings.Join(s.notes, "; "),
 	}
 	switch {
+	case s.slow:
+		c.Status, c.Reason = metav1.ConditionUnknown, longhornv1.ReasonDiskSilent
+		c.Message = "the store waits for the disk's first answer"
+	case errors.Is(s.err, diskguard.ErrSilent):
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, longhornv1.ReasonDiskSilent, s.err.Error()
 	case s.err != nil:
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, longhornv1.ReasonDiskUnusable, s.err.Error()
 	case s.freeBytes() < 0:

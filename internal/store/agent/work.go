@@ -118,8 +118,8 @@ func (j *job) describe(lastError string) string {
 // startJob runs do beside the loop, which is woken up when it has ended. It returns false if enough jobs run.
 func (a *agent) startJob(ctx context.Context, s *copyState, what action, do func(context.Context, *job) error) bool {
 	running := 0
-	for _, other := range a.copies {
-		if other.job != nil && !other.job.isDone() {
+	for key, other := range a.copies {
+		if other.job != nil && !other.job.isDone() && !a.isSilent(key.diskUUID) {
 			running++
 		}
 	}
@@ -139,15 +139,34 @@ func (a *agent) startJob(ctx context.Context, s *copyState, what action, do func
 	return true
 }
 
-// cancelJobs ends the jobs on a disk, and waits for them.
-func (a *agent) cancelJobs(diskUUID disk.UID) {
+// cancelJobs ends the jobs on a disk, and waits for them. An error says that one does not end.
+func (a *agent) cancelJobs(diskUUID disk.UID) error {
+	timer := a.diskClock.NewTimer(closePatience)
+	defer timer.Stop()
 	for key, s := range a.copies {
-		if key.diskUUID == string(diskUUID) && s.job != nil {
-			s.job.cancel()
-			<-s.job.done
+		if key.diskUUID != string(diskUUID) || s.job == nil {
+			continue
+		}
+		s.job.cancel()
+		select {
+		case <-s.job.done:
 			s.job = nil
+		case <-timer.C():
+			return errclass.Errorf(errclass.Transient, "a copy of the image %s is still being made on it, and that has not "+
+				"ended yet", key.imageUUID)
 		}
 	}
+	return nil
+}
+
+// isSilent says whether a disk is open and does not answer: what works on it holds up nothing else.
+func (a *agent) isSilent(diskUUID string) bool {
+	for _, d := range a.disks {
+		if string(d.UUID) == diskUUID {
+			return d.guard.Check() != nil
+		}
+	}
+	return false
 }
 
 // finishJob takes note of how a job has ended, and reports whether it has.

@@ -194,7 +194,8 @@ func (d *Driver) begin(handle string) (end func(), err error) {
 }
 
 // findHead returns the head of a volume, and its disk: the one that is named, or any. An error is of class NotFound if
-// the open disks lack the head, and Transient if the disk is not open.
+// the open disks lack the head, and Transient if the disk is not open. A disk that cannot be read is in the way of
+// volumes on others only if these are on none.
 func (d *Driver) findHead(ctx context.Context, handle string, on disk.UID) (diskset.Disk, disk.Object, error) {
 	disks := d.options.Disks.All()
 	if on != "" {
@@ -205,14 +206,18 @@ func (d *Driver) findHead(ctx context.Context, handle string, on disk.UID) (disk
 		}
 		disks = []diskset.Disk{named}
 	}
+	var unread error
 	for _, candidate := range disks {
 		o, err := findObject(ctx, candidate, names.Head(handle))
 		if err == nil {
 			return candidate, o, nil
 		}
-		if !errors.Is(err, errclass.NotFound) {
-			return diskset.Disk{}, disk.Object{}, err
+		if unread == nil && !errors.Is(err, errclass.NotFound) {
+			unread = err
 		}
+	}
+	if unread != nil {
+		return diskset.Disk{}, disk.Object{}, unread
 	}
 	return diskset.Disk{}, disk.Object{}, errclass.Errorf(errclass.NotFound,
 		"the open disks of node %s do not have the volume %s",

@@ -190,6 +190,22 @@ func ReadUUID(dir string) (disk.UID, error) {
 	return h.UUID, err
 }
 
+// TouchDevice reads from the device of a disk's file system, and not from the page cache. It returns when the device has
+// answered, whatever that is. Where a file system cannot read past its cache, it returns at once.
+func TouchDevice(dir string) {
+	f, err := os.OpenFile(filepath.Join(dir, headerFile), os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return // who reads the file says so
+	}
+	// Direct I/O needs an aligned buffer.
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err == nil {
+		_, _ = f.Read(page)   // only the time that it takes is of interest
+		_ = unix.Munmap(page) // of what was just mapped
+	}
+	_ = f.Close() // nothing was written
+}
+
 // CheckDirectory returns an error of class Invalid if a disk cannot be in a directory, because its file system is neither
 // XFS with reflinks nor btrfs. It writes a file to find that out, and removes it.
 func CheckDirectory(dir string) error {

@@ -1,0 +1,138 @@
+package diskguard
+
+import (
+	"context"
+	"iter"
+
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/store/disk"
+)
+
+// Wrap returns a disk whose calls are guarded. Sealing an object and listing its extents may take any time as long as
+// the disk answers other calls: somebody has to look at it every now and then.
+func (g *Guard) Wrap(d disk.Disk) disk.Disk { return &guarded{disk: d, guard: g} }
+
+type guarded struct {
+	disk  disk.Disk
+	guard *Guard
+}
+
+// List implements [disk.Disk].
+func (d *guarded) List(ctx context.Context) ([]disk.Object, error) {
+	return Do(ctx, d.guard, "list its objects", nil, d.disk.List)
+}
+
+// Create implements [disk.Disk].
+func (d *guarded) Create(ctx context.Context, head disk.Name, from disk.Source) error {
+	return doWithin(ctx, d.guard, "create "+string(head), createPatience, func(ctx context.Context) error {
+		return d.disk.Create(ctx, head, from)
+	})
+}
+
+// Snapshot implements [disk.Disk].
+func (d *guarded) Snapshot(ctx context.Context, head, name disk.Name, seal disk.Seal) error {
+	return doWithin(ctx, d.guard, "seal "+string(name), endless, func(ctx context.Context) error {
+		return d.disk.Snapshot(ctx, head, name, seal)
+	})
+}
+
+// Delete implements [disk.Disk].
+func (d *guarded) Delete(ctx context.Context, name disk.Name) error {
+	return doWithin(ctx, d.guard, "delete "+string(name), deletePatience, func(ctx context.Context) error {
+		return d.disk.Delete(ctx, name)
+	})
+}
+
+// Open implements [disk.Disk]. A lease that comes too late ends at once.
+func (d *guarded) Open(ctx context.Context, name disk.Name) (disk.Lease, error) {
+	discard := func(l disk.Lease) { _ = l.Close() } // nobody is there who could be told
+	return Do(ctx, d.guard, "open "+string(name), discard, func(ctx context.Context) (disk.Lease, error) {
+		return d.disk.Open(ctx, name)
+	})
+}
+
+// Pieces implements [disk.Disk].
+func (d *guarded) Pieces(ctx context.Context, name disk.Name) ([]disk.PieceHash, error) {
+	return Do(ctx, d.guard, "read the hashes of "+string(name), nil, func(ctx context.Context) ([]disk.PieceHash, error) {
+		return d.disk.Pieces(ctx, name)
+	})
+}
+
+// MarkDamaged implements [disk.Disk].
+func (d *guarded) MarkDamaged(ctx context.Context, name disk.Name, uid disk.UID, why string) error {
+	return doWithin(ctx, d.guard, "mark "+string(name), Patience, func(ctx context.Context) error {
+		return d.disk.MarkDamaged(ctx, name, uid, why)
+	})
+}
+
+// Users implements [disk.Disk].
+func (d *guarded) Users(ctx context.Context, name disk.Name) (int, error) {
+	return Do(ctx, d.guard, "count the users of "+string(name), nil, func(ctx context.Context) (int, error) {
+		return d.disk.Users(ctx, name)
+	})
+}
+
+// Usage implements [disk.Disk].
+func (d *guarded) Usage(ctx context.Context) (disk.Usage, error) {
+	return Do(ctx, d.guard, "say how much is free", nil, d.disk.Usage)
+}
+
+// aheadExtents is how many extents are read before somebody takes them.
+const aheadExtents = 64
+
+// Changed implements [disk.Disk].
+func (d *guarded) Changed(ctx context.Context, name, since disk.Name) iter.Seq2[extent.Extent, error] {
+	return func(yield func(extent.Extent, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		found := make(chan extent.Extent, aheadExtents)
+		ended := make(chan error, 1)
+		list := func(ctx context.Context) error {
+			defer close(found)
+			for e, err := range d.disk.Changed(ctx, name, since) {
+				if err != nil {
+					return err
+				}
+				select {
+				case found <- e:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			return nil
+		}
+		go func() {
+			ended <- doWithin(ctx, d.guard, "list the extents of "+string(name), endless, list)
+		}()
+		for {
+			select {
+			case e, ok := <-found:
+				if ok && !yield(e, nil) {
+					cancel()
+					<-ended // so that the object may be deleted now
+					return
+				}
+				if !ok {
+					found = nil
+				}
+			case err := <-ended:
+				d.finish(found, err, yield)
+				return
+			}
+		}
+	}
+}
+
+// finish passes on what was found before the end, and why it has ended.
+func (d *guarded) finish(found <-chan extent.Extent, err error, yield func(extent.Extent, error) bool) {
+	if err == nil && found != nil {
+		for e := range found {
+			if !yield(e, nil) {
+				return
+			}
+		}
+	}
+	if err != nil {
+		yield(extent.Extent{}, err)
+	}
+}
