@@ -59,6 +59,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/controller/store/backingimage"
 	"github.com/varvebackup/varve/internal/controller/store/certificate"
+	"github.com/varvebackup/varve/internal/controller/store/lostvolume"
 	"github.com/varvebackup/varve/internal/controller/store/silence"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
@@ -345,6 +346,9 @@ func setupImages(mgr ctrl.Manager, o Options) error {
 	return errors.Join(
 		backingimage.Setup(mgr, images),
 		silence.Setup(mgr, silence.Options{
+			Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
+		}),
+		lostvolume.Setup(mgr, lostvolume.Options{
 			Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
 		}),
 		certificate.Setup(mgr, certificate.Options{

@@ -207,10 +207,6 @@ func (d *Driver) listCandidates(ctx context.Context, image *longhornv1.BackingIm
 	return all, nil
 }
 
-// claimAnnotation is the annotation of a Volume that names its claim, as namespace/name. The status has that, too, but
-// only after the next write.
-const claimAnnotation = names.Driver + "/claim"
-
 // writeObjects makes Volume and Replica. If the replica is there, which a cache may not have shown, the error is of
 // class Transient: the next call sees it.
 func (d *Driver) writeObjects(ctx context.Context, v volume, on disk.UID) (*longhornv1.Replica, error) {
@@ -220,7 +216,7 @@ func (d *Driver) writeObjects(ctx context.Context, v volume, on disk.UID) (*long
 		DiskSelector: v.diskSelector, NodeSelector: v.nodeSelector, DataSource: v.origin.dataSource(),
 	}}
 	if v.claim.PVCName != "" {
-		made.Annotations = map[string]string{claimAnnotation: v.claim.Namespace + "/" + v.claim.PVCName}
+		made.Annotations = map[string]string{names.ClaimAnnotation: v.claim.Namespace + "/" + v.claim.PVCName}
 	}
 	if err := d.options.Client.Create(ctx, made); err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, errclass.Errorf(errclass.Transient, "create Volume %s: %w", v.handle, err)

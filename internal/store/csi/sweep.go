@@ -15,6 +15,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
 )
 
 // sweepInterval is how often all volumes of the node are looked at, for what no call tells: a disk is closed, or a
@@ -147,7 +148,7 @@ func (d *Driver) isUnwritten(ctx context.Context, handle string, onDisk disk.UID
 func (d *Driver) isClaimGone(ctx context.Context, handle string, v *longhornv1.Volume) (bool, error) {
 	namespace, name := v.Status.KubernetesStatus.Namespace, v.Status.KubernetesStatus.PVCName
 	if name == "" {
-		namespace, name, _ = strings.Cut(v.Annotations[claimAnnotation], "/")
+		namespace, name, _ = strings.Cut(v.Annotations[names.ClaimAnnotation], "/")
 	}
 	if name == "" {
 		return false, nil

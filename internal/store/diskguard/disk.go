@@ -29,6 +29,13 @@ func (d *guarded) Create(ctx context.Context, head disk.Name, from disk.Source) 
 	})
 }
 
+// Grow implements [disk.Disk].
+func (d *guarded) Grow(ctx context.Context, head disk.Name, bytes int64) error {
+	return doWithin(ctx, d.guard, "grow "+string(head), createPatience, func(ctx context.Context) error {
+		return d.disk.Grow(ctx, head, bytes)
+	})
+}
+
 // Snapshot implements [disk.Disk].
 func (d *guarded) Snapshot(ctx context.Context, head, name disk.Name, seal disk.Seal) error {
 	return doWithin(ctx, d.guard, "seal "+string(name), endless, func(ctx context.Context) error {

@@ -21,6 +21,10 @@ const StoreHost = "store.varve"
 // ContextDisk is the key in a volume's context whose value is the UUID of its disk.
 const ContextDisk = "diskUUID"
 
+// ClaimAnnotation is the annotation of a Volume that names the claim that it was made for, as namespace/name. The status
+// has that, too, but only after the next write.
+const ClaimAnnotation = Driver + "/claim"
+
 // sourcePrefix begins the handles of volumes into which images are made.
 const sourcePrefix = "source-"
 
