@@ -10,12 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -32,7 +34,7 @@ const imageTimeout = 5 * time.Minute
 
 // TestImage_isClonedBackedUpAndBack has a Debian image on a disk of each node, once from a qcow2 file and once from the
 // raw one. A machine boots from a clone, is backed up twice, the second time by what changed, is lost, and comes back;
-// its disk becomes an image itself.
+// its disk becomes an image itself, and so does its backup.
 func TestImage_isClonedBackedUpAndBack(t *testing.T) {
 	s := newScene(t, "image")
 	ctx := t.Context()
@@ -140,6 +142,7 @@ func (s *scene) bootClone(image string) {
 		_, err := s.ExportVolume(ctx, "e2e-export", s.volumeOf(v.PersistentVolumeClaim.ObjectMeta.Name), second.Sums[v.VolumeName],
 			imageTimeout)
 		s.must(err)
+		s.restoreImage(second, v.VolumeName)
 	}
 	s.strategy("Always")
 	_, err = s.WaitAgent(ctx, s.vm, 2*bootTimeout)
@@ -167,6 +170,31 @@ func (s *scene) sharesImage(namespace string, v harvesterv1.VolumeRestore, image
 	if report.WrittenBytes == 0 || report.WrittenBytes >= 600*mib {
 		verdict.Errorf(s.t, "volume %s: %d bytes were written in the restore", v.VolumeName, report.WrittenBytes)
 	}
+}
+
+// restoreImage makes an image of a disk in a backup, and compares a clone of the image with the disk. The volume and the
+// machine are not needed.
+func (s *scene) restoreImage(b *lab.MachineBackup, volume string) {
+	s.t.Helper()
+	const name = "e2e-restore"
+	ctx := s.t.Context()
+	i := slices.IndexFunc(b.Status.VolumeBackups, func(v harvesterv1.VolumeBackup) bool { return v.VolumeName == volume })
+	stored := b.Status.VolumeBackups[i]
+	s.freshImage(name)
+	began := time.Now()
+	image, err := s.RestoreImage(ctx, name, b.Status.Location.Name, stored.SnapshotID, b.Sums[volume], imageTimeout)
+	s.must(err)
+	s.t.Logf("an image of %d MiB (%d MiB on the disk) was restored after %s", image.Status.Size/mib,
+		image.Status.RealSize/mib, time.Since(began).Round(100*time.Millisecond))
+	if image.Status.Size != stored.VolumeSize {
+		verdict.Errorf(s.t, "the image has %d bytes, and the disk had %d", image.Status.Size, stored.VolumeSize)
+	}
+	s.must(s.ImageClass(ctx, name))
+	s.must(s.CloneClaim(ctx, "of-backup", name, image.Status.Size))
+	clone := harvesterv1.PersistentVolumeClaimSourceSpec{}
+	clone.ObjectMeta.Name = "of-backup"
+	clone.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
+	s.holds(clone, b.Sums[volume])
 }
 
 // volumeOf returns the volume of a claim.

@@ -57,27 +57,46 @@ func ServeHTTP(ctx context.Context, boxDir string, handler http.Handler) (addres
 
 // DownloadImage makes an image from an address, with a copy on so many disks, and waits until they are ready.
 func (l *Lab) DownloadImage(ctx context.Context, name, address string, copies int, timeout time.Duration) (*longhornv1.BackingImage, error) {
-	return l.makeImage(ctx, name, longhornv1.SourceDownload, longhornv1.ParameterURL, address, "", copies, timeout)
+	from := parameters{longhornv1.ParameterURL: longhornv1.ParameterValue(address)}
+	return l.makeImage(ctx, name, longhornv1.SourceDownload, from, "", copies, timeout)
 }
 
 // CloneImage makes an image of another one, with one copy.
 func (l *Lab) CloneImage(ctx context.Context, name, image string, timeout time.Duration) (*longhornv1.BackingImage, error) {
-	return l.makeImage(ctx, name, longhornv1.SourceClone, longhornv1.ParameterBackingImage, image, "", 1, timeout)
+	from := parameters{longhornv1.ParameterBackingImage: longhornv1.ParameterValue(image)}
+	return l.makeImage(ctx, name, longhornv1.SourceClone, from, "", 1, timeout)
 }
 
 // ExportVolume makes an image of a volume that nothing uses, with one copy. It must have the checksum.
 func (l *Lab) ExportVolume(ctx context.Context, name, volume, checksum string, timeout time.Duration) (*longhornv1.BackingImage, error) {
-	return l.makeImage(ctx, name, longhornv1.SourceExport, longhornv1.ParameterVolumeName, volume, checksum, 1, timeout)
+	from := parameters{longhornv1.ParameterVolumeName: longhornv1.ParameterValue(volume)}
+	return l.makeImage(ctx, name, longhornv1.SourceExport, from, checksum, 1, timeout)
 }
 
+// RestoreImage makes an image of a disk that a location of Varve's namespace has, with one copy. It must have the
+// checksum.
+func (l *Lab) RestoreImage(
+	ctx context.Context, name, location, snapshotID, checksum string, timeout time.Duration,
+) (*longhornv1.BackingImage, error) {
+	from := parameters{
+		longhornv1.ParameterLocation:   longhornv1.ParameterValue(location),
+		longhornv1.ParameterSnapshotID: longhornv1.ParameterValue(snapshotID),
+	}
+	return l.makeImage(ctx, name, longhornv1.SourceRestore, from, checksum, 1, timeout)
+}
+
+// parameters are those of an image's source.
+type parameters map[string]longhornv1.ParameterValue
+
 func (l *Lab) makeImage(
-	ctx context.Context, name string, source longhornv1.SourceType, parameter, value, checksum string, copies int, timeout time.Duration,
+	ctx context.Context, name string, source longhornv1.SourceType, from parameters, checksum string, copies int,
+	timeout time.Duration,
 ) (*longhornv1.BackingImage, error) {
 	image := &longhornv1.BackingImage{
 		ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: name},
 		Spec: longhornv1.BackingImageSpec{
 			DataEngine: longhornv1.DataEngineV2, SourceType: source, MinNumberOfCopies: copies, Checksum: checksum,
-			SourceParameters: map[string]longhornv1.ParameterValue{parameter: longhornv1.ParameterValue(value)},
+			SourceParameters: from,
 		},
 	}
 	if err := l.Create(ctx, image); err != nil {

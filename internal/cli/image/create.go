@@ -28,8 +28,11 @@ const (
 
 // request is what the flags of `image create` say.
 type request struct {
-	url, fromImage, fromClaim, fromVolume string // exactly one of them
-	checksum, caFile                      string
+	// exactly one of them
+	url, fromImage, fromClaim, fromVolume, fromBackup, fromSnapshot string
+	// volume needs fromBackup, and location fromSnapshot.
+	volume, location string
+	checksum, caFile string
 	copies                                int
 	diskTags, nodeTags                    []string
 }
@@ -91,7 +94,7 @@ func newCreateCommand(s *resource.Session) *cobra.Command {
 	var r request
 	var w resource.Waiting
 	c := &cobra.Command{
-		Use: "create NAME", Short: "Create an image from an address, a volume or another image",
+		Use: "create NAME", Short: "Create an image from an address, a volume, a backup or another image",
 		Long: `Create an image: Varve makes it on a disk of a node, and copies it from there to others.
 
 The file at --url is raw or qcow2, and may be compressed with gzip, xz or zstd. --checksum is the
@@ -101,13 +104,19 @@ images reads the address, with any password in it.
 
 --from-claim and --from-volume make an image of what a volume of the driver store.varvebackup.io
 has, where it is and without copying it. Nothing may use the volume meanwhile: the image waits
-until it is detached. --from-image makes a clone of another image, which may be deleted afterwards.`,
+until it is detached. --from-image makes a clone of another image, which may be deleted afterwards.
+
+--from-backup makes an image of a disk as the backup of a machine has it, and --from-snapshot-id of
+the disk that a data upload has stored. The machine, its volume and its storage need not be there.`,
 		Example: `  # On two disks, and wait until both have it
   varve image create debian --url https://example.com/debian.qcow2 --copies 2 --wait
 
   # Only if it is the one that was tested
   varve image create golden --url https://example.com/golden.raw.zst \
     --checksum 7d793037a0760186574b0282f2f435e7a2c5b0e0d9d3cf7e8d1b5a1e1b1f1d5b
+
+  # Of the disk of a machine as it was on Monday
+  varve image create golden --from-backup app/web-monday --volume root --wait
 
   # Of the disk of a machine that is shut down
   varve image create golden --from-claim app/web-root --wait`,
@@ -125,6 +134,9 @@ until it is detached. --from-image makes a clone of another image, which may be 
 			if err := r.findVolume(cmd.Context(), c, b); err != nil {
 				return err
 			}
+			if err := r.findPoint(cmd.Context(), c, b); err != nil {
+				return err
+			}
 			if err := c.Create(cmd.Context(), b); err != nil {
 				return fmt.Errorf("create image %s/%s: %w", b.Namespace, b.Name, err)
 			}
@@ -140,6 +152,14 @@ until it is detached. --from-image makes a clone of another image, which may be 
 	c.Flags().StringVar(&r.fromClaim, "from-claim", "", "the claim of the volume to make the image of, as NAMESPACE/NAME")
 	c.Flags().StringVar(&r.fromVolume, "from-volume", "",
 		"the volume to make the image of: the name of its Volume, which is the handle of its PersistentVolume")
+	c.Flags().StringVar(&r.fromBackup, "from-backup", "",
+		"the machine backup that has the disk to make the image of, as NAMESPACE/NAME")
+	c.Flags().StringVar(&r.volume, "volume", "",
+		"with --from-backup: the volume of the machine (default: its only one)")
+	c.Flags().StringVar(&r.fromSnapshot, "from-snapshot-id", "",
+		"the snapshot ID of the disk to make the image of, from a data upload")
+	c.Flags().StringVar(&r.location, "location", "",
+		"with --from-snapshot-id: the backup storage location, in the image's namespace")
 	c.Flags().StringVar(&r.checksum, "checksum", "",
 		"the SHA-256 or the SHA-512 that the raw image must have, in hexadecimal")
 	c.Flags().StringVar(&r.caFile, "ca-file", "",

@@ -12,23 +12,68 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/failure"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
-// describeSource returns the source that the flags name, or a usage error. That of a claim has no parameters yet.
-func (r *request) describeSource(name string) (
-	from longhornv1.SourceType, parameters map[string]longhornv1.ParameterValue, err error,
-) {
+// checkSource refuses flags that do not name one source, or that name it in the wrong form.
+func (r *request) checkSource(name string) error {
 	given := 0
-	for _, text := range []string{r.url, r.fromImage, r.fromClaim, r.fromVolume} {
+	for _, text := range []string{r.url, r.fromImage, r.fromClaim, r.fromVolume, r.fromBackup, r.fromSnapshot} {
 		if text != "" {
 			given++
 		}
 	}
-	if given != 1 {
-		return "", nil, failure.Usage("give exactly one of --url, --from-image, --from-claim and --from-volume: where the " +
-			"image comes from")
+	switch {
+	case given != 1:
+		return failure.Usage("give exactly one of --url, --from-image, --from-claim, --from-volume, --from-backup and " +
+			"--from-snapshot-id: where the image comes from")
+	case r.caFile != "" && r.url == "":
+		return failure.Usage("--ca-file is for --url alone: leave it out")
+	case r.fromImage == name:
+		return failure.Usage("--from-image %s: an image cannot be a clone of itself: give another one", name)
+	case r.fromClaim != "" && !isNamespaced(r.fromClaim):
+		return failure.Usage("--from-claim %s: give NAMESPACE/NAME, such as app/web-root", r.fromClaim)
+	case r.fromBackup != "" && !isNamespaced(r.fromBackup):
+		return failure.Usage("--from-backup %s: give NAMESPACE/NAME, such as app/web-monday", r.fromBackup)
+	}
+	return r.checkPoint()
+}
+
+// checkPoint refuses flags of a restore that need another one, and a restore point that has no disk.
+func (r *request) checkPoint() error {
+	switch {
+	case r.volume != "" && r.fromBackup == "":
+		return failure.Usage("--volume is for --from-backup alone: leave it out")
+	case (r.location == "") != (r.fromSnapshot == ""):
+		return failure.Usage("--from-snapshot-id and --location need each other: a backup has its own location")
+	case r.fromSnapshot == "":
+		return nil
+	}
+	id, err := datamove.ParseSnapshotID(r.fromSnapshot)
+	switch {
+	case err != nil:
+		return failure.Usage("--from-snapshot-id: %s", err)
+	case id.Form != datamove.Disk:
+		return failure.Usage("--from-snapshot-id %s: it is of files, which are no disk: give one of a disk", r.fromSnapshot)
+	}
+	return nil
+}
+
+// isNamespaced says whether a text is of the form NAMESPACE/NAME.
+func isNamespaced(text string) bool {
+	namespace, name, _ := strings.Cut(text, "/")
+	return namespace != "" && name != "" && !strings.Contains(name, "/")
+}
+
+// describeSource returns the source that the flags name, or a usage error. That of a claim or of a backup has no
+// parameters yet.
+func (r *request) describeSource(name string) (
+	from longhornv1.SourceType, parameters map[string]longhornv1.ParameterValue, err error,
+) {
+	if err := r.checkSource(name); err != nil {
+		return "", nil, err
 	}
 	parameters = map[string]longhornv1.ParameterValue{}
 	if r.url != "" {
@@ -39,14 +84,13 @@ func (r *request) describeSource(name string) (
 		parameters[longhornv1.ParameterURL] = longhornv1.ParameterValue(r.url)
 		return longhornv1.SourceDownload, parameters, nil
 	}
-	namespace, claim, _ := strings.Cut(r.fromClaim, "/")
 	switch {
-	case r.caFile != "":
-		return "", nil, failure.Usage("--ca-file is for --url alone: leave it out")
-	case r.fromImage == name:
-		return "", nil, failure.Usage("--from-image %s: an image cannot be a clone of itself: give another one", name)
-	case r.fromClaim != "" && (namespace == "" || claim == "" || strings.Contains(claim, "/")):
-		return "", nil, failure.Usage("--from-claim %s: give NAMESPACE/NAME, such as app/web-root", r.fromClaim)
+	case r.fromSnapshot != "":
+		parameters[longhornv1.ParameterLocation] = longhornv1.ParameterValue(r.location)
+		parameters[longhornv1.ParameterSnapshotID] = longhornv1.ParameterValue(r.fromSnapshot)
+		return longhornv1.SourceRestore, parameters, nil
+	case r.fromBackup != "":
+		return longhornv1.SourceRestore, parameters, nil
 	case r.fromImage != "":
 		parameters[longhornv1.ParameterBackingImage] = longhornv1.ParameterValue(r.fromImage)
 		return longhornv1.SourceClone, parameters, nil

@@ -133,7 +133,10 @@ func formatSource(b *longhornv1.BackingImage) string {
 		return "volume " + string(parameters[longhornv1.ParameterVolumeName])
 	case longhornv1.SourceClone:
 		return "image " + string(parameters[longhornv1.ParameterBackingImage])
-	case longhornv1.SourceUpload, longhornv1.SourceRestore:
+	case longhornv1.SourceRestore:
+		return "snapshot ID " + string(parameters[longhornv1.ParameterSnapshotID]) + " in location " +
+			string(parameters[longhornv1.ParameterLocation])
+	case longhornv1.SourceUpload:
 	}
 	return string(b.Spec.SourceType)
 }

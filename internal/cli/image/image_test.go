@@ -35,6 +35,9 @@ const (
 	diskA = "aaaaaaaa-0000-0000-0000-000000000000"
 	diskB = "bbbbbbbb-0000-0000-0000-000000000000"
 	diskC = "cccccccc-0000-0000-0000-000000000000"
+
+	snapshotID = "varve1.disk.0123456789abcdef0123456789abcdef.app"
+	filesID    = "varve1.files.0123456789abcdef0123456789abcdef.app"
 )
 
 func newSession() *resource.Session {
@@ -110,6 +113,14 @@ func TestRequest_newObject(t *testing.T) {
 		"half a claim":     {request{fromClaim: "root", copies: 1}, "--from-claim root: give NAMESPACE/NAME"},
 		"a long claim":     {request{fromClaim: "a/b/c", copies: 1}, "NAMESPACE/NAME"},
 		"certificates":     {request{fromImage: "base", copies: 1, caFile: "/none"}, "--ca-file is for --url alone"},
+		"a backup":         {request{fromBackup: "app/monday", volume: "root", copies: 1}, ""},
+		"half a backup":    {request{fromBackup: "monday", copies: 1}, "--from-backup monday: give NAMESPACE/NAME"},
+		"a volume alone":   {request{fromImage: "base", volume: "root", copies: 1}, "--volume is for --from-backup alone"},
+		"a snapshot ID":    {request{fromSnapshot: snapshotID, location: "s3", copies: 1}, ""},
+		"no location":      {request{fromSnapshot: snapshotID, copies: 1}, "need each other"},
+		"a location alone": {request{fromBackup: "app/monday", location: "s3", copies: 1}, "need each other"},
+		"files":            {request{fromSnapshot: filesID, location: "s3", copies: 1}, "it is of files"},
+		"no snapshot ID":   {request{fromSnapshot: "kopia", location: "s3", copies: 1}, "--from-snapshot-id: snapshotID"},
 		"no host":          {request{url: "https:///secret", copies: 1}, "--url: give"},
 		"no copies":        {request{url: "https://example.com/disk"}, "--copies 0"},
 		"too many copies":  {request{url: "https://example.com/disk", copies: 101}, "--copies 101"},
@@ -131,7 +142,9 @@ func TestRequest_newObject(t *testing.T) {
 			b.Spec.MinNumberOfCopies != c.request.copies ||
 			string(b.Spec.SourceParameters["url"]) != c.request.url ||
 			string(b.Spec.SourceParameters["backing-image"]) != c.request.fromImage ||
-			string(b.Spec.SourceParameters["volume-name"]) != c.request.fromVolume {
+			string(b.Spec.SourceParameters["volume-name"]) != c.request.fromVolume ||
+			string(b.Spec.SourceParameters["snapshot-id"]) != c.request.fromSnapshot ||
+			string(b.Spec.SourceParameters["backup-storage-location"]) != c.request.location {
 			t.Errorf("%s: %+v", name, b.Spec)
 		}
 	}

@@ -50,8 +50,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Downloads: &expose.Downloads{
 			Volumes: &expose.Restore{Access: access}, Images: &expose.Images{Access: access},
 		},
-		Deleter:   ControllerDeletes{},
-		Settings:  current, Events: recorder, Measures: o.Measures, Clock: o.Clock, Log: log,
+		Deleter:  ControllerDeletes{},
+		Settings: current, Events: recorder, Measures: o.Measures, Clock: o.Clock, Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("set up the data mover: %w", err)

@@ -77,7 +77,11 @@ func isSourceVolume(volume *corev1.PersistentVolume, claim string) bool {
 }
 
 // Finish has nothing to do: the image has what was written.
-func (*Images) Finish(context.Context, *velerov2.DataDownload) (Progress, error) { return Progress{Done: true}, nil }
+func (*Images) Finish(context.Context, *velerov2.DataDownload) (Progress, error) {
+	return Progress{Done: true}, nil
+}
 
 // Dispose has nothing to do: nothing was made.
-func (*Images) Dispose(context.Context, *velerov2.DataDownload) (Progress, error) { return Progress{Done: true}, nil }
+func (*Images) Dispose(context.Context, *velerov2.DataDownload) (Progress, error) {
+	return Progress{Done: true}, nil
+}

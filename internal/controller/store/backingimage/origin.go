@@ -20,9 +20,9 @@ import (
 // restore point in a location. What does not exist is nil.
 type origin struct {
 	location *velerov1.BackupStorageLocation
-	image   *longhornv1.BackingImage
-	volume  *longhornv1.Volume
-	replica *longhornv1.Replica
+	image    *longhornv1.BackingImage
+	volume   *longhornv1.Volume
+	replica  *longhornv1.Replica
 }
 
 // originName returns the name of the image, the volume or the backup storage location that an image is made of, or
