@@ -30,7 +30,8 @@ var layers = [][]string{
 	{
 		"internal/condition", "internal/cron", "internal/definition", "internal/diagnosis", "internal/extent",
 		"internal/layout",
-		"internal/launcher/launcherpb", "internal/manifest", "internal/metricsaccess", "internal/privatesocket",
+		"internal/launcher/launcherpb", "internal/manifest", "internal/metricsaccess", "internal/nodeselector",
+		"internal/privatesocket",
 		"internal/qmp", "internal/reconcile", "internal/reporter", "internal/repository/storage",
 		"internal/retention", "internal/sparse", "internal/templatediff", "internal/tracking",
 	},

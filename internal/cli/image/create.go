@@ -31,10 +31,10 @@ type request struct {
 	// exactly one of them
 	url, fromImage, fromClaim, fromVolume, fromBackup, fromSnapshot string
 	// volume needs fromBackup, and location fromSnapshot.
-	volume, location string
-	checksum, caFile string
-	copies                                int
-	diskTags, nodeTags                    []string
+	volume, location   string
+	checksum, caFile   string
+	copies             int
+	diskTags, nodeTags []string
 }
 
 // checksums are the SHA-256 and the SHA-512 in hexadecimal.

@@ -16,6 +16,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/nodeselector"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -85,7 +86,7 @@ func (s *survey) nodesFor(ctx context.Context, o client.Object, v *Object) (choi
 // then the object waits for the settings. A volume that every node reaches goes to where the storage is, and a storage
 // that one node uses at a time has one node.
 func (s *survey) chooseNodes(volume volumePlace, storage *storagePlace) choice {
-	reachesVolume := func(n *corev1.Node) bool { return selects(volume.nodes, n) }
+	reachesVolume := func(n *corev1.Node) bool { return nodeselector.Selects(volume.nodes, n) }
 	reachesBoth := func(n *corev1.Node) bool { return reachesVolume(n) && storage.selects(n) }
 	from := s.takers
 	if !slices.ContainsFunc(from, func(n *corev1.Node) bool {
@@ -299,12 +300,12 @@ func (p *pass) nodesElsewhere(ctx context.Context, volume *Volume) (*corev1.Node
 		return nil, err
 	}
 	if storage != nil {
-		both := bothOf(volume.NodeAffinity, storage.nodes)
-		if !selects(both, self) && slices.ContainsFunc(nodes, func(n *corev1.Node) bool { return selects(both, n) }) {
+		both := nodeselector.Both(volume.NodeAffinity, storage.nodes)
+		if !nodeselector.Selects(both, self) && slices.ContainsFunc(nodes, func(n *corev1.Node) bool { return nodeselector.Selects(both, n) }) {
 			return both, nil
 		}
 	}
-	if selects(volume.NodeAffinity, self) {
+	if nodeselector.Selects(volume.NodeAffinity, self) {
 		return nil, nil //nolint:nilnil // the pod runs there
 	}
 	return volume.NodeAffinity, nil

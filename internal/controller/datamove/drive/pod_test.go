@@ -23,6 +23,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
+	"github.com/varvebackup/varve/internal/nodeselector"
 	"github.com/varvebackup/varve/test/verdict"
 )
 
@@ -554,37 +555,6 @@ func TestPlaces_countWhatTheCacheDoesNotHaveYet(t *testing.T) {
 	}
 }
 
-func TestBothOf_selectsWhatBothSelect(t *testing.T) {
-	t.Parallel()
-	has := func(label string) corev1.NodeSelectorTerm {
-		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{
-			Key:      label,
-			Operator: corev1.NodeSelectorOpExists,
-		}}}
-	}
-	terms := func(t ...corev1.NodeSelectorTerm) *corev1.NodeSelector {
-		return &corev1.NodeSelector{NodeSelectorTerms: t}
-	}
-	selectors := []*corev1.NodeSelector{
-		nil, terms(), terms(corev1.NodeSelectorTerm{}), terms(has("x")), terms(has("x"), has("y")),
-		terms(has("x"), corev1.NodeSelectorTerm{}),
-		nodeNamed("a"), terms(has("y"), nodeNamed("b").NodeSelectorTerms[0]),
-	}
-	nodes := []*corev1.Node{
-		node("a", nil), node("b", map[string]string{"x": ""}),
-		node("c", map[string]string{"y": ""}), node("d", map[string]string{"x": "", "y": ""}),
-	}
-	for i, a := range selectors {
-		for j, b := range selectors {
-			for _, n := range nodes {
-				if got, want := selects(bothOf(a, b), n), selects(a, n) && selects(b, n); got != want {
-					t.Errorf("%d and %d select %s: %v", i, j, n.Name, got)
-				}
-			}
-		}
-	}
-}
-
 // A pod that is evicted because the index does not fit is evicted again.
 func TestMoverPod_hasRoomForTheIndex(t *testing.T) {
 	t.Parallel()
@@ -676,7 +646,7 @@ func TestMoverPod_runsWhereItsVolumeIs(t *testing.T) {
 		})
 		required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 		for _, node := range []*corev1.Node{node("node-a", nil), node("node-z", map[string]string{"zone": "z"})} {
-			if got, want := selects(required, node), (node.Name == "node-z") == elsewhere; got != want {
+			if got, want := nodeselector.Selects(required, node), (node.Name == "node-z") == elsewhere; got != want {
 				t.Errorf("elsewhere %v, %s: %v", elsewhere, node.Name, got)
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/nodeselector"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -25,7 +26,9 @@ type storagePlace struct {
 }
 
 // selects says whether a node reaches the storage. Every node reaches one that is nil.
-func (s *storagePlace) selects(n *corev1.Node) bool { return s == nil || selects(s.nodes, n) }
+func (s *storagePlace) selects(n *corev1.Node) bool {
+	return s == nil || nodeselector.Selects(s.nodes, n)
+}
 
 // compareNodes orders nodes always in the same way, and in no way that prefers the names that come first.
 func compareNodes(a, b *corev1.Node) int {
