@@ -20,9 +20,11 @@ import (
 // restore point in a location. What does not exist is nil.
 type origin struct {
 	location *velerov1.BackupStorageLocation
-	image    *longhornv1.BackingImage
-	volume   *longhornv1.Volume
-	replica  *longhornv1.Replica
+	// storage is which nodes reach the storage of the location.
+	storage storagePlace
+	image   *longhornv1.BackingImage
+	volume  *longhornv1.Volume
+	replica *longhornv1.Replica
 }
 
 // originName returns the name of the image, the volume or the backup storage location that an image is made of, or
@@ -49,7 +51,7 @@ func (in *input) listOriginDisks() (disks map[string]bool, waits string) {
 	case longhornv1.SourceExport:
 		return in.listVolumeDisks()
 	case longhornv1.SourceRestore:
-		return nil, in.explainNoPoint()
+		return in.listReachableDisks(), in.explainNoPoint()
 	default:
 		return nil, ""
 	}
@@ -124,8 +126,10 @@ func (r *reconciler) readOrigin(ctx context.Context, image *longhornv1.BackingIm
 		o.image, err = reconcile.Find(ctx, r.live, key, &longhornv1.BackingImage{})
 		return err
 	case longhornv1.SourceRestore:
-		o.location, err = reconcile.Find(ctx, r.live, key, &velerov1.BackupStorageLocation{})
-		return err
+		if o.location, err = reconcile.Find(ctx, r.live, key, &velerov1.BackupStorageLocation{}); err != nil {
+			return err
+		}
+		return r.readStorage(ctx, image, o)
 	default:
 	}
 	if o.volume, err = reconcile.Find(ctx, r.live, key, &longhornv1.Volume{}); err != nil {
