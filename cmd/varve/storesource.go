@@ -17,11 +17,15 @@ func newStoreSourceCommand() *cobra.Command {
 	var o source.Options
 	c := &cobra.Command{
 		Use:   "source",
-		Short: "Download an image, and write it to the pod's block device",
-		Long: `Download an image, and write it to the pod's block device as a raw image. The variable
+		Short: "Download or receive an image, and write it to the pod's block device",
+		Long: `Download or receive an image, and write it to the pod's block device as a raw image. The variable
 ` + handover.SourceVariable + ` says where it is:
 
   {"type": "download", "url": "https://example.com/disk.qcow2", "caCertificate": "..."}
+  {"type": "upload", "image": "debian"}
+
+For an upload, it listens on the loopback interface until a command has sent the file (varve image
+upload). It gives up when no byte has come for an hour.
 
 The file is raw or qcow2, and may be compressed with gzip, xz or zstd. With caCertificate (PEM),
 that authority alone is trusted.

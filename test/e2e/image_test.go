@@ -33,8 +33,8 @@ import (
 const imageTimeout = 5 * time.Minute
 
 // TestImage_isClonedBackedUpAndBack has a Debian image on a disk of each node, once from a qcow2 file and once from the
-// raw one. A machine boots from a clone, is backed up twice, the second time by what changed, is lost, and comes back;
-// its disk becomes an image itself, and so does its backup.
+// raw one, and once more from a qcow2 file that is uploaded. A machine boots from a clone, is backed up twice, the second
+// time by what changed, is lost, and comes back; its disk becomes an image itself, and so does its backup.
 func TestImage_isClonedBackedUpAndBack(t *testing.T) {
 	s := newScene(t, "image")
 	ctx := t.Context()
@@ -71,7 +71,24 @@ func TestImage_isClonedBackedUpAndBack(t *testing.T) {
 	if sum, _ := sumFile(t, raw); clone.Status.Checksum != sum {
 		verdict.Errorf(t, "the clone of the image has the SHA-512 %s, and its source %s", clone.Status.Checksum, sum)
 	}
+	s.uploadsImage("e2e-upload", qcow2, raw)
 	s.bootClone(images[0])
+}
+
+// uploadsImage uploads a qcow2 file, which must become an image of what is in raw.
+func (s *scene) uploadsImage(name, qcow2, raw string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	s.freshImage(name)
+	began := time.Now()
+	image, err := s.UploadImage(ctx, filepath.Join(cluster.build, "bin", "varve"), cluster.kubeconfig, name, qcow2, imageTimeout)
+	s.must(err)
+	s.t.Logf("image %s was uploaded and ready after %s", name, time.Since(began).Round(100*time.Millisecond))
+	if sum, size := sumFile(s.t, raw); image.Status.Checksum != sum || image.Status.Size != size {
+		verdict.Errorf(s.t, "image %s has %d bytes with the SHA-512 %s, and its file %d with %s", name, image.Status.Size,
+			image.Status.Checksum, size, sum)
+	}
+	s.must(s.DeleteImage(ctx, name, time.Minute))
 }
 
 // freshImage removes an image and its storage class, which an earlier run may have left, now and after the test.

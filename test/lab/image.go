@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os/exec"
+	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -59,6 +61,18 @@ func ServeHTTP(ctx context.Context, boxDir string, handler http.Handler) (addres
 func (l *Lab) DownloadImage(ctx context.Context, name, address string, copies int, timeout time.Duration) (*longhornv1.BackingImage, error) {
 	from := parameters{longhornv1.ParameterURL: longhornv1.ParameterValue(address)}
 	return l.makeImage(ctx, name, longhornv1.SourceDownload, from, "", copies, timeout)
+}
+
+// UploadImage makes an image of a file, with one copy, with the command that users have. Another image of the same name
+// must not be there.
+func (l *Lab) UploadImage(ctx context.Context, program, kubeconfig, name, file string, timeout time.Duration) (*longhornv1.BackingImage, error) {
+	out, err := exec.CommandContext(ctx, filepath.Clean(program), "image", "upload", name, file, "--kubeconfig", kubeconfig,
+		"--timeout", timeout.String(), "--progress", "plain").CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("upload image %s: %w: %s", name, err, out)
+	}
+	image := &longhornv1.BackingImage{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: name}}
+	return image, l.WaitImage(ctx, image, 1, timeout)
 }
 
 // CloneImage makes an image of another one, with one copy.

@@ -17,7 +17,7 @@ type SourceType string
 const (
 	// SourceDownload: from the address in the parameter url.
 	SourceDownload SourceType = "download"
-	// SourceUpload: from a client.
+	// SourceUpload: from a file of a user, with `varve image upload`.
 	SourceUpload SourceType = "upload"
 	// SourceExport: from the volume in the parameter volume-name.
 	SourceExport SourceType = "export-from-volume"
@@ -69,8 +69,6 @@ const ConditionReady = "Ready"
 const (
 	// ReasonImageReady: a copy is ready.
 	ReasonImageReady = "Ready"
-	// ReasonNotSupported: this Varve cannot make images from spec.sourceType.
-	ReasonNotSupported = "NotSupported"
 	// ReasonNoDisk: no disk can have the first copy. The message says what is wrong with each.
 	ReasonNoDisk = "NoDisk"
 	// ReasonSourceNotReady: the image, the volume or the backup storage location that the first copy is made of is missing

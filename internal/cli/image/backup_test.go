@@ -47,7 +47,7 @@ func TestRequest_findPoint(t *testing.T) {
 		"another place":   {backup: "elsewhere", says: "in a location of namespace velero"},
 		"only a snapshot": {backup: "snapshot", says: "is a snapshot in the machine's storage"},
 	} {
-		r := request{fromBackup: "app/" + c.backup, volume: c.volume, copies: 1}
+		r := request{fromBackup: "app/" + c.backup, volume: c.volume, wishes: wishes{copies: 1}}
 		b, err := r.newObject("golden")
 		if err != nil {
 			t.Fatal(err)

@@ -28,13 +28,28 @@ const (
 
 // request is what the flags of `image create` say.
 type request struct {
+	wishes
+
 	// exactly one of them
 	url, fromImage, fromClaim, fromVolume, fromBackup, fromSnapshot string
-	// volume needs fromBackup, and location fromSnapshot.
-	volume, location   string
-	checksum, caFile   string
+	// volume needs fromBackup, location fromSnapshot, and caFile url.
+	volume, location, caFile string
+}
+
+// wishes are what flags say of every image, wherever it comes from.
+type wishes struct {
+	checksum           string
 	copies             int
 	diskTags, nodeTags []string
+}
+
+// addFlags adds the flags to a command.
+func (w *wishes) addFlags(c *cobra.Command) {
+	c.Flags().StringVar(&w.checksum, "checksum", "",
+		"the SHA-256 or the SHA-512 that the raw image must have, in hexadecimal")
+	c.Flags().IntVar(&w.copies, "copies", 1, "on how many disks the image is at least")
+	c.Flags().StringSliceVar(&w.diskTags, "disk-tags", nil, "tags that each disk must have, such as ssd,fast")
+	c.Flags().StringSliceVar(&w.nodeTags, "node-tags", nil, "tags that the node of each disk must have")
 }
 
 // checksums are the SHA-256 and the SHA-512 in hexadecimal.
@@ -43,20 +58,14 @@ var checksums = regexp.MustCompile(`^([0-9a-f]{64}|[0-9a-f]{128})$`)
 // newObject returns the image to create, or a usage error.
 func (r *request) newObject(name string) (*longhornv1.BackingImage, error) {
 	from, parameters, err := r.describeSource(name)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case r.copies < 1 || r.copies > mostCopies:
-		return nil, failure.Usage("--copies %d: it must be from 1 to %d", r.copies, mostCopies)
 	}
-	checksum := strings.ToLower(strings.TrimSpace(r.checksum))
-	for _, prefix := range []string{"sha256:", "sha512:"} {
-		checksum = strings.TrimPrefix(checksum, prefix)
+	b, err := r.newImage(name, from)
+	if err != nil {
+		return nil, err
 	}
-	if checksum != "" && !checksums.MatchString(checksum) {
-		return nil, failure.Usage("--checksum %s: give the SHA-256 or the SHA-512 of the raw image in hexadecimal: "+
-			"64 or 128 digits", r.checksum)
-	}
+	b.Spec.SourceParameters = parameters
 	if r.caFile != "" {
 		certificates, err := readCertificates(r.caFile)
 		if err != nil {
@@ -64,13 +73,27 @@ func (r *request) newObject(name string) (*longhornv1.BackingImage, error) {
 		}
 		parameters[longhornv1.ParameterCACertificate] = certificates
 	}
+	return b, nil
+}
+
+// newImage returns the image to create, without what its source needs, or a usage error.
+func (w *wishes) newImage(name string, from longhornv1.SourceType) (*longhornv1.BackingImage, error) {
+	if w.copies < 1 || w.copies > mostCopies {
+		return nil, failure.Usage("--copies %d: it must be from 1 to %d", w.copies, mostCopies)
+	}
+	checksum := strings.ToLower(strings.TrimSpace(w.checksum))
+	for _, prefix := range []string{"sha256:", "sha512:"} {
+		checksum = strings.TrimPrefix(checksum, prefix)
+	}
+	if checksum != "" && !checksums.MatchString(checksum) {
+		return nil, failure.Usage("--checksum %s: give the SHA-256 or the SHA-512 of the raw image in hexadecimal: "+
+			"64 or 128 digits", w.checksum)
+	}
 	return &longhornv1.BackingImage{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: longhornv1.BackingImageSpec{
-			DataEngine: longhornv1.DataEngineV2, SourceType: from,
-			SourceParameters:  parameters,
-			Checksum:          checksum,
-			MinNumberOfCopies: r.copies, DiskSelector: r.diskTags, NodeSelector: r.nodeTags,
+			DataEngine: longhornv1.DataEngineV2, SourceType: from, Checksum: checksum,
+			MinNumberOfCopies: w.copies, DiskSelector: w.diskTags, NodeSelector: w.nodeTags,
 		},
 	}, nil
 }
@@ -100,7 +123,8 @@ func newCreateCommand(s *resource.Session) *cobra.Command {
 The file at --url is raw or qcow2, and may be compressed with gzip, xz or zstd. --checksum is the
 SHA-256 or the SHA-512 of the raw image, after decompression and conversion. An image that has
 another one is not used. With --ca-file, the certificates in it alone are trusted. Whoever may read
-images reads the address, with any password in it.
+images reads the address, with any password in it. To make an image of a file that you have, use
+'varve image upload'.
 
 --from-claim and --from-volume make an image of what a volume of the driver store.varvebackup.io
 has, where it is and without copying it. Nothing may use the volume meanwhile: the image waits
@@ -160,13 +184,9 @@ the disk that a data upload has stored. The machine, its volume and its storage 
 		"the snapshot ID of the disk to make the image of, from a data upload")
 	c.Flags().StringVar(&r.location, "location", "",
 		"with --from-snapshot-id: the backup storage location, in the image's namespace")
-	c.Flags().StringVar(&r.checksum, "checksum", "",
-		"the SHA-256 or the SHA-512 that the raw image must have, in hexadecimal")
+	r.addFlags(c)
 	c.Flags().StringVar(&r.caFile, "ca-file", "",
 		"a file with the certificates (PEM) of the server's authority (default: those of the image of Varve)")
-	c.Flags().IntVar(&r.copies, "copies", 1, "on how many disks the image is at least")
-	c.Flags().StringSliceVar(&r.diskTags, "disk-tags", nil, "tags that each disk must have, such as ssd,fast")
-	c.Flags().StringSliceVar(&r.nodeTags, "node-tags", nil, "tags that the node of each disk must have")
 	w.AddFlags(c, "that many copies are ready", copyTimeout)
 	return c
 }

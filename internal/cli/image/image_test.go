@@ -100,31 +100,31 @@ func TestRequest_newObject(t *testing.T) {
 		request request
 		says    string // "": it can be used
 	}{
-		"plain":            {request{url: address, copies: 1}, ""},
-		"checksum":         {request{url: address, copies: 100, checksum: "sha256:" + strings.ToUpper(sum)}, ""},
-		"SHA-512":          {request{url: address, copies: 1, checksum: sum + sum}, ""},
-		"no address":       {request{copies: 1}, "exactly one of --url"},
-		"another scheme":   {request{url: "ftp://example.com/disk", copies: 1}, "--url: give"},
-		"two sources":      {request{url: address, fromImage: "base", copies: 1}, "exactly one of"},
-		"a clone":          {request{fromImage: "base", copies: 1, checksum: sum}, ""},
-		"of itself":        {request{fromImage: "debian", copies: 1}, "cannot be a clone of itself"},
-		"a volume":         {request{fromVolume: "pvc-1", copies: 1}, ""},
-		"a claim":          {request{fromClaim: "app/root", copies: 1}, ""},
-		"half a claim":     {request{fromClaim: "root", copies: 1}, "--from-claim root: give NAMESPACE/NAME"},
-		"a long claim":     {request{fromClaim: "a/b/c", copies: 1}, "NAMESPACE/NAME"},
-		"certificates":     {request{fromImage: "base", copies: 1, caFile: "/none"}, "--ca-file is for --url alone"},
-		"a backup":         {request{fromBackup: "app/monday", volume: "root", copies: 1}, ""},
-		"half a backup":    {request{fromBackup: "monday", copies: 1}, "--from-backup monday: give NAMESPACE/NAME"},
-		"a volume alone":   {request{fromImage: "base", volume: "root", copies: 1}, "--volume is for --from-backup alone"},
-		"a snapshot ID":    {request{fromSnapshot: snapshotID, location: "s3", copies: 1}, ""},
-		"no location":      {request{fromSnapshot: snapshotID, copies: 1}, "need each other"},
-		"a location alone": {request{fromBackup: "app/monday", location: "s3", copies: 1}, "need each other"},
-		"files":            {request{fromSnapshot: filesID, location: "s3", copies: 1}, "it is of files"},
-		"no snapshot ID":   {request{fromSnapshot: "kopia", location: "s3", copies: 1}, "--from-snapshot-id: snapshotID"},
-		"no host":          {request{url: "https:///secret", copies: 1}, "--url: give"},
+		"plain":            {request{wishes: wishes{copies: 1}, url: address}, ""},
+		"checksum":         {request{wishes: wishes{copies: 100, checksum: "sha256:" + strings.ToUpper(sum)}, url: address}, ""},
+		"SHA-512":          {request{wishes: wishes{copies: 1, checksum: sum + sum}, url: address}, ""},
+		"no address":       {request{wishes: wishes{copies: 1}}, "exactly one of --url"},
+		"another scheme":   {request{wishes: wishes{copies: 1}, url: "ftp://example.com/disk"}, "--url: give"},
+		"two sources":      {request{wishes: wishes{copies: 1}, url: address, fromImage: "base"}, "exactly one of"},
+		"a clone":          {request{wishes: wishes{copies: 1, checksum: sum}, fromImage: "base"}, ""},
+		"of itself":        {request{wishes: wishes{copies: 1}, fromImage: "debian"}, "cannot be a clone of itself"},
+		"a volume":         {request{wishes: wishes{copies: 1}, fromVolume: "pvc-1"}, ""},
+		"a claim":          {request{wishes: wishes{copies: 1}, fromClaim: "app/root"}, ""},
+		"half a claim":     {request{wishes: wishes{copies: 1}, fromClaim: "root"}, "--from-claim root: give NAMESPACE/NAME"},
+		"a long claim":     {request{wishes: wishes{copies: 1}, fromClaim: "a/b/c"}, "NAMESPACE/NAME"},
+		"certificates":     {request{wishes: wishes{copies: 1}, fromImage: "base", caFile: "/none"}, "--ca-file is for --url alone"},
+		"no host":          {request{wishes: wishes{copies: 1}, url: "https:///secret"}, "--url: give"},
+		"a backup":         {request{wishes: wishes{copies: 1}, fromBackup: "app/monday", volume: "root"}, ""},
+		"half a backup":    {request{wishes: wishes{copies: 1}, fromBackup: "monday"}, "--from-backup monday: give NAMESPACE/NAME"},
+		"a volume alone":   {request{wishes: wishes{copies: 1}, fromImage: "base", volume: "root"}, "--volume is for --from-backup alone"},
+		"a snapshot ID":    {request{wishes: wishes{copies: 1}, fromSnapshot: snapshotID, location: "s3"}, ""},
+		"no location":      {request{wishes: wishes{copies: 1}, fromSnapshot: snapshotID}, "need each other"},
+		"a location alone": {request{wishes: wishes{copies: 1}, fromBackup: "app/monday", location: "s3"}, "need each other"},
+		"files":            {request{wishes: wishes{copies: 1}, fromSnapshot: filesID, location: "s3"}, "it is of files"},
+		"no snapshot ID":   {request{wishes: wishes{copies: 1}, fromSnapshot: "kopia", location: "s3"}, "--from-snapshot-id: snapshotID"},
 		"no copies":        {request{url: "https://example.com/disk"}, "--copies 0"},
-		"too many copies":  {request{url: "https://example.com/disk", copies: 101}, "--copies 101"},
-		"another checksum": {request{url: address, copies: 1, checksum: md5}, "--checksum"},
+		"too many copies":  {request{wishes: wishes{copies: 101}, url: "https://example.com/disk"}, "--copies 101"},
+		"another checksum": {request{wishes: wishes{copies: 1, checksum: md5}, url: address}, "--checksum"},
 	} {
 		b, err := c.request.newObject("debian")
 		if c.says != "" {
@@ -172,7 +172,7 @@ func TestRequest_findVolume(t *testing.T) {
 		"root": "", "none": "get claim app/none", "unbound": "has no volume yet", "other": "is not of the driver",
 		"local": "is not of the driver", "lost": "get PersistentVolume pv-4",
 	} {
-		r := request{fromClaim: "app/" + name, copies: 1}
+		r := request{wishes: wishes{copies: 1}, fromClaim: "app/" + name}
 		b, err := r.newObject("golden")
 		if err != nil {
 			t.Fatal(err)
@@ -208,7 +208,7 @@ func TestRequest_readsCertificates(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r := request{url: "https://example.com/disk", copies: 1, caFile: path}
+		r := request{wishes: wishes{copies: 1}, url: "https://example.com/disk", caFile: path}
 		b, err := r.newObject("debian")
 		switch {
 		case c.says != "" && (failure.Code(err) != errclass.ExitUsage || !strings.Contains(err.Error(), c.says)):

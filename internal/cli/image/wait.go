@@ -96,18 +96,24 @@ func untilReady(s *resource.Session, c *cluster.Client, b *longhornv1.BackingIma
 	return func(ctx context.Context, show func(progress.Report)) error {
 		f := newFollower(s, c, b)
 		return f.follow(ctx, show, func(b *longhornv1.BackingImage, _ []diskCopy) (bool, error) {
-			if b.Status.V2FirstCopyStatus == longhornv1.StateFailed {
-				if b.Status.FirstCopyRetryTime == nil {
-					return false, f.fail("the first copy failed: %s", firstMessage(b))
-				}
-				show(progress.Report{
-					Name: b.Name, Phase: "Failed", Message: fmt.Sprintf("attempt %d; the next is at %s: %s",
-						b.Status.FirstCopyAttempts, output.FormatTime(b.Status.FirstCopyRetryTime.Time), firstMessage(b)),
-				})
-			}
-			return int(b.Status.ReadyCopies) >= copies, nil
+			return int(b.Status.ReadyCopies) >= copies, f.checkFailure(show, b)
 		})
 	}
+}
+
+// checkFailure returns an error if the first copy failed for good, and shows why it failed if it is to be tried again.
+func (f *follower) checkFailure(show func(progress.Report), b *longhornv1.BackingImage) error {
+	if b.Status.V2FirstCopyStatus != longhornv1.StateFailed {
+		return nil
+	}
+	if b.Status.FirstCopyRetryTime == nil {
+		return f.fail("the first copy failed: %s", firstMessage(b))
+	}
+	show(progress.Report{
+		Name: b.Name, Phase: "Failed", Message: fmt.Sprintf("attempt %d; the next is at %s: %s",
+			b.Status.FirstCopyAttempts, output.FormatTime(b.Status.FirstCopyRetryTime.Time), firstMessage(b)),
+	})
+	return nil
 }
 
 // fail returns an error with a hint at what shows more.

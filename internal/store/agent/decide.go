@@ -160,6 +160,8 @@ func decideWritten(v view) decision {
 		return inProgress(actionNone, v.state.progress, v.recordErr.Error())
 	case v.recordErr != nil:
 		return failed(v.recordErr.Error())
+	case !v.record.Complete && v.record.Waits && attached:
+		return inProgress(actionNone, v.record.Percent(), "it waits for `varve image upload "+v.image.Name+" FILE`")
 	case !v.record.Complete:
 		return inProgress(actionNone, v.record.Percent(), "")
 	case attached:

@@ -108,6 +108,14 @@ func TestDecide(t *testing.T) {
 			view{image: first, source: head, record: complete},
 			decided{actionSeal, inProgress, 99, ""},
 		},
+		"first, nobody uploads it": {
+			view{image: first, source: head, sourceUsers: 1, record: handover.Record{Done: 1, Total: 2, Waits: true}},
+			decided{"", inProgress, 50, "it waits for `varve image upload ubuntu-22.04 FILE`"},
+		},
+		"first, the source that waited is gone": {
+			view{image: first, source: head, record: handover.Record{Done: 1, Total: 2, Waits: true}},
+			decided{"", inProgress, 50, ""},
+		},
 		"first, record being written": {
 			view{image: first, source: head, sourceUsers: 1, recordErr: errclass.Corrupt, state: &copyState{progress: 7}},
 			decided{"", inProgress, 7, "corrupt"},

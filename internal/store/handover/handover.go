@@ -37,6 +37,8 @@ type Record struct {
 	Total int64 `json:"total"`
 	// Complete is true when the whole image is on the device, durably.
 	Complete bool `json:"complete"`
+	// Waits is true while the source can do nothing, because no command is connected that uploads the image.
+	Waits bool `json:"waits,omitempty"`
 }
 
 // Percent returns the progress in percent: 100 only if the record is complete.

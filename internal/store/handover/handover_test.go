@@ -35,6 +35,7 @@ func TestRecord_comesBack(t *testing.T) {
 	}
 	for _, want := range []handover.Record{
 		{Bytes: handover.MaxImageBytes, Done: 1 << 50, Total: 1 << 51},
+		{Done: 7, Total: 9, Waits: true},
 		{Bytes: 1_000_001, Done: 7, Complete: true},
 	} {
 		if err := handover.Write(device, want); err != nil {

@@ -15,13 +15,20 @@ const SourceVariable = "VARVE_IMAGE_SOURCE"
 // read in any order.
 const ScratchBytes = 1 << 30
 
-// TypeDownload is the Source.Type of an image that is fetched from a web server.
-const TypeDownload = "download"
+// The values of Source.Type.
+const (
+	// TypeDownload is an image that is fetched from a web server.
+	TypeDownload = "download"
+	// TypeUpload is an image that a command uploads.
+	TypeUpload = "upload"
+)
 
 // Source says what a source pod writes to its device.
 type Source struct {
-	// Type is TypeDownload.
+	// Type is TypeDownload or TypeUpload.
 	Type string `json:"type"`
+	// Image is the name of the image. An upload names it in messages.
+	Image string `json:"image,omitempty"`
 	// URL is the http or https address of a download. It may hold a password.
 	URL string `json:"url,omitempty"`
 	// CACertificate holds the certificates (PEM) that alone are trusted for https. Empty: those of the system.
@@ -34,9 +41,13 @@ func ParseSource(text string) (Source, error) {
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
 		return Source{}, errclass.Errorf(errclass.Invalid, "%s is not the JSON of a source", SourceVariable)
 	}
-	if s.Type != TypeDownload {
-		return Source{}, errclass.Errorf(errclass.Invalid, "%s: type %q: only %s is supported", SourceVariable, s.Type,
-			TypeDownload)
+	switch s.Type {
+	case TypeUpload:
+		return s, nil
+	case TypeDownload:
+	default:
+		return Source{}, errclass.Errorf(errclass.Invalid, "%s: type %q: only %s and %s are supported", SourceVariable, s.Type,
+			TypeDownload, TypeUpload)
 	}
 	u, err := url.Parse(s.URL)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {

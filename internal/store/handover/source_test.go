@@ -13,15 +13,17 @@ import (
 
 func TestSource_comesBack(t *testing.T) {
 	t.Parallel()
-	want := handover.Source{
-		Type: handover.TypeDownload, URL: "https://u:p@example.com/disk?q=1&r=<2>", CACertificate: "PEM\n",
-	}
-	got, err := handover.ParseSource(want.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
+	for _, want := range []handover.Source{
+		{Type: handover.TypeDownload, URL: "https://u:p@example.com/disk?q=1&r=<2>", CACertificate: "PEM\n"},
+		{Type: handover.TypeUpload, Image: "debian-13.1"},
+	} {
+		got, err := handover.ParseSource(want.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
 	}
 }
 
@@ -30,7 +32,7 @@ func TestParseSource_refuses(t *testing.T) {
 	for text, words := range map[string]string{
 		"":                            "not the JSON",
 		`{"url":"https://secret"}`:    `type ""`,
-		`{"type":"upload"}`:           `type "upload"`,
+		`{"type":"restore"}`:          `type "restore"`,
 		`{"type":"download"}`:         "url must be",
 		`{"type":"download","url":1}`: "not the JSON",
 		`{"type":"download","url":"secret:///etc/passwd"}`:      "url must be",

@@ -10,11 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/handover"
 )
 
 // qcow2 returns a disk as a qcow2 image.
@@ -166,4 +168,52 @@ func TestConvert_usesTheHeaderThatItHasChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantImage(t, device, content)
+}
+
+// A qcow2 image is read in pieces on all connections, and goes on in another run of the command.
+func TestUpload_convertsQCOW2(t *testing.T) {
+	t.Parallel()
+	content := image(40 * mib)
+	plain := qcow2(t, content)
+	for name, c := range map[string]struct {
+		bytes int64
+		slow  bool
+	}{"at once": {}, "with broken connections": {3*mib + 1, false}, "in two runs": {0, true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := writeFile(t, plain)
+			p := startPod(t)
+			if c.slow {
+				first := p.startSlow(path, 20*mib)
+				p.records("half of it", func(r handover.Record) bool { return r.Done > 8*mib })
+				first.kill()
+				if err := first.end(); err != nil {
+					t.Error(err)
+				}
+				p.records("nobody is there", func(r handover.Record) bool { return r.Waits && r.Done > 8*mib })
+			}
+			second := p.startCommand(path, func(command *command) { command.bytes = c.bytes })
+			p.wants(content)
+			if begin := second.file.HowItBegan(); begin.Continues != c.slow || begin.Replaces {
+				t.Errorf("it began with %+v", begin)
+			}
+		})
+	}
+}
+
+// Another qcow2 image in the place of one that was uploaded in part begins anew.
+func TestUpload_startsAgainWithAnotherQCOW2(t *testing.T) {
+	t.Parallel()
+	content, other := image(40*mib), image(30*mib)
+	slices.Reverse(other)
+	p := startPod(t)
+	first := p.startSlow(writeFile(t, qcow2(t, content)), 20*mib)
+	p.records("half of it", func(r handover.Record) bool { return r.Done > 8*mib })
+	first.kill()
+	_ = first.end()
+	second := p.startCommand(writeFile(t, qcow2(t, other)))
+	p.wants(other)
+	if begin := second.file.HowItBegan(); !begin.Replaces {
+		t.Errorf("it began with %+v", begin)
+	}
 }

@@ -163,7 +163,7 @@ func (j *job) writeContent(ctx context.Context, s *stream) (int64, error) {
 		return 0, err
 	}
 	defer c.close()
-	j.options.Log.Info("the image is being downloaded", "from", j.remote.String(), "format", string(c.format),
+	j.options.Log.Info("the image is being read", "from", j.remote.String(), "format", string(c.format),
 		"compressed", c.compressed, "bytes", s.version.bytes)
 	switch {
 	case c.format == formatRaw:
@@ -174,7 +174,7 @@ func (j *job) writeContent(ctx context.Context, s *stream) (int64, error) {
 		return bytes, err
 	case !c.compressed && s.version.canContinue() && s.version.bytes >= 0:
 		if err := s.Close(); err != nil {
-			return 0, fmt.Errorf("end the download of %s: %w", j.remote, err)
+			return 0, fmt.Errorf("end the request for %s: %w", j.remote, err)
 		}
 		return j.convertRemote(ctx, &s.version)
 	default:

@@ -22,8 +22,11 @@ func (p *progress) reset() {
 	p.total.Store(0)
 }
 
-func (p *progress) record() handover.Record {
-	return handover.Record{Done: p.done.Load(), Total: p.total.Load()}
+// newRecord says how far the source is.
+func (j *job) newRecord() handover.Record {
+	p := &j.progress
+	waits := j.uploads != nil && !j.uploads.IsConnected()
+	return handover.Record{Done: p.done.Load(), Total: p.total.Load(), Waits: waits}
 }
 
 // errEnded ends the reports.
@@ -40,7 +43,7 @@ func (j *job) reportWhile(ctx context.Context, work func(context.Context) error)
 			case <-ctx.Done():
 				return nil
 			case <-ticker.C():
-				if err := handover.Write(j.device, j.progress.record()); err != nil {
+				if err := handover.Write(j.device, j.newRecord()); err != nil {
 					return describeFull(err)
 				}
 			}

@@ -3,7 +3,6 @@ package source
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"sync"
@@ -124,12 +123,8 @@ func (r *ranges) fetch(ctx context.Context, number int64) ([]byte, error) {
 		case errors.Is(err, errChanged) || errclass.Of(err) != errclass.Transient:
 			return nil, err
 		}
-		at := first + int64(read)
-		if failures++; failures > maxFailures {
-			return nil, fmt.Errorf("after %d attempts at byte %d: %w", failures, at, err)
-		}
-		r.job.options.Log.Warn("the download will be continued", "at", at, "error", r.job.secrets.Redact(err.Error()))
-		if err := pauseAfter(ctx, r.job.options.Clock, failures); err != nil {
+		failures++
+		if err := r.job.pauseBeforeRetry(ctx, failures, first+int64(read), err); err != nil {
 			return nil, err
 		}
 	}

@@ -9,9 +9,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"regexp"
 	"strconv"
+	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -19,6 +21,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 	"github.com/varvebackup/varve/internal/store/handover"
+	"github.com/varvebackup/varve/internal/store/upload"
 )
 
 const (
@@ -39,7 +42,24 @@ var (
 type remote struct {
 	client *http.Client
 	url    *url.URL
-	clock  clock.WithTickerAndDelayedExecution
+	// uploads are the connections of an upload; nil: there is a server.
+	uploads *upload.Listener
+	clock   clock.WithTickerAndDelayedExecution
+}
+
+// newUpload returns the file that a command has.
+func newUpload(o *Options, uploads *upload.Listener) *remote {
+	transport := &http.Transport{
+		DialContext: uploads.DialContext, DisableCompression: true, MaxIdleConnsPerHost: rangeReaders,
+		MaxResponseHeaderBytes: maxHeaderBytes,
+	}
+	refuse := func(*http.Request, []*http.Request) error {
+		return errclass.Errorf(errclass.Invalid, "the other side of the upload redirects, as no command does")
+	}
+	return &remote{
+		client: &http.Client{Transport: transport, CheckRedirect: refuse}, url: &url.URL{Scheme: "http", Host: "upload", Path: "/"},
+		uploads: uploads, clock: o.Clock,
+	}
 }
 
 func newRemote(o *Options, source *handover.Source, secrets *repositoryaccess.Secrets) (*remote, error) {
@@ -130,7 +150,20 @@ func checkRedirect(next *http.Request, via []*http.Request) error {
 }
 
 // String returns the address without its secrets.
-func (r *remote) String() string { return r.url.Scheme + "://" + r.url.Host + r.url.EscapedPath() }
+func (r *remote) String() string {
+	if r.uploads != nil {
+		return "the uploaded file"
+	}
+	return r.url.Scheme + "://" + r.url.Host + r.url.EscapedPath()
+}
+
+// peer names the other side.
+func (r *remote) peer() string {
+	if r.uploads != nil {
+		return "the command that uploads"
+	}
+	return r.url.Host
+}
 
 // version identifies the content of the file on the server.
 type version struct {
@@ -174,9 +207,7 @@ func (r *remote) get(ctx context.Context, v *version, first, last int64) (*answe
 	if v != nil {
 		request.Header.Set("If-Range", v.validator)
 	}
-	timer := r.clock.AfterFunc(stallTimeout, func() { stop(errStalled) })
-	response, err := r.client.Do(request) //nolint:bodyclose // answer.Close does.
-	timer.Stop()
+	response, err := r.send(request, func() { stop(errStalled) }) //nolint:bodyclose // answer.Close does.
 	if err != nil {
 		err = r.describe(ctx, err)
 		stop(nil)
@@ -190,6 +221,34 @@ func (r *remote) get(ctx context.Context, v *version, first, last int64) (*answe
 		return nil, errors.Join(err, a.Close())
 	}
 	return a, nil
+}
+
+// send sends a request. It calls stalled if there is no answer for too long. The time in which an upload waits for a
+// connection does not count.
+func (r *remote) send(request *http.Request, stalled func()) (*http.Response, error) {
+	if r.uploads == nil {
+		defer r.clock.AfterFunc(stallTimeout, stalled).Stop()
+		return r.client.Do(request)
+	}
+	var mu sync.Mutex
+	var timer clock.Timer
+	stopTimer := func() {
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
+		mu.Lock()
+		defer mu.Unlock()
+		stopTimer() // There may have been another connection before.
+		timer = r.clock.AfterFunc(stallTimeout, stalled)
+	}}
+	defer func() {
+		mu.Lock()
+		defer mu.Unlock()
+		stopTimer()
+	}()
+	return r.client.Do(request.WithContext(httptrace.WithClientTrace(request.Context(), trace)))
 }
 
 // describe returns an error of a request without the address, and with a class.
@@ -293,12 +352,15 @@ func (a *answer) Read(p []byte) (int, error) {
 	timer := a.remote.clock.AfterFunc(stallTimeout, func() { a.stop(errStalled) })
 	n, err := a.Body.Read(p)
 	timer.Stop()
+	if n > 0 && a.remote.uploads != nil {
+		a.remote.uploads.NoteByte()
+	}
 	if err != nil && err != io.EOF { //nolint:errorlint // A wrapped io.EOF is another error.
 		if cause := a.cause(); cause != nil {
 			err = cause
 		}
 		if errclass.Of(err) == errclass.None {
-			err = errclass.Errorf(errclass.Transient, "the connection to %s broke: %w", a.remote.url.Host, err)
+			err = errclass.Errorf(errclass.Transient, "the connection to %s broke: %w", a.remote.peer(), err)
 		}
 	}
 	return n, err
@@ -308,7 +370,7 @@ func (a *answer) Read(p []byte) (int, error) {
 func (a *answer) Close() error {
 	a.stop(nil)
 	if err := a.Body.Close(); err != nil {
-		return fmt.Errorf("close the answer of %s: %w", a.remote.url.Host, err)
+		return fmt.Errorf("close the answer of %s: %w", a.remote.peer(), err)
 	}
 	return nil
 }

@@ -7,6 +7,9 @@
 // server sends, and QEMU opens no file that an image names. A connection that breaks is continued where it broke if the
 // server can send a part of a file and the file is still the same one. Otherwise the download starts again on an empty
 // device. Secrets in addresses are in no error and in no log.
+//
+// An upload is a download whose server is the user's command, on connections that the command has made (package
+// upload). While none is there, the source waits, and says so in its record. It fails if no byte comes for an hour.
 package source
 
 import (
@@ -14,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -24,6 +28,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 	"github.com/varvebackup/varve/internal/store/handover"
+	"github.com/varvebackup/varve/internal/store/upload"
 )
 
 const (
@@ -48,7 +53,9 @@ type Options struct {
 	Log            *slog.Logger
 	// Transport replaces the transport of HTTP in tests; nil: the usual one.
 	Transport http.RoundTripper
-	Clock     clock.WithTickerAndDelayedExecution
+	// Listener replaces that of an upload in tests; nil: the usual one.
+	Listener net.Listener
+	Clock    clock.WithTickerAndDelayedExecution
 }
 
 // Run makes the first copy. Errors have a class, and are in the termination log, too.
@@ -84,10 +91,12 @@ func (j *job) writeTerminationLog(line string) error {
 
 // job is one run of a source.
 type job struct {
-	options  Options
-	source   handover.Source
-	secrets  *repositoryaccess.Secrets
-	remote   *remote
+	options Options
+	source  handover.Source
+	secrets *repositoryaccess.Secrets
+	remote  *remote
+	// uploads are the connections of an upload; nil: the image is downloaded.
+	uploads  *upload.Listener
 	device   *device
 	progress progress
 }
@@ -109,10 +118,10 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil && !errors.Is(err, errclass.Corrupt) {
 		return err
 	}
-	if j.remote, err = newRemote(&j.options, &j.source, j.secrets); err != nil {
+	if err := j.openRemote(ctx); err != nil {
 		return err
 	}
-	defer j.remote.client.CloseIdleConnections()
+	defer func() { err = errors.Join(err, j.closeRemote()) }()
 	var bytes int64
 	err = j.reportWhile(ctx, func(ctx context.Context) (err error) {
 		bytes, err = j.writeImage(ctx)
@@ -124,13 +133,36 @@ func (j *job) run(ctx context.Context) (err error) {
 	return j.complete(bytes)
 }
 
+// openRemote finds out how to reach the file. Nothing is sent yet.
+func (j *job) openRemote(ctx context.Context) (err error) {
+	if j.source.Type != handover.TypeUpload {
+		j.remote, err = newRemote(&j.options, &j.source, j.secrets)
+		return err
+	}
+	if l := j.options.Listener; l != nil {
+		j.uploads = upload.NewListener(l, j.source.Image, j.options.Clock, j.options.Log)
+	} else if j.uploads, err = upload.Listen(ctx, j.source.Image, j.options.Clock, j.options.Log); err != nil {
+		return err
+	}
+	j.remote = newUpload(&j.options, j.uploads)
+	return nil
+}
+
+func (j *job) closeRemote() error {
+	j.remote.client.CloseIdleConnections()
+	if j.uploads == nil {
+		return nil
+	}
+	return j.uploads.Close()
+}
+
 // complete records that the image is on the device, after it is durable.
 func (j *job) complete(bytes int64) error {
 	if err := j.device.sync(); err != nil {
 		return err
 	}
-	record := j.progress.record()
-	record.Bytes, record.Complete = bytes, true
+	record := j.newRecord()
+	record.Bytes, record.Complete, record.Waits = bytes, true, false
 	if err := handover.Write(j.device, record); err != nil {
 		return describeFull(err)
 	}
@@ -168,6 +200,21 @@ func (j *job) writeImage(ctx context.Context) (int64, error) {
 			return 0, err
 		}
 	}
+}
+
+// pauseBeforeRetry waits before the next attempt at a byte, or returns an error if there is to be none: an upload ends
+// when no byte has come for long, and a download after so many failures in a row.
+func (j *job) pauseBeforeRetry(ctx context.Context, failures int, at int64, err error) error {
+	if j.uploads != nil {
+		failures = 1
+		if err := j.uploads.CheckPatience(); err != nil {
+			return err
+		}
+	} else if failures > maxFailures {
+		return fmt.Errorf("after %d attempts at byte %d: %w", failures, at, err)
+	}
+	j.options.Log.Warn("the transfer will be continued", "at", at, "error", j.secrets.Redact(err.Error()))
+	return pauseAfter(ctx, j.options.Clock, failures)
 }
 
 // pauseAfter waits after the given number of failures in a row.

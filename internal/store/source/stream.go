@@ -59,11 +59,8 @@ func (s *stream) pause(err error) error {
 	if errclass.Of(err) != errclass.Transient {
 		return err
 	}
-	if s.failures++; s.failures > maxFailures {
-		return fmt.Errorf("after %d attempts at byte %d: %w", s.failures, s.offset, err)
-	}
-	s.job.options.Log.Warn("the download will be continued", "at", s.offset, "error", s.job.secrets.Redact(err.Error()))
-	return pauseAfter(s.ctx, s.job.options.Clock, s.failures)
+	s.failures++
+	return s.job.pauseBeforeRetry(s.ctx, s.failures, s.offset, err)
 }
 
 // Read implements io.Reader.

@@ -60,13 +60,13 @@ func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
 		"a source without a disk":     noDisk,
 		"a source that is disturbed":  sourceDisturbed,
 		"a node that dies":            nodeDies,
-		"an image of an unknown kind": notSupported,
 		"a clone of an image":         cloneOfImage,
 		"an image of a volume":        imageOfAVolume,
 		"an image of a restore point": imageOfARestorePoint,
 		"a restore that fails":        restoreFails,
 		"a restore that is deleted":   restoreDeleted,
 		"a restore whose node dies":   restoreNodeDies,
+		"an image that is uploaded":   uploaded,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -631,11 +631,26 @@ func imageOfAVolume(w *world) {
 	w.says(image, metav1.ConditionTrue, longhornv1.ReasonImageReady, "")
 }
 
-func notSupported(w *world) {
+// uploaded: the source pod of an upload is made like another one, and the image says what it waits for.
+func uploaded(w *world) {
+	disk := w.addStore("one", 50<<30)
 	image := w.newImage("image")
 	image.Spec.SourceType, image.Spec.SourceParameters = longhornv1.SourceUpload, nil
 	w.create(image)
-	w.says(image, metav1.ConditionFalse, longhornv1.ReasonNotSupported, "not yet of type upload")
-	w.must(w.admin.Delete(w.Context(), image))
-	w.gone(image)
+	pod := w.firstCopy(image, "one", disk)
+	want := fmt.Sprintf(`{"type":"upload","image":%q}`, image.Name)
+	if got := pod.Spec.Containers[0].Env[0].Value; got != want || pod.Labels[LabelSource] != "upload" {
+		w.Errorf("source %s, want %s; labels %v", got, want, pod.Labels)
+	}
+	w.report("one", func(all map[string]longhornv1.BackingImageV2CopyInfo) {
+		key := disk + "/" + image.Status.UUID
+		info := all[key]
+		info.Message = "it waits for a command"
+		all[key] = info
+	})
+	w.says(image, metav1.ConditionFalse, longhornv1.ReasonFirstCopyInProgress, "it waits for a command")
+	w.podEnds(pod, corev1.PodSucceeded, "")
+	w.sourceGone(image)
+	w.reportCopy("one", disk, image, longhornv1.StateReady, 100)
+	w.says(image, metav1.ConditionTrue, longhornv1.ReasonImageReady, "")
 }

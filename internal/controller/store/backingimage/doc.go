@@ -5,6 +5,9 @@
 // The first copy is written by a pod that has nothing but a block device, the volume source-<uuid>. If that fails,
 // the disk leaves spec.diskFileSpecMap so that its store deletes what is there. After a pause a disk is chosen anew.
 //
+// The pod of an upload waits until a user's command connects to it. The store reports that it waits, and the condition
+// Ready says what to run.
+//
 // A clone of an image and an image of a volume need no pod: the store of a disk that has the other image or the volume
 // makes the first copy of that. The controller waits until the other image is ready, or the volume is detached.
 //

@@ -225,6 +225,9 @@ func (in *input) failFirstCopy(p *plan, why string) reason {
 	s.FirstCopyAttempts++
 	s.V2FirstCopyStatus, s.FirstCopyMessage, s.FirstCopyWrittenTime = longhornv1.StateFailed, why, nil
 	pause := firstCopyPause(s.FirstCopyAttempts)
+	if in.image.Spec.SourceType == longhornv1.SourceUpload {
+		pause = firstCopyPause(1) // The user who tries again is there, and nobody else is spared.
+	}
 	s.FirstCopyRetryTime = ptr.To(metav1.NewTime(in.now.Add(pause)).Rfc3339Copy())
 	return in.startFirstCopy(p)
 }

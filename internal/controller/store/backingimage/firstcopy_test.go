@@ -335,13 +335,65 @@ func TestFirstCopy_getsReady(t *testing.T) {
 	}
 }
 
-func TestDecide_refusals(t *testing.T) {
+// The pod of an upload is one like that of a download, which waits for a command.
+func TestFirstCopy_isUploaded(t *testing.T) {
+	t.Parallel()
+	making := outcome{
+		first: inProgress, disk: "a", disks: "a", states: "a in-progress", source: makeSource,
+		reason: longhornv1.ReasonFirstCopyInProgress,
+	}
+	for name, c := range map[string]struct {
+		edit  func(*fixture)
+		want  outcome
+		words string
+	}{
+		"nobody is there": {func(f *fixture) {
+			f.reports("a", inProgress, func(i *longhornv1.BackingImageV2CopyInfo) {
+				i.Message, i.Progress = "it waits for `varve image upload ubuntu-22.04 FILE`", 30
+			})
+			f.hasPod(corev1.PodRunning, "")
+		}, making, "30 % of the source were read: it waits for `varve image upload ubuntu-22.04 FILE`"},
+		"a command is there": {func(f *fixture) {
+			f.reports("a", inProgress, func(i *longhornv1.BackingImageV2CopyInfo) { i.Progress = 30 })
+			f.hasPod(corev1.PodRunning, "")
+		}, making, "30 % of the source were read"},
+		"nobody came": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.hasPod(corev1.PodFailed, "Expired: nobody has uploaded the image for 1h0m0s: run it")
+				f.image.Status.FirstCopyAttempts = 5
+			},
+			outcome{
+				first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: longhornv1.ReasonFirstCopyFailed,
+			},
+			"attempt 6 failed: Expired: nobody has uploaded the image for 1h0m0s: run it; the next one begins at " +
+				"2026-11-30T09:01:00Z",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture()
+			f.image.Spec.SourceType = longhornv1.SourceUpload
+			f.begun("a", inProgress)
+			c.edit(f)
+			c.want.compare(t, f.decide(), c.words)
+		})
+	}
+}
+
+func TestNewSourcePod_ofAnUpload(t *testing.T) {
 	t.Parallel()
 	f := newFixture()
 	f.image.Spec.SourceType = longhornv1.SourceUpload
-	p := f.decide()
-	outcome{reason: longhornv1.ReasonNotSupported}.compare(t, p, "not yet of type upload")
-	if p.finalizer {
-		t.Error("what is not served has a finalizer")
+	f.begun("a", inProgress)
+	pod := newSourcePod(f.image, &Options{SourceDeadline: time.Hour})
+	if got := pod.Spec.Containers[0].Env[0].Value; got != `{"type":"upload","image":"ubuntu-22.04"}` {
+		t.Errorf("source %s", got)
+	}
+	if got := *pod.Spec.ActiveDeadlineSeconds; got != 7*3600 {
+		t.Errorf("it may run for %d s", got)
+	}
+	if pod.Labels[LabelSource] != "upload" {
+		t.Errorf("labels %v: the network policy does not know it", pod.Labels)
 	}
 }

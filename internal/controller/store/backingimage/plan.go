@@ -68,17 +68,8 @@ func decide(in *input) *plan {
 	if p.disks == nil {
 		p.disks = map[string]*longhornv1.BackingImageDiskFileSpec{}
 	}
-	say := func(status metav1.ConditionStatus, reason, message string) { in.setReady(p, status, reason, message) }
 	if in.image.DeletionTimestamp != nil {
 		in.decideDeletion(p)
-		return p
-	}
-	from := in.image.Spec.SourceType
-	if from != longhornv1.SourceDownload && from != longhornv1.SourceRestore && !from.IsLocal() {
-		say(metav1.ConditionFalse, longhornv1.ReasonNotSupported, fmt.Sprintf("spec.sourceType: this Varve makes images "+
-			"of the types %s, %s, %s and %s, and not yet of type %s: serve the image over http or https, and create it with "+
-			"sourceType %s", longhornv1.SourceDownload, longhornv1.SourceClone, longhornv1.SourceExport,
-			longhornv1.SourceRestore, from, longhornv1.SourceDownload))
 		return p
 	}
 	p.finalizer = true

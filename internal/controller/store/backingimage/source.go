@@ -1,6 +1,8 @@
 package backingimage
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +19,8 @@ const (
 	AppSource = "varve-image-source"
 	// LabelImage is on what a source has; its value is status.uuid of the image.
 	LabelImage = layout.Prefix + "image"
+	// LabelSource is on what a source has; its value is spec.sourceType of the image. A network policy goes by it.
+	LabelSource = layout.Prefix + "image-source"
 
 	// SourceDevice is the block device in the source pod.
 	SourceDevice = "/dev/image"
@@ -24,12 +28,18 @@ const (
 	sourceContainer = "source"
 	scratchVolume   = "scratch"
 	imageVolume     = "image"
+
+	// uploadDeadlines is how many times as long as another source an upload may take.
+	uploadDeadlines = 7
 )
 
 func sourceMeta(image *longhornv1.BackingImage) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: image.Namespace, Name: names.SourceHandle(image.Status.UUID),
-		Labels: map[string]string{layout.LabelApp: AppSource, LabelImage: image.Status.UUID},
+		Labels: map[string]string{
+			layout.LabelApp: AppSource, LabelImage: image.Status.UUID,
+			LabelSource: string(image.Spec.SourceType),
+		},
 		OwnerReferences: []metav1.OwnerReference{
 			*metav1.NewControllerRef(image, longhornv1.GroupVersion.WithKind("BackingImage")),
 		},
@@ -83,19 +93,36 @@ func newSourceClaim(image *longhornv1.BackingImage) *corev1.PersistentVolumeClai
 	}
 }
 
+// describeSource says to the source pod what it makes the first copy of.
+func describeSource(image *longhornv1.BackingImage) handover.Source {
+	if image.Spec.SourceType == longhornv1.SourceUpload {
+		return handover.Source{Type: handover.TypeUpload, Image: image.Name}
+	}
+	return handover.Source{
+		Type: handover.TypeDownload, URL: string(image.Spec.SourceParameters[longhornv1.ParameterURL]),
+		CACertificate: string(image.Spec.SourceParameters[longhornv1.ParameterCACertificate]),
+	}
+}
+
+// deadlineOf returns how long a source pod may run. That of an upload ends by itself when no byte comes, and a user's
+// line may be slow: what was uploaded would be lost.
+func (o *Options) deadlineOf(image *longhornv1.BackingImage) time.Duration {
+	if image.Spec.SourceType == longhornv1.SourceUpload {
+		return uploadDeadlines * o.SourceDeadline
+	}
+	return o.SourceDeadline
+}
+
 // newSourcePod returns the pod that makes the first copy. It parses what strangers made, so it has the block device and
 // nothing else: no account, no capability, no file system that it can write but its scratch.
 func newSourcePod(image *longhornv1.BackingImage, o *Options) *corev1.Pod {
-	source := handover.Source{
-		Type: string(image.Spec.SourceType), URL: string(image.Spec.SourceParameters[longhornv1.ParameterURL]),
-		CACertificate: string(image.Spec.SourceParameters[longhornv1.ParameterCACertificate]),
-	}
+	source := describeSource(image)
 	m := sourceMeta(image)
 	return &corev1.Pod{
 		ObjectMeta: m,
 		Spec: corev1.PodSpec{
 			RestartPolicy:                corev1.RestartPolicyNever, // an attempt that failed begins on a new head
-			ActiveDeadlineSeconds:        ptr.To(int64(o.SourceDeadline.Seconds())),
+			ActiveDeadlineSeconds:        ptr.To(int64(o.deadlineOf(image).Seconds())),
 			AutomountServiceAccountToken: ptr.To(false),
 			EnableServiceLinks:           ptr.To(false),
 			Tolerations:                  []corev1.Toleration{{Operator: corev1.TolerationOpExists}},

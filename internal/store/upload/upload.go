@@ -1,0 +1,117 @@
+// Package upload is the way of an image from the command that uploads it to the source pod that writes it.
+//
+// The pod listens on the loopback interface of its network alone, which the API server's port forwarding reaches and
+// nothing else does. The command keeps a few connections open. Each begins with a line of the command, which names its
+// session, and a line of the pod, which takes or refuses it. From then on the pod is an HTTP client, and the command
+// serves its file: the pod asks for what it needs, and asks again where a connection broke.
+//
+// One session is served at a time, as long as it has a connection: parts of two files must not take turns. A command
+// that has lost its connections comes back with the same session.
+package upload
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/varvebackup/varve/internal/errclass"
+)
+
+const (
+	// Port is where the source pod listens.
+	Port = 9475
+	// Connections is how many a command keeps open.
+	Connections = 4
+
+	// greetingTimeout is how long the first lines of a connection may take.
+	greetingTimeout = 30 * time.Second
+	greeting        = "varve-upload 1 "
+	taken           = "taken"
+	refused         = "busy"
+	sessionBytes    = 16
+	// lineBytes bounds the first lines.
+	lineBytes = 64
+)
+
+// ErrBusy means that the pod is served by another session.
+var ErrBusy = errclass.New(errclass.Conflict, "another command is uploading this image")
+
+// Session names one run of a command.
+type Session string
+
+var sessions = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// NewSession returns a session that nobody else has.
+func NewSession() Session {
+	id := make([]byte, sessionBytes)
+	_, _ = rand.Read(id) // It never fails.
+	return Session(hex.EncodeToString(id))
+}
+
+// Greet says to the pod at the other end of a new connection whose it is. Errors are ErrBusy or Transient. It closes a
+// connection that cannot be used.
+func (s Session) Greet(ctx context.Context, conn net.Conn) (err error) {
+	defer func() {
+		if err != nil {
+			_ = conn.Close()
+		}
+	}()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	answer, err := exchangeLines(conn, greeting+string(s))
+	switch {
+	case !stop():
+		return context.Cause(ctx)
+	case err != nil:
+		return errclass.Errorf(errclass.Transient, "the pod that makes the image does not take the upload: %w", err)
+	case answer == refused:
+		return ErrBusy
+	case answer != taken:
+		return errclass.Errorf(errclass.Transient, "the pod that makes the image gave the answer %q", answer)
+	}
+	return nil
+}
+
+// exchangeLines sends a line, and returns the one that comes back.
+func exchangeLines(conn net.Conn, line string) (string, error) {
+	if err := conn.SetDeadline(time.Now().Add(greetingTimeout)); err != nil { //nolint:forbidigo // a deadline of the system
+		return "", err
+	}
+	if _, err := io.WriteString(conn, line+"\n"); err != nil {
+		return "", err
+	}
+	answer, err := readLine(conn)
+	if err != nil {
+		return "", err
+	}
+	return answer, conn.SetDeadline(time.Time{})
+}
+
+// readLine reads a line, and nothing that comes after it.
+func readLine(r io.Reader) (string, error) {
+	var line strings.Builder
+	one := bufio.NewReaderSize(oneByteReader{r}, 16)
+	for line.Len() < lineBytes {
+		b, err := one.ReadByte()
+		if err != nil {
+			return "", fmt.Errorf("read the first line: %w", err)
+		}
+		if b == '\n' {
+			return line.String(), nil
+		}
+		line.WriteByte(b)
+	}
+	return "", errclass.Errorf(errclass.Invalid, "the first line has more than %d bytes", lineBytes)
+}
+
+// oneByteReader reads a byte at a time.
+type oneByteReader struct{ io.Reader }
+
+// Read implements io.Reader.
+func (r oneByteReader) Read(p []byte) (int, error) { return r.Reader.Read(p[:min(1, len(p))]) }
