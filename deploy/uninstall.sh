@@ -78,6 +78,10 @@ if ours kubevirts.kubevirt.io; then
 	"$kubectl" delete kubevirts.kubevirt.io --all --all-namespaces --timeout="$timeout"
 fi
 delete_images
+# The controller has made it. Without the stores nobody would answer there.
+if ours backingimages.longhorn.io && [ -n "$(owner_of snapshotmetadataservices.cbt.storage.k8s.io)" ]; then
+	"$kubectl" delete snapshotmetadataservices.cbt.storage.k8s.io store.varvebackup.io --ignore-not-found
+fi
 stop_movers
 ! ours backingimages.longhorn.io || release_all backingimages.longhorn.io # The namespace would wait for them.
 read_owners # That took its time, and somebody may have installed something since.

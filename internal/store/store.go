@@ -10,8 +10,10 @@ import (
 	"net/http"
 	"sync/atomic"
 
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -27,6 +29,8 @@ import (
 	"github.com/varvebackup/varve/internal/store/agent"
 	"github.com/varvebackup/varve/internal/store/csi"
 	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/internal/store/snapshotmetadata"
 )
 
 // DefaultDisk is the node's directory that becomes its first disk.
@@ -81,6 +85,7 @@ func Run(ctx context.Context, o Options) error {
 		Node: o.Node, Namespace: o.Namespace, Disks: disks, Client: live, Kubernetes: clientset,
 		Snapshots: snapshots, KubeletDir: o.KubeletDir, HostRoot: o.HostRoot, Clock: clock.RealClock{}, Logger: log,
 	})
+	local := &snapshotmetadata.Local{Disks: disks}
 	ready := &readiness{driver: driver}
 	if err := mgr.AddReadyzCheck("store", ready.check); err != nil {
 		return fmt.Errorf("run the store: %w", err)
@@ -92,6 +97,13 @@ func Run(ctx context.Context, o Options) error {
 				Node: o.Node, Namespace: o.Namespace, HostRoot: o.HostRoot, DefaultDisk: o.DefaultDisk, Disks: disks,
 				Opened: driver.LeaseAttached, Orphans: driver.DescribeOrphans, Looked: ready.noteLook, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
 				Clock: clock.RealClock{}, Logger: log,
+				Register: func(r grpc.ServiceRegistrar) { csispec.RegisterSnapshotMetadataServer(r, local) },
+			})
+		},
+		func(ctx context.Context) error {
+			return snapshotmetadata.Run(ctx, snapshotmetadata.Options{
+				Node: o.Node, Namespace: o.Namespace, IP: o.PodIP, Port: names.MetadataPort, TLSDir: o.TLSDir, Local: local,
+				Client: live, Kubernetes: clientset, Snapshots: snapshots, Logger: log,
 			})
 		},
 	} {
@@ -138,7 +150,7 @@ func (r *readiness) check(*http.Request) error {
 	return r.driver.Ready()
 }
 
-// Who may read the metrics (package metricsaccess):
+// Who may read the metrics (package metricsaccess), and the metadata of snapshots (package snapshotmetadata):
 //
 // +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -76,8 +77,10 @@ type Options struct {
 	Port, NBDPort int
 	// TLSDir has tls.crt, tls.key and ca.crt, with the name names.StoreHost.
 	TLSDir string
-	Clock  clock.WithTicker
-	Logger *slog.Logger
+	// Register adds services that other stores call. It may be nil.
+	Register func(grpc.ServiceRegistrar)
+	Clock    clock.WithTicker
+	Logger   *slog.Logger
 }
 
 // agent is the state of Run. Only the goroutine of its loop uses it, but for what mu protects.
@@ -187,7 +190,7 @@ func newAgent(o Options, cached client.Reader, live client.Client) *agent {
 func (a *agent) servePeers(ctx context.Context) error {
 	return peer.Run(ctx, peer.Options{
 		IP: a.PodIP, Port: a.Port, NBDPort: a.NBDPort, TLSDir: a.TLSDir, Disks: a.Disks, Copies: a, Clock: a.Clock,
-		Logger: a.Logger,
+		Logger: a.Logger, Register: a.Register,
 	})
 }
 

@@ -18,6 +18,15 @@ const TopologyNode = Driver + "/node"
 // StoreHost is the DNS name in the certificate of all stores.
 const StoreHost = "store.varve"
 
+// MetadataService is the Kubernetes Service, and MetadataPort the port, of the metadata of snapshots.
+const (
+	MetadataService = "varve-store-metadata"
+	MetadataPort    = 8503
+)
+
+// MetadataHost returns the DNS name of that Service. It is in the certificate of all stores.
+func MetadataHost(namespace string) string { return MetadataService + "." + namespace + ".svc" }
+
 // ContextDisk is the key in a volume's context whose value is the UUID of its disk.
 const ContextDisk = "diskUUID"
 

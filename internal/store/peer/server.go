@@ -77,8 +77,10 @@ type Options struct {
 	TLSDir string
 	Disks  *diskset.Set
 	Copies Copies
-	Clock  clock.WithTicker
-	Logger *slog.Logger
+	// Register adds services to the gRPC server, for stores alone. It may be nil.
+	Register func(grpc.ServiceRegistrar)
+	Clock    clock.WithTicker
+	Logger   *slog.Logger
 }
 
 // server implements storepb.StoreServer and nbd.Exports.
@@ -125,6 +127,9 @@ func serve(ctx context.Context, o Options, calls, data net.Listener) error {
 		grpc.MaxRecvMsgSize(64<<10),
 	)
 	storepb.RegisterStoreServer(rpc, s)
+	if o.Register != nil {
+		o.Register(rpc)
+	}
 	disks := &nbd.Server{Exports: s, TLS: serverTLS(o.TLSDir), Log: o.Logger, Limits: nbd.Limits{
 		Connections: maxExposures * connections, MaxRequestBytes: maxRequestBytes, MaxInFlightBytes: 2 * maxRequestBytes,
 		MaxMemoryBytes: maxMemoryBytes,

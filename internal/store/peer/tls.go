@@ -55,6 +55,22 @@ func serverTLS(dir string, protocols ...string) *tls.Config {
 	}
 }
 
+// PublicTLS is for a server that knows its clients by something else than a certificate. It reads the files again for
+// each connection.
+func PublicTLS(dir string, protocols ...string) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		NextProtos: protocols,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			c, err := readCredentials(dir)
+			if err != nil {
+				return nil, err
+			}
+			return &c.certificate, nil
+		},
+	}
+}
+
 // checkClientName refuses clients that are not stores, although the same authority has signed their certificates.
 func checkClientName(state tls.ConnectionState) error {
 	if len(state.PeerCertificates) == 0 {

@@ -93,17 +93,22 @@ func (r *reconciler) keepCertificate(ctx context.Context) (time.Duration, error)
 	if err != nil {
 		return 0, fmt.Errorf("get the authorities of the stores: %w", err)
 	}
-	hosts := []string{names.StoreHost}
+	hosts := []string{names.StoreHost, names.MetadataHost(r.Namespace)}
 	if secret != nil {
 		if left := issuer.TimeLeft(secret.Data, hosts); left > 0 {
-			return min(left, lookEvery), nil
+			return min(left, lookEvery), r.announceMetadata(ctx, secret.Data[authority.AuthoritiesKey])
 		}
 	}
 	certificate, err := issuer.IssuePeer(hosts)
 	if err != nil {
 		return 0, err
 	}
-	return lookEvery, r.writeSecret(ctx, secret, issuer.SecretData(certificate))
+	data := issuer.SecretData(certificate)
+	// Clients know the authorities before stores show a certificate of theirs.
+	if err := r.announceMetadata(ctx, data[authority.AuthoritiesKey]); err != nil {
+		return 0, err
+	}
+	return lookEvery, r.writeSecret(ctx, secret, data)
 }
 
 // writeSecret creates the Secret, or replaces what secret has.

@@ -10,11 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/varvebackup/varve/internal/csichanges"
 	"github.com/varvebackup/varve/internal/export/authority"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -70,6 +73,9 @@ func (w *world) verified(known ...[]byte) []byte {
 				return fmt.Errorf("usage %d: %w", usage, err)
 			}
 		}
+		if err := pair.Leaf.VerifyHostname("varve-store-metadata.varve.svc"); err != nil {
+			return err
+		}
 		for _, k := range known {
 			if bytes.Equal(k, pair.Leaf.Raw) {
 				return fmt.Errorf("the certificate is still that of before")
@@ -123,7 +129,45 @@ func TestCertificate(t *testing.T) {
 		}
 		return nil
 	})
+	announced(w)
 	somebodyElses(w)
+}
+
+// announced checks that the stores' SnapshotMetadata service is announced from when on the cluster has the kind, with
+// the authorities of its certificate, also if somebody changed that.
+func announced(w *world) {
+	w.Helper()
+	w.stop()
+	if err := cluster.InstallSnapshotKinds(w.Context()); err != nil {
+		w.Fatal(err)
+	}
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(metadataKind)
+	o.SetName(names.Driver)
+	w.restart()
+	wanted := func() error {
+		s := newSecret()
+		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(s), s); err != nil {
+			return err
+		}
+		found, err := csichanges.FindService(w.Context(), w.admin, names.Driver)
+		if err != nil {
+			return err
+		}
+		want := &csichanges.Service{
+			Address: "varve-store-metadata.varve.svc:8503", Audience: names.Driver, CA: s.Data[authority.AuthoritiesKey],
+		}
+		if diff := cmp.Diff(want, found); diff != "" {
+			return fmt.Errorf("(-want +got):\n%s", diff)
+		}
+		return nil
+	}
+	controlplane.Eventually(w.T, wanted)
+	controlplane.Update(w.T, w.admin, o, false, func(o *unstructured.Unstructured) {
+		o.Object["spec"] = map[string]any{"address": "evil:1", "audience": "a", "caCert": ""}
+	})
+	w.restart()
+	controlplane.Eventually(w.T, wanted)
 }
 
 // somebodyElses leaves a Secret alone that this controller has not made.

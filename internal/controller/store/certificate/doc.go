@@ -4,7 +4,12 @@
 //
 // The Secret has the authorities, too. A new authority is in it two weeks before it signs, so that stores that have not
 // read the Secret again trust it by then. A Secret that is lost, or that somebody changed, is written again.
+//
+// The certificate is for the stores' SnapshotMetadata service, too, which this package announces in a
+// SnapshotMetadataService if the cluster has that kind.
 package certificate
 
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,verbs=create
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=varve,resourceNames=varve-store-tls;varve-store-authority,verbs=get;update
+// +kubebuilder:rbac:groups=cbt.storage.k8s.io,resources=snapshotmetadataservices,verbs=create
+// +kubebuilder:rbac:groups=cbt.storage.k8s.io,resources=snapshotmetadataservices,resourceNames=store.varvebackup.io,verbs=get;update
