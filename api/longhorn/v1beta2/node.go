@@ -10,8 +10,9 @@ const DiskTypeFilesystem = "filesystem"
 // TagRootFilesystem is a tag of a disk that may be made on the root file system of its node.
 const TagRootFilesystem = "root-filesystem"
 
-// AnnotationDeleteOrphans is an annotation of a Node: UUIDs, separated by commas, of images that no BackingImage has. The
-// store deletes their copies from the node's disks.
+// AnnotationDeleteOrphans is an annotation of a Node: UUIDs, separated by commas, of images that no BackingImage has, and
+// names of volumes (pvc-…) that have neither PersistentVolume nor Volume nor Replica. The store deletes them from the
+// node's disks.
 const AnnotationDeleteOrphans = "varvebackup.io/delete-orphans"
 
 // Reasons of a disk's condition Ready.

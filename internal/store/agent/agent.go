@@ -10,6 +10,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -19,6 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -106,7 +108,10 @@ type agent struct {
 	known map[string]disk.UID
 	// copies remember attempts, by copy.
 	copies map[copyKey]*copyState
-	wake   chan struct{}
+	// withoutReplica says how often in a row volumes had a head and no Replica, and replicasFoundAt when that was.
+	withoutReplica  map[string]int
+	replicasFoundAt time.Time
+	wake            chan struct{}
 	// written is what the InstanceManager says, and writtenAt when it was told. Its ResourceVersion is empty if that is
 	// not known.
 	written   longhornv1.InstanceManager
@@ -125,7 +130,7 @@ type agent struct {
 // Run works until ctx ends, and then returns nil. It also serves other stores. An error means that it cannot work.
 func Run(ctx context.Context, o Options) error {
 	scheme := runtime.NewScheme()
-	if err := longhornv1.AddToScheme(scheme); err != nil {
+	if err := errors.Join(longhornv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
 		return err
 	}
 	bounded := rest.CopyConfig(o.Config)

@@ -30,6 +30,7 @@ func (a *agent) lookAtCopies(
 	wantedCopies := map[copyKey]bool{}
 	reports := map[copyKey]longhornv1.BackingImageV2CopyInfo{}
 	left := a.leaveCopies(states, reports)
+	a.findReplicas(ctx, states)
 	for _, s := range states {
 		if s.open == nil || !s.wanted {
 			continue
@@ -48,7 +49,8 @@ func (a *agent) lookAtCopies(
 		for key, info := range a.clearDisk(ctx, s, images) {
 			reports[key] = info
 		}
-		s.notes = append(describeDamage(s.objects, images), a.deleteOrphans(ctx, s, images)...)
+		s.notes = slices.Concat(describeDamage(s.objects, images), a.describeHeads(s.objects),
+			a.deleteOrphans(ctx, s, images))
 		if a.Orphans != nil {
 			s.notes = append(s.notes, a.Orphans(ctx, s.open.Disk, s.deletable)...)
 		}
@@ -382,21 +384,27 @@ func (a *agent) confirmUnwanted(ctx context.Context, image, uuid, diskUUID strin
 	return nil
 }
 
-// deleteOrphans deletes copies of images that no BackingImage has, and whose UUIDs a user has written into an annotation
-// of the Node. It returns notes of those that cannot be deleted yet.
+// deleteOrphans deletes copies of images that no BackingImage has, and heads of volumes that have no object, whose UUIDs
+// and names a user has written into an annotation of the Node. It returns notes of those that cannot be deleted yet.
 func (a *agent) deleteOrphans(ctx context.Context, s *diskState, images []longhornv1.BackingImage) (notes []string) {
 	for _, o := range s.objects {
-		_, uuid, ok := copyOf(o)
-		if !ok || !s.deletable[uuid] || findImage(images, "", uuid) != nil {
+		_, uuid, isCopy := copyOf(o)
+		handle, isVolume := volumeOf(o)
+		var err error
+		switch {
+		case isCopy && s.deletable[uuid] && findImage(images, "", uuid) == nil:
+			err = a.confirmOrphan(ctx, uuid)
+		case isVolume && s.deletable[handle]:
+			err = a.confirmLost(ctx, handle)
+		default:
 			continue
 		}
-		err := a.confirmOrphan(ctx, uuid)
 		if err == nil {
 			err = s.open.Delete(ctx, o.Name)
 		}
 		switch {
 		case err == nil:
-			a.Logger.Info("deleted an object of an image that no BackingImage has, as the Node's annotation asks",
+			a.Logger.Info("deleted what no object in the API has any more, as the Node's annotation asks",
 				"disk", s.name, "object", o.Name, "uid", o.UID)
 		case !errors.Is(err, errclass.NotFound):
 			notes = append(notes, fmt.Sprintf("%s is to be deleted, and cannot be yet: %v", o.Name, err))
@@ -417,7 +425,7 @@ func (a *agent) confirmOrphan(ctx context.Context, uuid string) error {
 	return nil
 }
 
-// parseUUIDs returns the UUIDs of a list with commas.
+// parseUUIDs returns the UUIDs and names of a list with commas.
 func parseUUIDs(list string) map[string]bool {
 	uuids := map[string]bool{}
 	for uuid := range strings.SplitSeq(list, ",") {

@@ -76,7 +76,7 @@ type diskState struct {
 	// objects are what is on the disk, and notes what is wrong with some of them.
 	objects []disk.Object
 	notes   []string
-	// deletable are the UUIDs of images whose copies a user allows to be deleted if no BackingImage has them.
+	// deletable are the UUIDs of images, and the names of volumes, that a user allows to be deleted if no object has them.
 	deletable map[string]bool
 }
 

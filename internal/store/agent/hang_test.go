@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"io"
 	"iter"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
@@ -97,7 +99,7 @@ type hangWorld struct {
 func newHangWorld(t *testing.T) *hangWorld {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := longhornv1.AddToScheme(scheme); err != nil {
+	if err := errors.Join(longhornv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	w := &hangWorld{T: t, disks: map[string]*fakeDisk{}}

@@ -1,7 +1,10 @@
 package agent
 
-// What the agent may do: make and read its Node and InstanceManager, write their status, and read images.
+// What the agent may do: make and read its Node and InstanceManager, write their status, read images, and find out
+// which volumes have no object any more.
 //
 // +kubebuilder:rbac:groups=longhorn.io,resources=nodes;instancemanagers,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups=longhorn.io,resources=nodes/status;instancemanagers/status,verbs=update
 // +kubebuilder:rbac:groups=longhorn.io,resources=backingimages,verbs=get;list;watch
+// +kubebuilder:rbac:groups=longhorn.io,resources=volumes;replicas,verbs=get;list
+// +kubebuilder:rbac:groups="",resources=persistentvolumes,verbs=get

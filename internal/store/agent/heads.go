@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+)
+
+// volumeOf returns the handle of the volume whose head an object is.
+func volumeOf(o disk.Object) (handle string, ok bool) {
+	handle, ok = strings.CutPrefix(string(o.Name), "volume/")
+	return handle, ok && o.Kind == disk.KindHead
+}
+
+// findReplicas notes which volumes have a Replica, every heartbeatInterval. A volume that is being deleted has its head a
+// moment longer than that, so a head counts as one without a Replica when it was that twice.
+func (a *agent) findReplicas(ctx context.Context, states []*diskState) {
+	if a.Clock.Since(a.replicasFoundAt) < heartbeatInterval {
+		return
+	}
+	var replicas longhornv1.ReplicaList
+	if err := a.live.List(ctx, &replicas, client.InNamespace(a.Namespace)); err != nil {
+		a.Logger.Warn("the store does not know which volumes have no Replica any more", "error", err)
+		return
+	}
+	a.replicasFoundAt = a.Clock.Now()
+	known := map[string]bool{}
+	for i := range replicas.Items {
+		known[replicas.Items[i].Name] = true
+	}
+	without := map[string]int{}
+	for _, s := range states {
+		for _, o := range s.objects {
+			if handle, ok := volumeOf(o); ok && !known[handle] {
+				without[handle] = min(a.withoutReplica[handle]+1, 2)
+			}
+		}
+	}
+	a.withoutReplica = without
+}
+
+// describeHeads names the heads of volumes that no Replica has: their node or disk was given up, or the cluster was made
+// anew.
+func (a *agent) describeHeads(objects []disk.Object) []string {
+	var heads []string
+	for _, o := range objects {
+		if handle, ok := volumeOf(o); ok && a.withoutReplica[handle] > 1 {
+			heads = append(heads, string(o.Name))
+		}
+	}
+	if len(heads) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("of volumes that no Replica has, so that they stay unless their PersistentVolumes are "+
+		"deleted or the annotation %s of the Node has their names (pvc-…): %s", longhornv1.AnnotationDeleteOrphans,
+		listSome(heads))}
+}
+
+// confirmLost asks the API server itself whether a volume has no object at all. Only a volume that is named after its
+// PersistentVolume can be looked up.
+func (a *agent) confirmLost(ctx context.Context, handle string) error {
+	if !strings.HasPrefix(handle, "pvc-") {
+		return errclass.Errorf(errclass.Conflict, "nobody can tell which PersistentVolume it belongs to")
+	}
+	meta := metav1.ObjectMeta{Namespace: a.Namespace, Name: handle}
+	for _, x := range []struct {
+		kind string
+		o    client.Object
+	}{
+		{"Replica", &longhornv1.Replica{ObjectMeta: meta}},
+		{"Volume", &longhornv1.Volume{ObjectMeta: meta}},
+		{"PersistentVolume", &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: handle}}},
+	} {
+		err := a.live.Get(ctx, client.ObjectKeyFromObject(x.o), x.o)
+		switch {
+		case err == nil:
+			return errclass.Errorf(errclass.Conflict, "%s %s is there: delete it first", x.kind, handle)
+		case !apierrors.IsNotFound(err):
+			return fmt.Errorf("read %s %s: %w", x.kind, handle, err)
+		}
+	}
+	return nil
+}
