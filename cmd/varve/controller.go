@@ -24,6 +24,9 @@ func controllerCommand(env environment) *cobra.Command {
 		Example: `  varve controller --kubeconfig ~/.kube/config --launcher-image varve-launcher:dev --varve-image varve:dev`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if err := o.Images.Validate(); err != nil {
+				return err
+			}
 			if o.Logger, err = s.newLogger(c.ErrOrStderr()); err != nil {
 				return err
 			}
@@ -55,6 +58,7 @@ func controllerCommand(env environment) *cobra.Command {
 	c.Flags().BoolVar(&o.LeaderElection, "leader-elect", false, "let one of several replicas work at a time")
 	c.Flags().StringVar(&o.ExportProxyHost, "export-proxy-host", "", "the DNS name or IP address, with a port if it is not 443, where clients outside the cluster reach the export proxy; empty: the host of the Ingress varve-exportproxy, if there is one")
 	c.Flags().DurationVar(&o.StopWaitsForBackup, "stop-waits-for-backup", 0, "how long a stop waits for a running backup, as the handlers have it; 0: 10 minutes")
+	o.Images.AddFlags(c.Flags())
 	return c
 }
 

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strconv"
 	"time"
 
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -21,6 +23,7 @@ import (
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -31,18 +34,61 @@ type Options struct {
 	// LauncherImage is what source pods are made of: it has qemu-img.
 	LauncherImage   string
 	ImagePullPolicy corev1.PullPolicy
-	// GiveUpUnknown is how long a first copy may be unknown before another disk is chosen. Default: 5 minutes.
+	// GiveUpUnknown is how long a first copy may be unknown, and another one may not have begun, before another disk is
+	// chosen. At least a minute. Default: 5 minutes.
 	GiveUpUnknown time.Duration
-	// RemoveUnused is how long a copy above spec.minNumberOfCopies stays that no replica uses. Default: 60 minutes.
+	// RemoveUnused is how long a copy above spec.minNumberOfCopies stays that no replica uses. At least a minute. Default:
+	// 60 minutes.
 	RemoveUnused time.Duration
-	// SourceDeadline is how long a source pod may run. Default: 24 hours.
+	// SourceDeadline is how long a source pod may run. At least a minute. Default: 24 hours.
 	SourceDeadline time.Duration
-	// ParallelCopies is how many copies of an image are made at a time for spec.minNumberOfCopies. Default: 1.
+	// ParallelCopies is how many copies of an image are made at a time for spec.minNumberOfCopies. At most
+	// MaxParallelCopies. Default: 1.
 	ParallelCopies int
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
 	ControllerSuffix string
+}
+
+const (
+	// shortestWait is the least that Options may wait for anything.
+	shortestWait = time.Minute
+	// MaxParallelCopies bounds Options.ParallelCopies.
+	MaxParallelCopies = 100
+)
+
+// AddFlags adds the flags that set the options.
+func (o *Options) AddFlags(f *pflag.FlagSet) {
+	f.DurationVar(&o.GiveUpUnknown, "image-recovery-wait", 0, "how long the first copy of an image may be unknown, and "+
+		"another one may not have begun, before another disk is chosen; 0: 5 minutes")
+	f.DurationVar(&o.RemoveUnused, "image-cleanup-wait", 0, "how long a copy of an image stays that no volume uses, if "+
+		"there are more than spec.minNumberOfCopies; 0: 1 hour")
+	f.DurationVar(&o.SourceDeadline, "image-source-deadline", 0, "how long a pod may take that downloads an image; "+
+		"0: 24 hours")
+	f.IntVar(&o.ParallelCopies, "image-parallel-copies", 0, "how many copies of an image are made at a time for "+
+		"spec.minNumberOfCopies, at most "+strconv.Itoa(MaxParallelCopies)+"; 0: 1")
+}
+
+// Validate returns an error of class Invalid that names the flag that cannot be. 0 stands for the default.
+func (o *Options) Validate() error {
+	for _, f := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"image-recovery-wait", o.GiveUpUnknown}, {"image-cleanup-wait", o.RemoveUnused},
+		{"image-source-deadline", o.SourceDeadline},
+	} {
+		if f.value != 0 && f.value < shortestWait {
+			return errclass.Errorf(errclass.Invalid, "--%s is %s: use %s or more, or 0 for the default", f.flag, f.value,
+				shortestWait)
+		}
+	}
+	if o.ParallelCopies < 0 || o.ParallelCopies > MaxParallelCopies {
+		return errclass.Errorf(errclass.Invalid, "--image-parallel-copies is %d: use 1 to %d, or 0 for the default",
+			o.ParallelCopies, MaxParallelCopies)
+	}
+	return nil
 }
 
 func (o Options) withDefaults() Options {
@@ -81,6 +127,9 @@ func CachedObjects(namespace string) map[client.Object]cache.ByObject {
 
 // Setup adds the controller to mgr.
 func Setup(mgr ctrl.Manager, o Options) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
 	r := &reconciler{Options: o.withDefaults(), cached: mgr.GetClient(), live: mgr.GetAPIReader()}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backingimage"+o.ControllerSuffix).

@@ -7,11 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 // A heartbeat alone is no reason to look at an image, and a report about one image is none to look at another one.
@@ -85,5 +87,34 @@ func TestOptions_defaults(t *testing.T) {
 	if o.GiveUpUnknown != 5*time.Minute || o.RemoveUnused != time.Minute || o.SourceDeadline != 24*time.Hour ||
 		o.ParallelCopies != 1 || o.Clock == nil {
 		t.Errorf("%+v", o)
+	}
+}
+
+func TestOptions_flags(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"": "",
+		"--image-recovery-wait=1m --image-cleanup-wait=2h --image-source-deadline=48h --image-parallel-copies=100": "",
+		"--image-recovery-wait=59s":   "--image-recovery-wait is 59s: use 1m0s or more, or 0 for the default",
+		"--image-cleanup-wait=-1h":    "--image-cleanup-wait is -1h0m0s",
+		"--image-source-deadline=1ns": "--image-source-deadline is 1ns",
+		"--image-parallel-copies=101": "--image-parallel-copies is 101: use 1 to 100, or 0 for the default",
+		"--image-parallel-copies=-1":  "--image-parallel-copies is -1",
+	} {
+		var o Options
+		f := pflag.NewFlagSet("controller", pflag.ContinueOnError)
+		o.AddFlags(f)
+		if err := f.Parse(strings.Fields(args)); err != nil {
+			t.Errorf("%s: %v", args, err)
+		}
+		err := o.Validate()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) ||
+			errclass.Of(err) != errclass.Invalid) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+		if strings.Count(args, " ") == 3 && (o.GiveUpUnknown != time.Minute || o.RemoveUnused != 2*time.Hour ||
+			o.SourceDeadline != 48*time.Hour || o.ParallelCopies != 100) {
+			t.Errorf("%+v", o)
+		}
 	}
 }
