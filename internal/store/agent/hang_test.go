@@ -69,6 +69,10 @@ func (f *fakeDisk) Changed(context.Context, disk.Name, disk.Name) iter.Seq2[exte
 	return func(yield func(extent.Extent, error) bool) { yield(extent.Extent{Length: 1}, nil) }
 }
 
+func (f *fakeDisk) Pieces(context.Context, disk.Name) ([]disk.PieceHash, error) {
+	return []disk.PieceHash{{}}, nil
+}
+
 func (f *fakeDisk) CloseUnused() error  { return nil }
 func (f *fakeDisk) Close() error        { return nil }
 func (f *fakeDisk) Recovered() []string { return nil }
