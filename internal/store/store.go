@@ -95,7 +95,8 @@ func Run(ctx context.Context, o Options) error {
 		func(ctx context.Context) error {
 			return agent.Run(ctx, agent.Options{
 				Node: o.Node, Namespace: o.Namespace, HostRoot: o.HostRoot, DefaultDisk: o.DefaultDisk, Disks: disks,
-				Opened: driver.LeaseAttached, Orphans: driver.DescribeOrphans, Looked: ready.noteLook, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
+				Opened: driver.LeaseAttached, Orphans: driver.DescribeOrphans, Looked: ready.noteLook,
+				CopyReady: driver.WakeClaims, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
 				Clock: clock.RealClock{}, Logger: log,
 				Register: func(r grpc.ServiceRegistrar) { csispec.RegisterSnapshotMetadataServer(r, local) },
 			})

@@ -71,6 +71,8 @@ type Options struct {
 	Orphans func(ctx context.Context, d diskset.Disk, deletable map[string]bool) []string
 	// Looked is called whenever the agent has looked at all disks and copies, and reported them. It may be nil.
 	Looked func()
+	// CopyReady is called when a copy of an image has got ready on a disk of the node, and is reported. It may be nil.
+	CopyReady func()
 	// Config connects to the API server.
 	Config *rest.Config
 	// PodIP is the address for other stores. Port and NBDPort are the ports there: peer.DefaultPort and
@@ -123,6 +125,7 @@ type agent struct {
 	mu        sync.Mutex
 	reported  map[copyKey]longhornv1.BackingImageV2CopyInfo
 	reportNew chan struct{} // closed when reported changes
+	gotReady  bool          // a copy has, since the last report
 	// reached is called after each step of a job, and may fail it. Tests crash there.
 	reached func(step string) error
 }
@@ -262,6 +265,9 @@ func (a *agent) lookAtAll(ctx context.Context) (time.Duration, error) {
 	}
 	if err := a.writeReport(ctx); err != nil {
 		return 0, err
+	}
+	if a.takeReady() && a.CopyReady != nil {
+		a.CopyReady()
 	}
 	slow := slices.ContainsFunc(states, func(s *diskState) bool { return s.slow })
 	if busy || slow {

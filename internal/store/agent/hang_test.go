@@ -191,8 +191,17 @@ func TestAgent_goesOnWithoutADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newHangWorld(t)
+		ready := 0
+		w.agent.CopyReady = func() {
+			w.expect("when a copy has got ready", diskIsReady, diskIsReady, "good", "bad")
+			ready++
+		}
 		w.look()
 		w.expect("at first", diskIsReady, diskIsReady, "good", "bad")
+		w.look()
+		if ready != 1 {
+			t.Errorf("it was told %d times that a copy had got ready", ready)
+		}
 
 		bad := w.disks["bad"]
 		bad.setHang(true)

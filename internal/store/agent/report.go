@@ -46,9 +46,21 @@ func (a *agent) setReported(reports map[copyKey]longhornv1.BackingImageV2CopyInf
 	if maps.Equal(a.reported, reports) {
 		return
 	}
+	for key, info := range reports {
+		a.gotReady = a.gotReady || info.State == longhornv1.StateReady && a.reported[key].State != longhornv1.StateReady
+	}
 	a.reported = reports
 	close(a.reportNew)
 	a.reportNew = make(chan struct{})
+}
+
+// takeReady says whether a copy has got ready since it said so last.
+func (a *agent) takeReady() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ready := a.gotReady
+	a.gotReady = false
+	return ready
 }
 
 // ListCopies implements [peer.Copies].

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -48,7 +49,9 @@ type Driver struct {
 	attached map[string]disk.Lease // by handle: the heads that have a device
 	pending  map[string]pending    // by handle: volumes that were asked for
 	contents cache.Store           // the VolumeSnapshotContents, or nil as long as they are not known
-	unready  error                 // why kubelet does not call the driver, or nil if it does
+	// wakeClaim has the claim with a UID provisioned soon. It is nil before there is a provisioner.
+	wakeClaim func(types.UID)
+	unready   error // why kubelet does not call the driver, or nil if it does
 }
 
 // New returns a driver.

@@ -53,7 +53,7 @@ func (d *Driver) newProvisioner(claims cache.SharedIndexInformer) *controller.Pr
 	log := logr.FromSlogHandler(d.log.Handler())
 	return controller.NewProvisionController(log, d.options.Kubernetes, names.Driver,
 		provisioner{&controllerServer{Driver: d}},
-		controller.ClaimsInformer(claims),
+		controller.ClaimsInformer(d.wakeable(claims)),
 		controller.LeaderElection(false),
 		controller.MetricsPort(0),
 		controller.Threadiness(provisionThreads),
