@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/store"
 )
 
@@ -10,6 +11,7 @@ import (
 func storeCommand(env environment) *cobra.Command {
 	var s server
 	var o store.Options
+	var scrubRate int
 	c := &cobra.Command{
 		Use:   "store",
 		Short: "Run a node's disks for images and volumes, and the CSI driver",
@@ -24,6 +26,10 @@ func storeCommand(env environment) *cobra.Command {
 			if o.Config, err = s.restConfig("store", handlerLimit); err != nil {
 				return err
 			}
+			if scrubRate < 0 || o.ScrubInterval < 0 {
+				return failure.Usage("--scrub-rate %d and --scrub-interval %s: give 0 or more", scrubRate, o.ScrubInterval)
+			}
+			o.ScrubBytesPerSecond = int64(scrubRate) << 20
 			o.Namespace, o.MetricsAddress, o.HealthAddress = s.namespace, s.metrics, s.health
 			return store.Run(c.Context(), o)
 		},
@@ -35,6 +41,10 @@ func storeCommand(env environment) *cobra.Command {
 	c.Flags().StringVar(&o.HostRoot, "host-root", "", "where this process sees the node's root directory; empty: /")
 	c.Flags().StringVar(&o.DefaultDisk, "default-disk", store.DefaultDisk, "the node's directory that becomes its first disk; empty: none")
 	c.Flags().StringVar(&o.KubeletDir, "kubelet-dir", "", "the kubelet's directory; empty: /var/lib/kubelet")
+	c.Flags().IntVar(&scrubRate, "scrub-rate", store.DefaultScrubBytesPerSecond>>20,
+		"how many MiB of the images are read a second to find damage; 0: none")
+	c.Flags().DurationVar(&o.ScrubInterval, "scrub-interval", store.DefaultScrubInterval,
+		"how often each disk's images are all read; 0: never")
 	c.AddCommand(newStoreSourceCommand())
 	return c
 }

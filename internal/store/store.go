@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr"
@@ -36,6 +37,12 @@ import (
 // DefaultDisk is the node's directory that becomes its first disk.
 const DefaultDisk = "/var/lib/varve-store"
 
+// How the images on the disks are read, unless Options say otherwise.
+const (
+	DefaultScrubBytesPerSecond = 20 << 20
+	DefaultScrubInterval       = 7 * 24 * time.Hour
+)
+
 // Options are what Run needs. Config, Node, Namespace, PodIP and TLSDir have no default.
 type Options struct {
 	// Config connects to the API server.
@@ -50,6 +57,10 @@ type Options struct {
 	HostRoot string
 	// DefaultDisk is the directory of the node's first disk. Empty: the node has only the disks that its Node names.
 	DefaultDisk string
+	// ScrubBytesPerSecond is how fast the images on the disks are read to find damage, and ScrubInterval how often all of
+	// them. 0: they are not read.
+	ScrubBytesPerSecond int64
+	ScrubInterval       time.Duration
 	// KubeletDir is the kubelet's directory, at the same path as on the node. Empty: /var/lib/kubelet.
 	KubeletDir string
 	// MetricsAddress serves /metrics as package metricsaccess does, HealthAddress serves /healthz and /readyz over plain
@@ -98,6 +109,7 @@ func Run(ctx context.Context, o Options) error {
 				Opened: driver.LeaseAttached, Orphans: driver.DescribeOrphans, Looked: ready.noteLook,
 				CopyReady: driver.WakeClaims, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
 				Clock: clock.RealClock{}, Logger: log,
+				Scrub: agent.ScrubOptions{BytesPerSecond: o.ScrubBytesPerSecond, Interval: o.ScrubInterval},
 				Register: func(r grpc.ServiceRegistrar) { csispec.RegisterSnapshotMetadataServer(r, local) },
 			})
 		},

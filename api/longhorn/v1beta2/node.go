@@ -28,6 +28,18 @@ const (
 	ReasonDiskSilent = "DiskSilent"
 )
 
+// ConditionVolumesIntact is a condition of a disk: False if volumes share blocks with a copy of their image that was
+// found to be damaged. The message names them.
+const ConditionVolumesIntact = "VolumesIntact"
+
+// Reasons of a disk's condition VolumesIntact.
+const (
+	// ReasonNoDamageKnown: no volume on the disk is known to share wrong blocks.
+	ReasonNoDamageKnown = "NoDamageKnown"
+	// ReasonDamageShared: some do. Restore them from backups.
+	ReasonDamageShared = "DamageShared"
+)
+
 // ReasonStoreSilent is the reason of a Node's condition Ready that is Unknown: its store has not reported for three
 // minutes.
 const ReasonStoreSilent = "StoreSilent"
@@ -132,7 +144,16 @@ type DiskStatus struct {
 	// taken when it is written.
 	// +optional
 	StorageScheduled int64 `json:"storageScheduled"`
-	// conditions are Ready, with the reason DiskReady, DiskPressure, DiskUnusable or DiskSilent.
+	// lastScrubTime is when all images on the disk had last been read and compared with their hashes.
+	// +optional
+	LastScrubTime *metav1.Time `json:"lastScrubTime,omitempty"`
+	// scrubProgress is how far the pass that goes on is, in percent of the images' bytes.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	// +optional
+	ScrubProgress int `json:"scrubProgress,omitempty"`
+	// conditions are Ready, with the reason DiskReady, DiskPressure, DiskUnusable or DiskSilent, and VolumesIntact, with
+	// the reason NoDamageKnown or DamageShared.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -34,6 +34,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/diskguard"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/peer"
+	"github.com/varvebackup/varve/internal/store/scrub"
 )
 
 const (
@@ -75,6 +76,8 @@ type Options struct {
 	CopyReady func()
 	// Config connects to the API server.
 	Config *rest.Config
+	// Scrub says how the images on the disks are read now and then to find damage. Interval 0: they are not.
+	Scrub ScrubOptions
 	// PodIP is the address for other stores. Port and NBDPort are the ports there: peer.DefaultPort and
 	// peer.DefaultNBDPort if they are 0. Port is the same for all stores of a cluster.
 	PodIP         string
@@ -120,6 +123,9 @@ type agent struct {
 	writtenAt time.Time
 	// nodeWrittenAt is when the status of the Node was compared with the disks.
 	nodeWrittenAt time.Time
+
+	// scrubber is nil if images are not read now and then.
+	scrubber *scrub.Scrubber
 
 	jobs      sync.WaitGroup
 	mu        sync.Mutex
@@ -186,13 +192,20 @@ func Run(ctx context.Context, o Options) error {
 
 func newAgent(o Options, cached client.Reader, live client.Client) *agent {
 	o.Port = cmp.Or(o.Port, peer.DefaultPort)
-	return &agent{
+	a := &agent{
 		Options: o, cached: cached, live: live, disks: map[string]*openDisk{}, guards: map[string]*diskguard.Guard{},
 		looks: map[string]*look{}, openFiles: openReflink, diskClock: o.Clock, lookPatience: diskAnswers,
 		known: map[string]disk.UID{}, copies: map[copyKey]*copyState{},
 		wake: make(chan struct{}, 1), reported: map[copyKey]longhornv1.BackingImageV2CopyInfo{},
 		reportNew: make(chan struct{}),
 	}
+	if o.Scrub.Interval > 0 && o.Scrub.BytesPerSecond > 0 {
+		a.scrubber = scrub.New(scrub.Options{
+			Disks: o.Disks, Copies: a, BytesPerSecond: o.Scrub.BytesPerSecond, Interval: o.Scrub.Interval, Clock: o.Clock,
+			Logger: o.Logger, Changed: a.wakeUp,
+		})
+	}
+	return a
 }
 
 func (a *agent) servePeers(ctx context.Context) error {
@@ -214,6 +227,9 @@ func (a *agent) wakeUp() {
 // jobs, and closes the disks.
 func (a *agent) loop(ctx context.Context) error {
 	defer a.closeAll()
+	if a.scrubber != nil {
+		a.jobs.Go(func() { a.scrubber.Run(ctx) })
+	}
 	for ctx.Err() == nil {
 		next, err := a.lookAtAll(ctx)
 		if err != nil && ctx.Err() == nil {

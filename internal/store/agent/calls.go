@@ -51,6 +51,9 @@ func (a *agent) NoteDamage(ctx context.Context, c peer.Copy, why string) {
 	}
 	a.Logger.Error("the copy of an image is damaged", "disk", c.DiskUUID, "image", c.Image, "uuid", c.UUID, "found", why,
 		"error", err)
+	if a.scrubber != nil {
+		a.scrubber.WakeUp() // to repair it
+	}
 	a.wakeUp() // to report it
 }
 

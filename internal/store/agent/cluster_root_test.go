@@ -49,6 +49,8 @@ type cluster struct {
 	clock     *clocktesting.FakeClock
 	port      int
 	nodes     []*node
+	// scrub is what agents that are started have.
+	scrub ScrubOptions
 	// unreadable makes reads of BackingImages fail.
 	unreadable atomic.Bool
 }
@@ -104,7 +106,7 @@ func (n *node) start() {
 	n.agent = newAgent(Options{
 		Node: n.name, Namespace: namespace, DefaultDisk: n.fs.Dir, Disks: n.set, PodIP: n.ip, Port: n.c.port,
 		TLSDir: n.c.authority.ServiceFiles(n.c.t, names.StoreHost), Clock: n.c.clock, Logger: slog.New(slog.DiscardHandler),
-		Opened: n.opened,
+		Opened: n.opened, Scrub: n.c.scrub,
 	}, n.c.client, n.c.client)
 	n.agent.reached, n.agent.diskClock = n.reached, clock.RealClock{}
 	ctx, cancel := context.WithCancel(context.Background())

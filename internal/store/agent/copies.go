@@ -49,6 +49,7 @@ func (a *agent) lookAtCopies(
 		for key, info := range a.clearDisk(ctx, s, images) {
 			reports[key] = info
 		}
+		s.scrubbed = a.scrubStatus(s.open)
 		s.notes = slices.Concat(describeDamage(s.objects, images), a.describeHeads(s.objects),
 			a.deleteOrphans(ctx, s, images))
 		if a.Orphans != nil {
@@ -151,6 +152,8 @@ func (a *agent) viewOf(
 	}
 	if v.copy != nil {
 		v.realSize = s.open.realSize(ctx, *v.copy)
+		v.mayRepair = a.scrubber != nil && len(readyDisks(image, v.diskUUID)) > 0 &&
+			a.scrubber.MayRepair(s.open.UUID, v.copy.UID)
 	}
 	switch {
 	case v.copy != nil:

@@ -42,6 +42,8 @@ type view struct {
 	recordErr            error // of origin, too
 	origin               origin
 	realSize             int64
+	// mayRepair: the copy is damaged, and may soon be repaired.
+	mayRepair bool
 	state                *copyState
 	now                  time.Time
 }
@@ -71,6 +73,8 @@ func decide(v view) decision {
 	switch c := v.copy; {
 	case c == nil:
 		return decideMaking(v)
+	case c.State == disk.StateDamaged && v.mayRepair:
+		return inProgress(actionNone, 99, "the copy is damaged, and is repaired from another one")
 	case c.State != disk.StateReady:
 		return failed("the copy is " + string(c.State) + ": remove the disk from spec.diskFileSpecMap, so that the copy is " +
 			"deleted, and add it again")

@@ -25,6 +25,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/diskguard"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/reflink"
+	"github.com/varvebackup/varve/internal/store/scrub"
 )
 
 // defaultDiskName is the name of the disk that the agent adds to its Node.
@@ -76,6 +77,8 @@ type diskState struct {
 	// objects are what is on the disk, and notes what is wrong with some of them.
 	objects []disk.Object
 	notes   []string
+	// scrubbed is what the scrub knows of the disk, or nil.
+	scrubbed *scrub.Status
 	// deletable are the UUIDs of images, and the names of volumes, that a user allows to be deleted if no object has them.
 	deletable map[string]bool
 }
@@ -324,7 +327,7 @@ func (a *agent) writeNode(ctx context.Context, cached *longhornv1.Node, states [
 func withoutSpace(status longhornv1.NodeStatus) *longhornv1.NodeStatus {
 	out := status.DeepCopy()
 	for _, d := range out.DiskStatus {
-		d.StorageAvailable, d.StorageScheduled = 0, 0
+		d.StorageAvailable, d.StorageScheduled, d.ScrubProgress = 0, 0, 0
 		for i := range d.Conditions {
 			if d.Conditions[i].Reason == longhornv1.ReasonDiskPressure {
 				d.Conditions[i].Message = ""
@@ -362,6 +365,7 @@ func (a *agent) describeNode(node *longhornv1.Node, states []*diskState) {
 		}
 		c.LastTransitionTime = metav1.NewTime(a.Clock.Now())
 		meta.SetStatusCondition(&status.Conditions, c)
+		a.describeScrub(status, s.scrubbed)
 		statuses[s.name] = status
 	}
 	node.Status.DiskStatus = statuses
@@ -409,8 +413,14 @@ func (s *diskState) condition() metav1.Condition {
 		c.Message = fmt.Sprintf("%d bytes are free, and spec.disks[%s].storageReserved is %d: free or add space",
 			s.usage.Available, s.name, s.spec.StorageReserved)
 	}
-	if len(c.Message) > maxMessage {
-		c.Message = strings.ToValidUTF8(c.Message[:maxMessage], "") + "…"
-	}
+	c.Message = shorten(c.Message)
 	return c
+}
+
+// shorten makes a message fit into a condition.
+func shorten(message string) string {
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "") + "…"
+	}
+	return message
 }

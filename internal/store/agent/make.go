@@ -91,6 +91,17 @@ type pieceReader struct {
 	noteDamage func(why string)
 }
 
+// checkPiece compares a piece that was read with its hash.
+func (r *pieceReader) checkPiece(p []byte, i int) error {
+	if sha256.Sum256(p) == r.pieces[i] {
+		return nil
+	}
+	if r.noteDamage != nil {
+		r.noteDamage(fmt.Sprintf("MiB %d is not what was sealed", i))
+	}
+	return fmt.Errorf("%w: MiB %d of the other copy is not what was sealed", errclass.Corrupt, i)
+}
+
 // openCopy opens a copy of an image that is ready. All that there are take turns, those on this node first.
 func (a *agent) openCopy(
 	ctx context.Context, image *longhornv1.BackingImage, except string, turn int,
@@ -339,11 +350,8 @@ func (c *copying) copyPiece(ctx context.Context, to *os.File, i int) error {
 	if err := c.from.readAt(ctx, p, offset); err != nil {
 		return fmt.Errorf("read MiB %d of the other copy: %w", i, err)
 	}
-	if sha256.Sum256(p) != c.from.pieces[i] {
-		if c.from.noteDamage != nil {
-			c.from.noteDamage(fmt.Sprintf("MiB %d is not what was sealed", i))
-		}
-		return fmt.Errorf("%w: MiB %d of the other copy is not what was sealed", errclass.Corrupt, i)
+	if err := c.from.checkPiece(p, i); err != nil {
+		return err
 	}
 	if err := writePiece(to, p, offset, c.there[i]); err != nil {
 		return err

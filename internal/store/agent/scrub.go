@@ -1,0 +1,137 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/internal/store/peer"
+	"github.com/varvebackup/varve/internal/store/scrub"
+)
+
+// ScrubOptions say how the images on the disks are read: see scrub.Options.
+type ScrubOptions struct {
+	BytesPerSecond int64
+	Interval       time.Duration
+}
+
+var _ scrub.Copies = (*agent)(nil)
+
+// CanRepair implements [scrub.Copies]. What cannot be found out counts as no.
+func (a *agent) CanRepair(ctx context.Context, c peer.Copy) (wanted, others bool) {
+	image := &longhornv1.BackingImage{}
+	if err := a.cached.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: c.Image}, image); err != nil {
+		return false, false
+	}
+	_, listed := image.Spec.DiskFileSpecMap[c.DiskUUID]
+	wanted = listed && image.Status.UUID == c.UUID && image.DeletionTimestamp == nil
+	return wanted, wanted && len(readyDisks(image, c.DiskUUID)) > 0
+}
+
+// FetchPiece implements [scrub.Copies]. It asks each copy that is ready once.
+func (a *agent) FetchPiece(ctx context.Context, c peer.Copy, piece int, p []byte) error {
+	image := &longhornv1.BackingImage{}
+	if err := a.cached.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: c.Image}, image); err != nil {
+		return fmt.Errorf("read the BackingImage %s: %w", c.Image, err)
+	}
+	candidates := readyDisks(image, c.DiskUUID)
+	if image.Status.UUID != c.UUID || len(candidates) == 0 {
+		return errclass.Errorf(errclass.Transient, "no other disk has a copy of %s that is ready: make one more", c.Image)
+	}
+	var all error
+	for turn := range candidates {
+		err := a.fetchFrom(ctx, image, c, turn, piece, p)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		all = errors.Join(all, err)
+	}
+	return all
+}
+
+// fetchFrom reads a piece of one of the other copies, which take turns.
+func (a *agent) fetchFrom(
+	ctx context.Context, image *longhornv1.BackingImage, c peer.Copy, turn, piece int, p []byte,
+) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, pieceTimeout)
+	defer cancel()
+	from, err := a.openCopy(ctx, image, c.DiskUUID, turn)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, from.close()) }()
+	if from.checksum != image.Status.Checksum || piece >= len(from.pieces) {
+		return errclass.Errorf(errclass.Corrupt, "the other copy has the checksum %.16s…, and the image %.16s…", from.checksum,
+			image.Status.Checksum)
+	}
+	if err := from.readAt(ctx, p, int64(piece)*disk.PieceBytes); err != nil {
+		return fmt.Errorf("read MiB %d of the other copy: %w", piece, err)
+	}
+	return from.checkPiece(p, piece)
+}
+
+// scrubStatus returns what the scrub knows of a disk, or nil.
+func (a *agent) scrubStatus(d *openDisk) *scrub.Status {
+	if a.scrubber == nil {
+		return nil
+	}
+	status, ok := a.scrubber.Status(d.UUID)
+	if !ok {
+		return nil
+	}
+	return &status
+}
+
+// describeScrub fills in what the scrub knows of a disk. Without that, what was known stays.
+func (a *agent) describeScrub(status *longhornv1.DiskStatus, s *scrub.Status) {
+	if s == nil {
+		return
+	}
+	if status.ScrubProgress = 0; s.GoesOn {
+		status.ScrubProgress = s.Percent
+	}
+	status.LastScrubTime = nil
+	if !s.LastEnded.IsZero() {
+		at := metav1.NewTime(s.LastEnded.Truncate(time.Second))
+		status.LastScrubTime = &at
+	}
+	c := metav1.Condition{
+		Type: longhornv1.ConditionVolumesIntact, Status: metav1.ConditionTrue, Reason: longhornv1.ReasonNoDamageKnown,
+		LastTransitionTime: metav1.NewTime(a.Clock.Now()),
+	}
+	if len(s.Shares) > 0 {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, longhornv1.ReasonDamageShared, describeShares(s.Shares)
+	}
+	meta.SetStatusCondition(&status.Conditions, c)
+}
+
+// describeShares says which volumes have wrong blocks.
+func describeShares(shares []scrub.Share) string {
+	var all []string
+	for _, x := range shares {
+		name := string(x.Object)
+		if handle, ok := names.IsHead(x.Object); ok {
+			name = "volume " + handle
+		}
+		all = append(all, fmt.Sprintf("%s has %d bytes at offset %d that are or may be wrong, from a damaged copy of image %s",
+			name, x.Bytes(), x.Offset(), x.Image))
+	}
+	slices.Sort(all)
+	text := strings.Join(all[:min(len(all), maxNamed)], "; ")
+	if more := len(all) - maxNamed; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return shorten(text + ": restore them from backups. A volume leaves this list when it has overwritten these bytes, or is " +
+		"deleted")
+}

@@ -1,0 +1,210 @@
+//go:build root
+
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/internal/store/reflink"
+	"github.com/varvebackup/varve/test/verdict"
+)
+
+// newScrubbed returns a cluster whose first node's images are read now and then, and a second one with a copy of the image
+// if one is wanted there.
+func newScrubbed(t *testing.T, data []byte, others bool) (c *cluster, a, good *node) {
+	t.Helper()
+	c = newCluster(t)
+	c.scrub = ScrubOptions{BytesPerSecond: 20 << 20, Interval: time.Hour}
+	a = c.addNode("a")
+	c.scrub = ScrubOptions{}
+	c.makeFirst(a, data)
+	if !others {
+		return c, a, nil
+	}
+	good = c.addNode("good")
+	c.addDisk(good)
+	good.await(longhornv1.StateReady)
+	uuid := good.uuid()
+	c.editImage(func(image *longhornv1.BackingImage) {
+		image.Status.DiskFileStatusMap[uuid] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
+	})
+	return c, a, good
+}
+
+// flipOnDevice flips a bit of the image's copy where the file system has it, so that clones have the wrong bit, too.
+func (n *node) flipOnDevice(offset int64) {
+	n.c.t.Helper()
+	files, ok := n.set.All()[0].Disk.(*reflink.Disk)
+	if !ok {
+		n.c.t.Fatalf("%T", n.set.All()[0].Disk)
+	}
+	placed, err := files.Place(n.c.t.Context(), names.Image(imageName, imageUUID), extent.Extent{Offset: offset, Length: 1})
+	if err != nil || len(placed) != 1 {
+		n.c.t.Fatalf("%v, %v", placed, err)
+	}
+	f, err := os.OpenFile(n.fs.Device, os.O_RDWR, 0)
+	if err != nil {
+		n.c.t.Fatal(err)
+	}
+	one := make([]byte, 1)
+	_, err = f.ReadAt(one, placed[0].Physical)
+	one[0] ^= 1
+	_, errWrite := f.WriteAt(one, placed[0].Physical)
+	if err := errors.Join(err, errWrite, f.Sync(), f.Close()); err != nil {
+		n.c.t.Fatal(err)
+	}
+}
+
+// clone makes a volume of the image.
+func (n *node) clone(handle string, size int64) {
+	n.c.t.Helper()
+	err := n.set.All()[0].Create(n.c.t.Context(), names.Head(handle), disk.Source{
+		UID: disk.UID(handle), Volume: disk.UID(handle), From: names.Image(imageName, imageUUID), Bytes: size,
+	})
+	if err != nil {
+		n.c.t.Fatal(err)
+	}
+}
+
+// writeVolume overwrites a block of a volume.
+func (n *node) writeVolume(handle string, offset int64) {
+	n.c.t.Helper()
+	err := withFile(n.c.t.Context(), n.set.All()[0], names.Head(handle), os.O_RDWR, func(f *os.File) error {
+		_, err := f.WriteAt(bytes.Repeat([]byte{7}, 4096), offset)
+		return errors.Join(err, f.Sync())
+	})
+	if err != nil {
+		n.c.t.Fatal(err)
+	}
+}
+
+// intact waits until the disk's condition VolumesIntact has a status, and returns its message.
+func (n *node) intact(want metav1.ConditionStatus) (message string) {
+	n.c.t.Helper()
+	n.c.eventually("VolumesIntact "+string(want), func() error {
+		s := n.diskStatus()
+		if s == nil {
+			return errors.New("no status")
+		}
+		c := meta.FindStatusCondition(s.Conditions, longhornv1.ConditionVolumesIntact)
+		if c == nil || c.Status != want {
+			return fmt.Errorf("%+v", c)
+		}
+		message = c.Message
+		return nil
+	})
+	return message
+}
+
+// reads checks what the node's copy has, on the disk and not in the page cache.
+func (n *node) reads(want []byte) {
+	n.c.t.Helper()
+	err := withFile(n.c.t.Context(), n.set.All()[0], names.Image(imageName, imageUUID), os.O_RDONLY, func(f *os.File) error {
+		got := make([]byte, len(want))
+		err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+		_, errRead := f.ReadAt(got, 0)
+		if !bytes.Equal(got, want) {
+			verdict.Errorf(n.c.t, "the copy has other bytes")
+		}
+		return errors.Join(err, errRead)
+	})
+	if err != nil {
+		n.c.t.Fatal(err)
+	}
+}
+
+// A flipped bit is found, and repaired with the MiB of another copy. Volumes that share the wrong block are named until
+// they have overwritten it; those that do not are not.
+func TestScrub_findsAndRepairsAFlippedBit(t *testing.T) {
+	t.Parallel()
+	const at = 5*mib + 8192 + 17
+	data := withHole(2, 6*mib)
+	c, a, _ := newScrubbed(t, data, true)
+	for _, handle := range []string{"pvc-shares", "pvc-wrote", "pvc-wrote-near"} {
+		a.clone(handle, 8*mib)
+	}
+	a.writeVolume("pvc-wrote", at/4096*4096)
+	a.writeVolume("pvc-wrote-near", at/4096*4096-4096)
+	c.eventually("a whole pass", func() error {
+		if s := a.diskStatus(); s == nil || s.LastScrubTime == nil {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	a.intact(metav1.ConditionTrue)
+	before := a.diskStatus().LastScrubTime.Time
+	a.flipOnDevice(at)
+	c.clock.Step(time.Hour)
+
+	message := a.intact(metav1.ConditionFalse)
+	c.eventually("the repair", func() error {
+		message = a.intact(metav1.ConditionFalse)
+		if !strings.Contains(message, fmt.Sprintf("volume pvc-shares has 4096 bytes at offset %d ", at/4096*4096)) {
+			return errors.New(message)
+		}
+		return nil
+	})
+	if !strings.Contains(message, "pvc-wrote-near has 4096 bytes") || strings.Contains(message, "pvc-wrote has") {
+		t.Error(message)
+	}
+	a.await(longhornv1.StateReady)
+	a.reads(data)
+	c.eventually("the pass to end", func() error {
+		if s := a.diskStatus(); !s.LastScrubTime.After(before) {
+			return fmt.Errorf("%v", s.LastScrubTime)
+		}
+		return nil
+	})
+	a.kill() // what is known of the volumes survives
+	c.scrub = ScrubOptions{BytesPerSecond: 20 << 20, Interval: time.Hour}
+	a.start()
+	a.intact(metav1.ConditionFalse)
+	a.writeVolume("pvc-shares", at/4096*4096)
+	if err := a.set.All()[0].Delete(t.Context(), names.Head("pvc-wrote-near")); err != nil {
+		t.Fatal(err)
+	}
+	a.intact(metav1.ConditionTrue)
+	a.reads(data)
+}
+
+// Without another copy a flipped bit is found, and the copy has failed. It is repaired when there is one.
+func TestScrub_repairsLater(t *testing.T) {
+	t.Parallel()
+	data := withHole(3, 3*mib+5)
+	c, a, _ := newScrubbed(t, data, false)
+	a.damage(3*mib + 2)
+	a.await(longhornv1.StateFailed)
+	good := c.addNode("good")
+	good.putImage(data)
+	uuid := good.uuid()
+	c.editImage(func(image *longhornv1.BackingImage) {
+		image.Spec.DiskFileSpecMap[uuid] = nil
+		image.Status.DiskFileStatusMap[uuid] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
+	})
+	good.await(longhornv1.StateReady)
+	c.clock.Step(time.Hour)
+	a.await(longhornv1.StateReady)
+	a.reads(data)
+}
+
+// putImage makes a copy on a node's disk, as if it had been there before.
+func (n *node) putImage(data []byte) {
+	n.c.t.Helper()
+	n.condition(longhornv1.ReasonDiskReady)
+	d := n.disk()
+	d.NewImage(names.Image(imageName, imageUUID), imageUUID, data)
+}

@@ -1,0 +1,242 @@
+package reflink
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/varvebackup/varve/internal/durable"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/store/disk"
+)
+
+// repairBlock is the smallest part of a piece that is written: the block of the file systems. What is right keeps its
+// place, and stays shared with the clones.
+const repairBlock = 4 << 10
+
+// FetchPiece fills want with the bytes that a piece of an image must have. has is what the disk has, or nil if it cannot
+// be read.
+type FetchPiece func(ctx context.Context, piece int, has, want []byte) error
+
+// Repair reads a whole image that is damaged, and replaces what is not as its hashes say with what fetch returns. Then
+// the image is ready again. If a piece cannot be fetched, fetch is still called for all others that are bad, and nothing
+// changes. Clones keep the blocks that they share with what the image was.
+//
+// The repaired file is a clone of the old one in a directory of its own, which changes places with the old directory at
+// one moment. So a crash leaves the damaged image or the repaired one.
+func (d *Disk) Repair(ctx context.Context, name disk.Name, uid disk.UID, fetch FetchPiece) error {
+	if err := d.repairImage(ctx, name, uid, fetch); err != nil {
+		return fmt.Errorf("repair %q: %w", name, describeFull(err))
+	}
+	return nil
+}
+
+func (d *Disk) repairImage(ctx context.Context, name disk.Name, uid disk.UID, fetch FetchPiece) (err error) {
+	source, err := d.leaseAny(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, source.Close()) }()
+	o := source.object
+	switch {
+	case o.UID != uid:
+		return errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
+	case o.Kind != disk.KindImage:
+		return errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
+	}
+	encoded, err := os.ReadFile(filepath.Join(d.dir, o.group, hashesFile))
+	if err != nil {
+		return err
+	}
+	pieces, err := decodeHashes(encoded, o.entry)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(d.dir, o.group+newSuffix)
+	if err := errors.Join(removeTree(dir), makeDirectory(dir)); err != nil {
+		return err
+	}
+	err = d.writeRepaired(ctx, source, dir, pieces, fetch)
+	if err == nil {
+		err = durable.Write(filepath.Join(dir, hashesFile), encoded)
+	}
+	if err == nil {
+		err = d.sealFile(filepath.Join(dir, "data"))
+	}
+	if err == nil {
+		err = d.writeMetadata(dir, metadata{Format: formatVersion, Objects: []entry{o.entry}})
+	}
+	if err != nil {
+		return errors.Join(err, removeTree(dir))
+	}
+	return d.exchangeGroup(o, dir)
+}
+
+// leaseAny leases an object, damaged or not.
+func (d *Disk) leaseAny(ctx context.Context, name disk.Name) (*lease, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o, err := d.findByName(name)
+	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
+		return nil, err
+	}
+	return d.leaseObject(o), nil
+}
+
+// writeRepaired makes the file of a repaired image. It is read as a clone, of which nothing is in the page cache.
+func (d *Disk) writeRepaired(
+	ctx context.Context, source *lease, dir string, pieces []disk.PieceHash, fetch FetchPiece,
+) (err error) {
+	path := filepath.Join(dir, "data")
+	if err := d.cloneData(ctx, source, path, source.object.Bytes); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	has, want := make([]byte, pieceBytes), make([]byte, pieceBytes)
+	var failures []error
+	var written []int
+	for i, hash := range pieces {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		offset := int64(i) * pieceBytes
+		length := min(pieceBytes, source.object.Bytes-offset)
+		there := has[:length]
+		if _, err := f.ReadAt(there, offset); err != nil {
+			there = nil
+		} else if hashPiece(there) == hash {
+			continue
+		}
+		if err := fetch(ctx, i, there, want[:length]); err != nil {
+			failures = append(failures, fmt.Errorf("fetch MiB %d: %w", i, err))
+			continue
+		}
+		if hashPiece(want[:length]) != hash {
+			failures = append(failures, fmt.Errorf("%w: MiB %d of the other copy is not what was sealed", errclass.Corrupt, i))
+			continue
+		}
+		if err := writeDifferent(f, there, want[:length], offset); err != nil {
+			return err
+		}
+		written = append(written, i)
+	}
+	if len(failures) > 0 {
+		return errors.Join(failures[:min(len(failures), maxClones)]...)
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := d.reach("repaired"); err != nil {
+		return err
+	}
+	return checkWritten(f, written, pieces, source.object.Bytes)
+}
+
+// writeDifferent writes the blocks of a piece in which it differs from what is there, which nil makes all of them.
+func writeDifferent(f *os.File, there, want []byte, offset int64) error {
+	for at := 0; at < len(want); at += repairBlock {
+		end := min(at+repairBlock, len(want))
+		if there != nil && bytes.Equal(there[at:end], want[at:end]) {
+			continue
+		}
+		if _, err := f.WriteAt(want[at:end], offset+int64(at)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkWritten reads pieces that were written and synced from the disk again.
+func checkWritten(f *os.File, written []int, pieces []disk.PieceHash, size int64) error {
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return fmt.Errorf("drop the page cache of %s: %w", f.Name(), err)
+	}
+	buffer := make([]byte, pieceBytes)
+	for _, i := range written {
+		offset := int64(i) * pieceBytes
+		piece := buffer[:min(pieceBytes, size-offset)]
+		if _, err := f.ReadAt(piece, offset); err != nil {
+			return err
+		}
+		if hashPiece(piece) != pieces[i] {
+			return errclass.Errorf(errclass.Corrupt, "MiB %d was written, and the disk has something else", i)
+		}
+	}
+	return nil
+}
+
+// exchangeGroup puts a repaired image in the place of the damaged one, which it removes.
+func (d *Disk) exchangeGroup(o located, repaired string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	path := filepath.Join(d.dir, o.group)
+	err := unix.Renameat2(unix.AT_FDCWD, repaired, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+	if err != nil {
+		return errors.Join(fmt.Errorf("exchange %s and %s: %w", repaired, path, err), removeTree(repaired))
+	}
+	if err := d.reach("exchange"); err != nil {
+		return err
+	}
+	if err := durable.Sync(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("%w: %w", errclass.Unknown, err)
+	}
+	delete(d.damaged, o.UID)
+	if err := d.reach("exchanged"); err != nil {
+		return err
+	}
+	if err := removeTree(repaired); err != nil {
+		return fmt.Errorf("it is repaired, but what it replaced is removed only when the disk is opened again: %w", err)
+	}
+	return d.reach("done")
+}
+
+// Placed is a part of an object's data, and where on the file system's device its first byte is.
+type Placed struct {
+	extent.Extent
+
+	Physical int64 `json:"physical"`
+}
+
+// Place returns, in order, where the data of a part of an object is, without holes and what has no place of its own.
+// It reads no data, and works for a damaged object, too. What two objects have at the same offset and place they share.
+func (d *Disk) Place(ctx context.Context, name disk.Name, within extent.Extent) ([]Placed, error) {
+	placed, err := d.placeObject(ctx, name, within)
+	if err != nil {
+		return nil, fmt.Errorf("find the place of %s of %q: %w", within, name, err)
+	}
+	return placed, nil
+}
+
+func (d *Disk) placeObject(ctx context.Context, name disk.Name, within extent.Extent) (placed []Placed, err error) {
+	l, err := d.leaseAny(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	f, err := os.Open(l.Path())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	for m, err := range fileMappings(ctx, f, min(l.object.Bytes, within.End())) {
+		if err != nil {
+			return nil, err
+		}
+		part := m.Intersect(within)
+		if part.Empty() || !m.placed {
+			continue
+		}
+		placed = append(placed, Placed{Extent: part, Physical: m.physical + part.Offset - m.Offset})
+	}
+	return placed, nil
+}

@@ -1,0 +1,130 @@
+package scrub
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/varvebackup/varve/internal/durable"
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/reflink"
+)
+
+const (
+	// stateFile is what a disk has beside its header.
+	stateFile = "scrub.json"
+	// stateVersion is the version of its format.
+	stateVersion = 1
+	// maxStateBytes bounds what is read of it.
+	maxStateBytes = 4 << 20
+	// maxShares bounds how many volumes are remembered.
+	maxShares = 1000
+)
+
+// state is the content of scrub.json. It is only about when to read what: a disk without it is read from the beginning.
+type state struct {
+	Format int `json:"format"`
+	// Started is when the last pass began, Ended when the last whole one ended, and Goes on whether one goes on.
+	Started time.Time `json:"started,omitzero"`
+	Ended   time.Time `json:"ended,omitzero"`
+	GoesOn  bool      `json:"goesOn,omitempty"`
+	// Image and Piece are the next to be read, in the order of the images' UIDs.
+	Image disk.UID `json:"image,omitempty"`
+	Piece int64    `json:"piece,omitempty"`
+	// Shares are volumes that share wrong blocks with a copy that was damaged.
+	Shares []Share `json:"shares,omitempty"`
+}
+
+// Share is a volume that has wrong blocks of a copy of an image, because it is a clone of it.
+type Share struct {
+	// Image and ImageUUID are the image's, and Object is what the disk calls the volume or its snapshot.
+	Image     string    `json:"image"`
+	ImageUUID string    `json:"imageUUID"`
+	Object    disk.Name `json:"object"`
+	// Piece is the MiB of the image, and Parts are what is wrong in it, or may be.
+	Piece int64  `json:"piece"`
+	Parts []part `json:"parts"`
+	// Found is when.
+	Found time.Time `json:"found"`
+}
+
+// part is a part of an object, and where it is on the file system's device.
+type part struct {
+	Offset   int64 `json:"offset"`
+	Length   int64 `json:"length"`
+	Physical int64 `json:"physical"`
+}
+
+func (p part) extent() extent.Extent { return extent.Extent{Offset: p.Offset, Length: p.Length} }
+
+// Bytes returns how many bytes are shared, and Offset where the first of them is.
+func (s Share) Bytes() (sum int64) {
+	for _, p := range s.Parts {
+		sum += p.Length
+	}
+	return sum
+}
+
+// Offset returns the offset of the first byte.
+func (s Share) Offset() int64 { return s.Parts[0].Offset }
+
+// readState reads the state of a disk. One that cannot be read is as good as none, and the error says why.
+func readState(dir string) (state, error) {
+	path := filepath.Join(dir, stateFile)
+	none := state{Format: stateVersion}
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return none, nil
+	}
+	if err == nil && info.Size() > maxStateBytes {
+		err = fmt.Errorf("%s has %d bytes, too many", path, info.Size())
+	}
+	if err != nil {
+		return none, err
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return none, err
+	}
+	var s state
+	if err := json.Unmarshal(data, &s); err != nil {
+		return none, fmt.Errorf("decode %s: %w", path, err)
+	}
+	if s.Format != stateVersion || s.Piece < 0 || len(s.Shares) > maxShares {
+		return none, fmt.Errorf("%s has format %d, piece %d and %d volumes", path, s.Format, s.Piece, len(s.Shares))
+	}
+	for _, share := range s.Shares {
+		if len(share.Parts) == 0 {
+			return none, fmt.Errorf("%s has nothing of %s", path, share.Object)
+		}
+	}
+	return s, nil
+}
+
+func writeState(dir string, s state) error {
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	return durable.Write(filepath.Join(dir, stateFile), append(data, '\n'))
+}
+
+// overlapping returns the parts of b that are at the same offset and place in a.
+func overlapping(a []part, b []reflink.Placed) []part {
+	var shared []part
+	for _, x := range a {
+		for _, y := range b {
+			both := x.extent().Intersect(y.Extent)
+			at := x.Physical + both.Offset - x.Offset
+			if !both.Empty() && at == y.Physical+both.Offset-y.Offset {
+				shared = append(shared, part{Offset: both.Offset, Length: both.Length, Physical: at})
+			}
+		}
+	}
+	return shared
+}
