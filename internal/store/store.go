@@ -109,7 +109,7 @@ func Run(ctx context.Context, o Options) error {
 				Opened: driver.LeaseAttached, Orphans: driver.DescribeOrphans, Looked: ready.noteLook,
 				CopyReady: driver.WakeClaims, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
 				Clock: clock.RealClock{}, Logger: log,
-				Scrub: agent.ScrubOptions{BytesPerSecond: o.ScrubBytesPerSecond, Interval: o.ScrubInterval},
+				Scrub:    agent.ScrubOptions{BytesPerSecond: o.ScrubBytesPerSecond, Interval: o.ScrubInterval},
 				Register: func(r grpc.ServiceRegistrar) { csispec.RegisterSnapshotMetadataServer(r, local) },
 			})
 		},

@@ -44,8 +44,8 @@ type view struct {
 	realSize             int64
 	// mayRepair: the copy is damaged, and may soon be repaired.
 	mayRepair bool
-	state                *copyState
-	now                  time.Time
+	state     *copyState
+	now       time.Time
 }
 
 // decision is what to report of a copy, and what to do for it.

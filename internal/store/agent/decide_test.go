@@ -77,6 +77,10 @@ func TestDecide(t *testing.T) {
 			view{image: first, copy: ready, making: head},
 			decided{actionDeleteHeads, longhornv1.StateReady, 100, ""},
 		},
+		"damaged, and repaired soon": {
+			view{image: elsewhere, copy: damaged, mayRepair: true},
+			decided{"", inProgress, 99, "repaired from another one"},
+		},
 		"damaged":         {view{image: elsewhere, copy: damaged}, decided{"", hasFailed, 0, "add it again"}},
 		"first":           {view{image: first}, decided{actionCreateSource, inProgress, 0, ""}},
 		"first, no space": {view{image: first, free: -1}, decided{"", isPending, 0, "storageReserved"}},

@@ -200,15 +200,18 @@ func (d *Disk) exchangeGroup(o located, repaired string) error {
 	return d.reach("done")
 }
 
-// Placed is a part of an object's data, and where on the file system's device its first byte is.
+// Unplaced is the place of data of which the file system tells none: what is compressed, or beside its metadata.
+const Unplaced = -1
+
+// Placed is a part of an object's data, and where on the file system's device its first byte is, or Unplaced.
 type Placed struct {
 	extent.Extent
 
-	Physical int64 `json:"physical"`
+	Physical int64
 }
 
-// Place returns, in order, where the data of a part of an object is, without holes and what has no place of its own.
-// It reads no data, and works for a damaged object, too. What two objects have at the same offset and place they share.
+// Place returns, in order, where the data of a part of an object is, without holes. It reads no data, and works for a
+// damaged object, too. What two objects have at the same offset and place they share.
 func (d *Disk) Place(ctx context.Context, name disk.Name, within extent.Extent) ([]Placed, error) {
 	placed, err := d.placeObject(ctx, name, within)
 	if err != nil {
@@ -233,10 +236,14 @@ func (d *Disk) placeObject(ctx context.Context, name disk.Name, within extent.Ex
 			return nil, err
 		}
 		part := m.Intersect(within)
-		if part.Empty() || !m.placed {
+		if part.Empty() {
 			continue
 		}
-		placed = append(placed, Placed{Extent: part, Physical: m.physical + part.Offset - m.Offset})
+		at := m.physical + part.Offset - m.Offset
+		if !m.placed {
+			at = Unplaced
+		}
+		placed = append(placed, Placed{Extent: part, Physical: at})
 	}
 	return placed, nil
 }

@@ -27,7 +27,7 @@ func (s *Scrubber) repairCopy(
 	}
 	c := copyOf(d, o)
 	wanted, others := s.Copies.CanRepair(ctx, c)
-	if !wanted || before && !others { // the first time shows which volumes share what is wrong
+	if before && !(wanted && others) { // the first time shows which volumes share what is wrong
 		return false
 	}
 	s.noteAttempt(known, o.UID, true)
@@ -99,7 +99,7 @@ func (s *Scrubber) noteShares(
 			}
 			var mine []part
 			for _, p := range own {
-				mine = append(mine, part{Offset: p.Offset, Length: p.Length, Physical: p.Physical})
+				mine = append(mine, partOf(p))
 			}
 			parts = append(parts, overlapping(mine, other)...)
 		}

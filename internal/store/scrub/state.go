@@ -114,17 +114,29 @@ func writeState(dir string, s state) error {
 	return durable.Write(filepath.Join(dir, stateFile), append(data, '\n'))
 }
 
-// overlapping returns the parts of b that are at the same offset and place in a.
+// overlapping returns the parts of b that are at the same offset and place in a, or may be.
 func overlapping(a []part, b []reflink.Placed) []part {
 	var shared []part
 	for _, x := range a {
 		for _, y := range b {
 			both := x.extent().Intersect(y.Extent)
-			at := x.Physical + both.Offset - x.Offset
-			if !both.Empty() && at == y.Physical+both.Offset-y.Offset {
+			at, other := x.placeOf(both.Offset), partOf(y).placeOf(both.Offset)
+			if !both.Empty() && (at == other || at == reflink.Unplaced || other == reflink.Unplaced) {
 				shared = append(shared, part{Offset: both.Offset, Length: both.Length, Physical: at})
 			}
 		}
 	}
 	return shared
+}
+
+func partOf(p reflink.Placed) part {
+	return part{Offset: p.Offset, Length: p.Length, Physical: p.Physical}
+}
+
+// placeOf returns where the byte at an offset is.
+func (p part) placeOf(offset int64) int64 {
+	if p.Physical == reflink.Unplaced {
+		return reflink.Unplaced
+	}
+	return p.Physical + offset - p.Offset
 }

@@ -1,0 +1,220 @@
+//go:build root
+
+package scrub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/disk/disktest"
+	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/internal/store/peer"
+	"github.com/varvebackup/varve/internal/store/reflink"
+	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/wait"
+)
+
+// bench is a disk whose scrub a test takes through its turns.
+type bench struct {
+	t       *testing.T
+	fs      *loop.FileSystem
+	set     *diskset.Set
+	files   *reflink.Disk
+	clock   *clocktesting.FakeClock
+	scrub   *Scrubber
+	damaged []string
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	b := &bench{t: t, fs: loop.NewFileSystem(t, "xfs"), clock: clocktesting.NewFakeClock(time.Now())}
+	if err := reflink.Format(b.fs.Dir, "disk-1"); err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	t.Cleanup(func() { _ = b.files.Close() }) // which fails if the file system was shut down
+	return b
+}
+
+// open opens the disk and its scrub as a new process does.
+func (b *bench) open() {
+	b.t.Helper()
+	files, err := reflink.Open(b.t.Context(), b.fs.Dir, reflink.Options{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.files, b.set = files, &diskset.Set{}
+	b.set.Put(diskset.Disk{Disk: files, Name: "d", UUID: "disk-1", Path: b.fs.Dir})
+	b.scrub = New(Options{
+		Disks: b.set, Copies: b, BytesPerSecond: 20 << 20, Interval: time.Hour, Clock: b.clock,
+		Logger: slog.New(slog.DiscardHandler),
+	})
+}
+
+// restart ends the process of the store.
+func (b *bench) restart() {
+	b.t.Helper()
+	if err := b.files.Close(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.open()
+}
+
+func (b *bench) NoteDamage(ctx context.Context, c peer.Copy, why string) {
+	b.damaged = append(b.damaged, c.Image+": "+why)
+	if err := b.files.MarkDamaged(ctx, names.Image(c.Image, c.UUID), disk.UID(c.UUID), why); err != nil {
+		b.t.Error(err)
+	}
+}
+
+func (b *bench) CanRepair(context.Context, peer.Copy) (wanted, others bool) { return true, false }
+
+func (b *bench) FetchPiece(context.Context, peer.Copy, int, []byte) error {
+	return errclass.Errorf(errclass.Transient, "nobody has it")
+}
+
+func (b *bench) image(name, uuid string, data []byte) {
+	(disktest.Disk{Disk: b.files, TB: b.t}).NewImage(names.Image(name, uuid), disk.UID(uuid), data)
+}
+
+// pass takes turns until a pass ends, and returns how long it paused for what it read, in MiB.
+func (b *bench) pass() (mebibytes int) {
+	b.t.Helper()
+	before, _ := b.scrub.Status("disk-1")
+	var paused time.Duration
+	for range 1000 {
+		pause := b.scrub.takeTurn(b.t.Context())
+		if pause != lookInterval {
+			paused += pause
+		}
+		b.clock.Step(pause)
+		if now, ok := b.scrub.Status("disk-1"); ok && now.LastEnded.After(before.LastEnded) {
+			return int(paused / (50 * time.Millisecond))
+		}
+	}
+	b.t.Fatal("no pass ends")
+	return 0
+}
+
+// A pass reads every image once, without holes, and the next one begins when its time has come.
+func TestScrub_readsEveryImage(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	withHole := disktest.Noise(1, 3<<20)
+	clear(withHole[1<<20 : 2<<20])
+	b.image("debian.13", "b", withHole)
+	b.image("small", "a", disktest.Noise(2, 5))
+	b.image("odd", "c", disktest.Noise(3, 1<<20+4097))
+	if got := b.pass(); got != 4 { // 2 of the first, and 1 MiB and a little of the others
+		t.Errorf("it read %d MiB", got)
+	}
+	ended, _ := b.scrub.Status("disk-1")
+	if pause := b.scrub.takeTurn(t.Context()); pause != lookInterval || ended.GoesOn {
+		t.Errorf("it goes on at once: %s, %+v", pause, ended)
+	}
+	b.clock.Step(time.Hour)
+	if got := b.pass(); got < 3 {
+		t.Errorf("the next pass read %d MiB", got)
+	}
+	if len(b.damaged) > 0 {
+		t.Error(b.damaged)
+	}
+}
+
+// A store that restarts again and again comes to the end all the same, and reads little twice.
+func TestScrub_goesOnAfterRestarts(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.image("large", "a", disktest.Noise(1, 40<<20))
+	turns := 0
+	for range 100 {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); b.scrub.Run(ctx) }()
+		for range 3 {
+			wait.Until(t, time.Minute, "the pause after a piece", b.clock.HasWaiters)
+			b.clock.Step(lookInterval)
+			turns++
+		}
+		cancel()
+		<-ended
+		status, _ := b.scrub.Status("disk-1")
+		b.restart()
+		if !status.LastEnded.IsZero() {
+			if turns > 70 {
+				t.Errorf("40 MiB took %d turns", turns)
+			}
+			return
+		}
+	}
+	t.Fatal("no pass ended")
+}
+
+// A piece that is wrong marks its copy, and the others are read on. A disk that does not answer marks nothing.
+func TestScrub_marksWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	data := disktest.Noise(4, 3<<20)
+	b.image("bad", "a", data)
+	b.image("good", "b", data)
+	placed, err := b.files.Place(t.Context(), names.Image("bad", "a"), extent.Extent{Offset: 1<<20 + 5, Length: 1})
+	if err != nil || len(placed) != 1 {
+		t.Fatal(placed, err)
+	}
+	f, err := os.OpenFile(b.fs.Device, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte{data[1<<20+5] ^ 4}, placed[0].Physical)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	b.pass()
+	if want := []string{"bad: MiB 1 is not what was sealed"}; !slices.Equal(b.damaged, want) {
+		t.Errorf("%v", b.damaged)
+	}
+
+	b.clock.Step(time.Hour)
+	b.fs.ShutDown(t)
+	for range 3 {
+		b.clock.Step(b.scrub.takeTurn(t.Context()))
+	}
+	if len(b.damaged) != 1 {
+		t.Errorf("a disk that does not answer: %v", b.damaged)
+	}
+}
+
+// An image that is deleted in the middle of its turn is no error, and its lease is given back.
+func TestScrub_imageGoesAway(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for i := range 3 {
+		b.image(fmt.Sprint("i", i), fmt.Sprint("u", i), disktest.Noise(byte(i), 2<<20))
+	}
+	b.clock.Step(b.scrub.takeTurn(t.Context()))
+	for i := range 2 {
+		if err := b.files.Delete(t.Context(), names.Image(fmt.Sprint("i", i), fmt.Sprint("u", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := b.pass(); got != 2 || len(b.damaged) > 0 {
+		t.Errorf("%d MiB, %s", got, strings.Join(b.damaged, ", "))
+	}
+	if err := b.files.CloseUnused(); err != nil {
+		t.Error(err)
+	}
+	b.open()
+}

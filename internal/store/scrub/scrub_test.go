@@ -1,0 +1,100 @@
+package scrub
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/reflink"
+)
+
+func TestState_survives(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	want := state{
+		Format: stateVersion, Started: time.Unix(1000, 0).UTC(), Ended: time.Unix(900, 0).UTC(), GoesOn: true, Image: "u", Piece: 7,
+		Shares: []Share{{
+			Image: "debian", ImageUUID: "u", Object: "volume/pvc-1", Piece: 5, Parts: []part{{5 << 20, 4096, 1 << 30}}, Found: time.Unix(990, 0).UTC(),
+		}},
+	}
+	if got, err := readState(dir); err != nil || !cmp.Equal(got, state{Format: stateVersion}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if err := writeState(dir, want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readState(dir); err != nil || !cmp.Equal(got, want) {
+		t.Errorf("%v\n%s", err, cmp.Diff(want, got))
+	}
+	for _, text := range []string{"", "{", `{"format":2}`, `{"format":1,"piece":-1}`, `{"format":1,"shares":[{"object":"x"}]}`} {
+		if err := os.WriteFile(filepath.Join(dir, stateFile), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := readState(dir); err == nil || !cmp.Equal(got, state{Format: stateVersion}) {
+			t.Errorf("%s: %+v, %v", text, got, err)
+		}
+	}
+}
+
+func TestOverlapping(t *testing.T) {
+	t.Parallel()
+	a := []part{{0, 100, 1000}, {200, 100, 5000}}
+	placed := func(offset, length, physical int64) reflink.Placed {
+		return reflink.Placed{Extent: extent.Extent{Offset: offset, Length: length}, Physical: physical}
+	}
+	for name, c := range map[string]struct {
+		b    []reflink.Placed
+		want []part
+	}{
+		"nothing":                {nil, nil},
+		"the same":               {[]reflink.Placed{placed(0, 100, 1000), placed(200, 100, 5000)}, a},
+		"the same in the middle": {[]reflink.Placed{placed(50, 200, 1050)}, []part{{50, 50, 1050}}},
+		"another place":          {[]reflink.Placed{placed(0, 300, 1001)}, nil},
+		"no place":               {[]reflink.Placed{placed(50, 10, reflink.Unplaced)}, []part{{50, 10, 1050}}},
+		"another offset":         {[]reflink.Placed{placed(1, 100, 1000)}, nil},
+	} {
+		if diff := cmp.Diff(c.want, overlapping(a, c.b)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+func TestDifferentBlocks(t *testing.T) {
+	t.Parallel()
+	a, b := make([]byte, 5*blockBytes+3), make([]byte, 5*blockBytes+3)
+	b[0], b[blockBytes], b[5*blockBytes+2] = 1, 1, 1
+	want := []extent.Extent{{Offset: 1 << 20, Length: 2 * blockBytes}, {Offset: 1<<20 + 5*blockBytes, Length: 3}}
+	if diff := cmp.Diff(want, differentBlocks(a, b, 1<<20)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestPercentOf(t *testing.T) {
+	t.Parallel()
+	images := []disk.Object{{UID: "a", Bytes: 1}, {UID: "b", Bytes: 2<<20 + 1}, {UID: "c", Bytes: 4 << 20}}
+	for _, c := range []struct {
+		uid   disk.UID
+		piece int64
+		want  int
+	}{{"a", 1, 12}, {"b", 2, 37}, {"c", 4, 100}} {
+		if got := percentOf(images, c.uid, c.piece); got != c.want {
+			t.Errorf("%s %d: %d", c.uid, c.piece, got)
+		}
+	}
+	if got := percentOf(nil, "a", 1); got != 0 {
+		t.Error(got)
+	}
+}
+
+func TestPause_keepsTheRate(t *testing.T) {
+	t.Parallel()
+	s := New(Options{BytesPerSecond: 20 << 20})
+	if got := s.pause(1 << 20); got != 50*time.Millisecond {
+		t.Error(got)
+	}
+}
