@@ -19,7 +19,6 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/names"
-	"github.com/varvebackup/varve/internal/store/reflink"
 	"github.com/varvebackup/varve/test/verdict"
 )
 
@@ -48,11 +47,8 @@ func newScrubbed(t *testing.T, data []byte, others bool) (c *cluster, a, good *n
 // flipOnDevice flips a bit of the image's copy where the file system has it, so that clones have the wrong bit, too.
 func (n *node) flipOnDevice(offset int64) {
 	n.c.t.Helper()
-	files, ok := n.set.All()[0].Disk.(*reflink.Disk)
-	if !ok {
-		n.c.t.Fatalf("%T", n.set.All()[0].Disk)
-	}
-	placed, err := files.Place(n.c.t.Context(), names.Image(imageName, imageUUID), extent.Extent{Offset: offset, Length: 1})
+	image := names.Image(imageName, imageUUID)
+	placed, err := n.set.All()[0].Place(n.c.t.Context(), image, extent.Extent{Offset: offset, Length: 1})
 	if err != nil || len(placed) != 1 {
 		n.c.t.Fatalf("%v, %v", placed, err)
 	}
@@ -172,6 +168,12 @@ func TestScrub_findsAndRepairsAFlippedBit(t *testing.T) {
 	a.kill() // what is known of the volumes survives
 	c.scrub = ScrubOptions{BytesPerSecond: 20 << 20, Interval: time.Hour}
 	a.start()
+	c.eventually("the disk to be open", func() error {
+		if n := len(a.set.All()); n != 1 {
+			return fmt.Errorf("%d disks", n)
+		}
+		return nil
+	})
 	a.intact(metav1.ConditionFalse)
 	a.writeVolume("pvc-shares", at/4096*4096)
 	if err := a.set.All()[0].Delete(t.Context(), names.Head("pvc-wrote-near")); err != nil {

@@ -146,6 +146,20 @@ func SumPieces(pieces []PieceHash) string {
 	return hex.EncodeToString(all.Sum(nil))
 }
 
+// FetchPiece fills want with the bytes that a piece of an image must have. has is what the disk has, or nil if it cannot
+// be read.
+type FetchPiece func(ctx context.Context, piece int, has, want []byte) error
+
+// Unplaced is the place of data of which the disk tells none, such as what is compressed.
+const Unplaced = -1
+
+// Placed is a part of an object's data, and where on the disk its first byte is, in bytes, or Unplaced.
+type Placed struct {
+	extent.Extent
+
+	Physical int64
+}
+
 // ChecksumError is an error of class Corrupt: data does not have the checksum that it must have.
 type ChecksumError struct{ Algorithm, Found, Wanted string }
 
@@ -200,6 +214,14 @@ type Disk interface {
 	// MarkDamaged records for ever that an image's data is not what its hashes say, and why: its State is StateDamaged from
 	// then on. Leases that are open stay. The error has class NotFound if the image does not have this UID.
 	MarkDamaged(ctx context.Context, name Name, uid UID, why string) error
+	// Repair reads a whole image that is damaged, and replaces what is not as its hashes say with what fetch returns. Then
+	// the image is ready again. If a piece cannot be fetched, fetch is still called for all others that are bad, and
+	// nothing changes. Clones keep the blocks that they share with what the image was. The error has class NotFound if the
+	// image does not have this UID.
+	Repair(ctx context.Context, name Name, uid UID, fetch FetchPiece) error
+	// Place returns, in order, where the data of a part of an object is, without holes. It reads no data, and works for a
+	// damaged object, too. What two objects of a disk have at the same offset and place they share.
+	Place(ctx context.Context, name Name, within extent.Extent) ([]Placed, error)
 	// Users returns how many leases of an object are open.
 	Users(ctx context.Context, name Name) (int, error)
 	// Delete removes an object. It returns Conflict with the clones' names if heads of others are clones of it, or while a

@@ -72,6 +72,20 @@ func (d *guarded) MarkDamaged(ctx context.Context, name disk.Name, uid disk.UID,
 	})
 }
 
+// Repair implements [disk.Disk].
+func (d *guarded) Repair(ctx context.Context, name disk.Name, uid disk.UID, fetch disk.FetchPiece) error {
+	return doWithin(ctx, d.guard, "repair "+string(name), endless, func(ctx context.Context) error {
+		return d.disk.Repair(ctx, name, uid, fetch)
+	})
+}
+
+// Place implements [disk.Disk].
+func (d *guarded) Place(ctx context.Context, name disk.Name, within extent.Extent) ([]disk.Placed, error) {
+	return Do(ctx, d.guard, "place "+string(name), nil, func(ctx context.Context) ([]disk.Placed, error) {
+		return d.disk.Place(ctx, name, within)
+	})
+}
+
 // Users implements [disk.Disk].
 func (d *guarded) Users(ctx context.Context, name disk.Name) (int, error) {
 	return Do(ctx, d.guard, "count the users of "+string(name), nil, func(ctx context.Context) (int, error) {

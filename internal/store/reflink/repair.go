@@ -20,24 +20,16 @@ import (
 // place, and stays shared with the clones.
 const repairBlock = 4 << 10
 
-// FetchPiece fills want with the bytes that a piece of an image must have. has is what the disk has, or nil if it cannot
-// be read.
-type FetchPiece func(ctx context.Context, piece int, has, want []byte) error
-
-// Repair reads a whole image that is damaged, and replaces what is not as its hashes say with what fetch returns. Then
-// the image is ready again. If a piece cannot be fetched, fetch is still called for all others that are bad, and nothing
-// changes. Clones keep the blocks that they share with what the image was.
-//
-// The repaired file is a clone of the old one in a directory of its own, which changes places with the old directory at
+// Repair implements [disk.Disk]. The repaired file is a clone of the old one in a directory of its own, which changes places with the old directory at
 // one moment. So a crash leaves the damaged image or the repaired one.
-func (d *Disk) Repair(ctx context.Context, name disk.Name, uid disk.UID, fetch FetchPiece) error {
+func (d *Disk) Repair(ctx context.Context, name disk.Name, uid disk.UID, fetch disk.FetchPiece) error {
 	if err := d.repairImage(ctx, name, uid, fetch); err != nil {
 		return fmt.Errorf("repair %q: %w", name, describeFull(err))
 	}
 	return nil
 }
 
-func (d *Disk) repairImage(ctx context.Context, name disk.Name, uid disk.UID, fetch FetchPiece) (err error) {
+func (d *Disk) repairImage(ctx context.Context, name disk.Name, uid disk.UID, fetch disk.FetchPiece) (err error) {
 	source, err := d.leaseAny(ctx, name)
 	if err != nil {
 		return err
@@ -91,7 +83,7 @@ func (d *Disk) leaseAny(ctx context.Context, name disk.Name) (*lease, error) {
 
 // writeRepaired makes the file of a repaired image. It is read as a clone, of which nothing is in the page cache.
 func (d *Disk) writeRepaired(
-	ctx context.Context, source *lease, dir string, pieces []disk.PieceHash, fetch FetchPiece,
+	ctx context.Context, source *lease, dir string, pieces []disk.PieceHash, fetch disk.FetchPiece,
 ) (err error) {
 	path := filepath.Join(dir, "data")
 	if err := d.cloneData(ctx, source, path, source.object.Bytes); err != nil {
@@ -200,19 +192,8 @@ func (d *Disk) exchangeGroup(o located, repaired string) error {
 	return d.reach("done")
 }
 
-// Unplaced is the place of data of which the file system tells none: what is compressed, or beside its metadata.
-const Unplaced = -1
-
-// Placed is a part of an object's data, and where on the file system's device its first byte is, or Unplaced.
-type Placed struct {
-	extent.Extent
-
-	Physical int64
-}
-
-// Place returns, in order, where the data of a part of an object is, without holes. It reads no data, and works for a
-// damaged object, too. What two objects have at the same offset and place they share.
-func (d *Disk) Place(ctx context.Context, name disk.Name, within extent.Extent) ([]Placed, error) {
+// Place implements [disk.Disk].
+func (d *Disk) Place(ctx context.Context, name disk.Name, within extent.Extent) ([]disk.Placed, error) {
 	placed, err := d.placeObject(ctx, name, within)
 	if err != nil {
 		return nil, fmt.Errorf("find the place of %s of %q: %w", within, name, err)
@@ -220,7 +201,7 @@ func (d *Disk) Place(ctx context.Context, name disk.Name, within extent.Extent) 
 	return placed, nil
 }
 
-func (d *Disk) placeObject(ctx context.Context, name disk.Name, within extent.Extent) (placed []Placed, err error) {
+func (d *Disk) placeObject(ctx context.Context, name disk.Name, within extent.Extent) (placed []disk.Placed, err error) {
 	l, err := d.leaseAny(ctx, name)
 	if err != nil {
 		return nil, err
@@ -241,9 +222,9 @@ func (d *Disk) placeObject(ctx context.Context, name disk.Name, within extent.Ex
 		}
 		at := m.physical + part.Offset - m.Offset
 		if !m.placed {
-			at = Unplaced
+			at = disk.Unplaced
 		}
-		placed = append(placed, Placed{Extent: part, Physical: at})
+		placed = append(placed, disk.Placed{Extent: part, Physical: at})
 	}
 	return placed, nil
 }

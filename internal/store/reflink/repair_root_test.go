@@ -45,7 +45,7 @@ func prepareDamaged(t *testing.T, d *Disk, data []byte, offsets ...int64) {
 }
 
 // fetchFrom returns pieces of data, and notes which.
-func fetchFrom(data []byte, asked *[]int) FetchPiece {
+func fetchFrom(data []byte, asked *[]int) disk.FetchPiece {
 	return func(_ context.Context, piece int, _, want []byte) error {
 		*asked = append(*asked, piece)
 		copy(want, data[piece*pieceBytes:])
@@ -134,7 +134,7 @@ func TestRepair_fails(t *testing.T) {
 	for text, c := range map[string]struct {
 		name  disk.Name
 		uid   disk.UID
-		fetch FetchPiece
+		fetch disk.FetchPiece
 		class error
 	}{
 		"nobody has it":       {"image", "i", none, errclass.Transient},

@@ -19,7 +19,6 @@ import (
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/peer"
-	"github.com/varvebackup/varve/internal/store/reflink"
 )
 
 const (
@@ -31,6 +30,8 @@ const (
 	// left alone.
 	repairInterval  = 10 * time.Minute
 	troubleInterval = 5 * time.Minute
+	// turnPatience is how long a worker waits for another one to end its turn.
+	turnPatience = 30 * time.Second
 )
 
 // Copies are the copies of images in the cluster.
@@ -42,14 +43,6 @@ type Copies interface {
 	// FetchPiece reads a piece of an image from another copy than that one.
 	FetchPiece(ctx context.Context, c peer.Copy, piece int, p []byte) error
 }
-
-// repairable is a disk whose images can be repaired.
-type repairable interface {
-	Repair(ctx context.Context, name disk.Name, uid disk.UID, fetch reflink.FetchPiece) error
-	Place(ctx context.Context, name disk.Name, within extent.Extent) ([]reflink.Placed, error)
-}
-
-var _ repairable = (*reflink.Disk)(nil)
 
 // Options say how a node's disks are read.
 type Options struct {
@@ -69,25 +62,12 @@ type Options struct {
 type Scrubber struct {
 	Options
 
-	reader *reader
-	turn   int // which disk comes next
-	wake   chan struct{}
+	wake chan struct{}
 
-	mu    sync.Mutex
-	disks map[disk.UID]*scrubbed
-}
-
-// scrubbed is what is known of a disk. Scrubber.mu protects what Status and MayRepair read.
-type scrubbed struct {
-	state   state
-	percent int
-	triedAt map[disk.UID]time.Time // when to repair a copy was tried
-	trying  disk.UID
-
-	savedAt, prunedAt, leftUntil time.Time
-	dirty                        bool
-	hashes                       []disk.PieceHash // of the image hashesOf
-	hashesOf                     disk.UID
+	mu      sync.Mutex
+	workers map[disk.UID]*worker
+	// turn is held by the worker that reads. One that hangs keeps it, and the others go on with another one.
+	turn chan struct{}
 }
 
 // Status is what is known of a disk.
@@ -107,148 +87,253 @@ func New(o Options) *Scrubber {
 		o.Changed = func() {}
 	}
 	return &Scrubber{
-		Options: o, reader: newReader(), wake: make(chan struct{}, 1), disks: map[disk.UID]*scrubbed{},
+		Options: o, wake: make(chan struct{}, 1), workers: map[disk.UID]*worker{}, turn: make(chan struct{}, 1),
 	}
 }
 
 // WakeUp makes the Scrubber look for damaged copies soon.
-func (s *Scrubber) WakeUp() {
+func (s *Scrubber) WakeUp() { signal(s.wake) }
+
+func signal(c chan struct{}) {
 	select {
-	case s.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
-}
-
-// MayRepair says whether a damaged copy may soon be good: its repair goes on, or was not tried yet.
-func (s *Scrubber) MayRepair(uuid, image disk.UID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	d := s.disks[uuid]
-	if d == nil {
-		return true
-	}
-	_, tried := d.triedAt[image]
-	return !tried || d.trying == image
 }
 
 // Status returns what is known of a disk. It is not ok if the disk has not been looked at.
 func (s *Scrubber) Status(uuid disk.UID) (status Status, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := s.disks[uuid]
-	if d == nil {
+	w := s.workers[uuid]
+	if w == nil || !w.loaded {
 		return Status{}, false
 	}
 	return Status{
-		LastEnded: d.state.Ended, GoesOn: d.state.GoesOn, Percent: d.percent, Shares: slices.Clone(d.state.Shares),
+		LastEnded: w.state.Ended, GoesOn: w.state.GoesOn, Percent: w.percent, Shares: slices.Clone(w.state.Shares),
 	}, true
+}
+
+// MayRepair says whether a damaged copy may soon be good: its repair goes on, or was not tried yet.
+func (s *Scrubber) MayRepair(uuid, image disk.UID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.workers[uuid]
+	if w == nil {
+		return true
+	}
+	_, tried := w.triedAt[image]
+	return !tried || w.trying == image
 }
 
 // Run works until ctx ends.
 func (s *Scrubber) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	for ctx.Err() == nil {
+		s.keepWorkers(ctx, &running)
+		s.waitFor(ctx, lookInterval, s.wake)
+		s.mu.Lock()
+		for _, w := range s.workers {
+			signal(w.wake)
+		}
+		s.mu.Unlock()
+	}
+	running.Wait()
+}
+
+// keepWorkers starts a worker for each disk that is open and has none, and forgets those that have ended.
+func (s *Scrubber) keepWorkers(ctx context.Context, running *sync.WaitGroup) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uuid, w := range s.workers {
+		select {
+		case <-w.ended:
+			delete(s.workers, uuid)
+		default:
+		}
+	}
+	for _, d := range s.Disks.All() {
+		if s.workers[d.UUID] != nil { // perhaps one that hangs: another one would do the same
+			continue
+		}
+		w := s.newWorker(d.UUID)
+		s.workers[d.UUID] = w
+		running.Go(func() {
+			defer close(w.ended)
+			w.run(ctx)
+		})
+	}
+}
+
+func (s *Scrubber) waitFor(ctx context.Context, d time.Duration, early <-chan struct{}) {
+	timer := s.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+	case <-early:
+	case <-ctx.Done():
+	}
+}
+
+// takeTurn returns when nobody else reads, or has done so for too long, and how to end the turn.
+func (s *Scrubber) takeTurn(ctx context.Context) (end func()) {
+	s.mu.Lock()
+	turn := s.turn
+	s.mu.Unlock()
+	timer := s.Clock.NewTimer(turnPatience)
+	defer timer.Stop()
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }
+	case <-timer.C():
+	case <-ctx.Done():
+		return func() {}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.turn == turn { // nobody else has replaced it
+		s.turn = make(chan struct{}, 1)
+	}
+	return func() {}
+}
+
+// worker reads the images of one disk. A disk that hangs holds up its own worker only. Scrubber.mu protects what others
+// read.
+type worker struct {
+	*Scrubber
+
+	uuid   disk.UID
+	reader *reader
+	wake   chan struct{}
+	ended  chan struct{}
+
+	// What others read, such as a repair that is late:
+
+	loaded  bool
+	state   state
+	percent int
+	triedAt map[disk.UID]time.Time // when to repair a copy was tried
+	trying  disk.UID
+
+	savedAt time.Time // when the state was written, and whether it has changed since
+	dirty   bool
+
+	// What only the worker itself reads:
+
+	prunedAt, leftUntil time.Time
+	hashes              []disk.PieceHash // of the image hashesOf
+	hashesOf            disk.UID
+}
+
+func (s *Scrubber) newWorker(uuid disk.UID) *worker {
+	return &worker{
+		Scrubber: s, uuid: uuid, reader: newReader(), wake: make(chan struct{}, 1), ended: make(chan struct{}),
+		triedAt: map[disk.UID]time.Time{},
+	}
+}
+
+// run works until ctx ends or the disk is closed.
+func (w *worker) run(ctx context.Context) {
 	runtime.LockOSThread() // for its priority, and for ever: the thread ends with this goroutine
 	lowerPriority()
 	for ctx.Err() == nil {
-		wait := s.takeTurn(ctx)
-		timer := s.Clock.NewTimer(wait)
-		select {
-		case <-timer.C():
-		case <-s.wake:
-		case <-ctx.Done():
+		pause, open := w.takeStep(ctx)
+		if !open {
+			return
 		}
-		timer.Stop()
+		w.waitFor(ctx, pause, w.wake)
 	}
-	for _, d := range s.Disks.All() {
-		if known := s.disks[d.UUID]; known != nil && known.dirty {
-			s.save(d, known)
-		}
+	if d, err := w.Disks.Find(w.uuid); err == nil && w.loaded {
+		w.save(d)
 	}
 }
 
-// takeTurn does one step on the next disk that has something to do, and returns how long to wait after it.
-func (s *Scrubber) takeTurn(ctx context.Context) time.Duration {
-	all := s.Disks.All()
-	s.forgetClosed(all)
-	for range all {
-		s.turn++
-		d := all[s.turn%len(all)]
-		known := s.know(d)
-		if s.Clock.Now().Before(known.leftUntil) {
-			continue
-		}
-		read, worked, err := s.work(ctx, d, known)
-		if err != nil && ctx.Err() == nil {
-			known.leftUntil = s.Clock.Now().Add(troubleInterval)
-			s.Logger.Warn("the scrub leaves a disk alone for a while", "disk", d.Name, "for", troubleInterval, "error", err)
-		}
-		if worked && err == nil {
-			return s.pause(read)
-		}
+// takeStep does one step if there is one to do, and returns how long to wait after it. It is not open if the disk is not.
+func (w *worker) takeStep(ctx context.Context) (pause time.Duration, open bool) {
+	d, err := w.Disks.Find(w.uuid)
+	if err != nil {
+		return 0, false
 	}
-	return lookInterval
+	w.load(d)
+	if w.Clock.Now().Before(w.leftUntil) {
+		return lookInterval, true
+	}
+	defer w.takeTurn(ctx)()
+	read, worked, err := w.work(ctx, d)
+	switch {
+	case err != nil && ctx.Err() == nil:
+		w.leftUntil = w.Clock.Now().Add(troubleInterval)
+		w.Logger.Warn("the scrub leaves a disk alone for a while", "disk", d.Name, "for", troubleInterval, "error", err)
+	case err == nil && worked:
+		return w.pauseAfter(read), true
+	}
+	return lookInterval, true
 }
 
-// pause returns how long to wait after bytes were read, so that the rate is kept.
-func (s *Scrubber) pause(read int64) time.Duration {
+// pauseAfter returns how long to wait after bytes were read, so that the rate is kept.
+func (s *Scrubber) pauseAfter(read int64) time.Duration {
 	return time.Duration(float64(read) / float64(s.BytesPerSecond) * float64(time.Second))
 }
 
-// forgetClosed forgets disks that are not open any more. What matters of them is on them.
-func (s *Scrubber) forgetClosed(open []diskset.Disk) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for uuid := range s.disks {
-		if !slices.ContainsFunc(open, func(d diskset.Disk) bool { return d.UUID == uuid }) {
-			delete(s.disks, uuid)
-		}
-	}
-}
-
-// know returns what is known of a disk, which it reads from the disk at first.
-func (s *Scrubber) know(d diskset.Disk) *scrubbed {
-	if known := s.disks[d.UUID]; known != nil { // only this goroutine writes the map
-		return known
+// load reads the state from the disk, once.
+func (w *worker) load(d diskset.Disk) {
+	if w.loaded { // only this goroutine changes it
+		return
 	}
 	read, err := readState(d.Path)
 	if err != nil {
-		s.Logger.Warn("the scrub of a disk begins anew", "disk", d.Name, "error", err)
+		w.Logger.Warn("the scrub of a disk begins anew", "disk", d.Name, "error", err)
 	}
-	known := &scrubbed{state: read, savedAt: s.Clock.Now(), triedAt: map[disk.UID]time.Time{}}
-	s.mu.Lock()
-	s.disks[d.UUID] = known
-	s.mu.Unlock()
-	s.Changed()
-	return known
+	w.mu.Lock()
+	w.state, w.loaded, w.savedAt = read, true, w.Clock.Now()
+	w.mu.Unlock()
+	w.Changed()
 }
 
-// update changes what Status returns of a disk.
-func (s *Scrubber) update(known *scrubbed, change func(*state)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	change(&known.state)
-	known.dirty = true
+// update changes the state. It replaces the slices in it, because current returns them.
+func (w *worker) update(change func(*state)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change(&w.state)
+	w.dirty = true
 }
 
-func (s *Scrubber) save(d diskset.Disk, known *scrubbed) {
-	if err := writeState(d.Path, known.state); err != nil {
-		s.Logger.Warn("how far the scrub is cannot be written: a restart begins again where it was written last",
+func (w *worker) current() state {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.state
+}
+
+// isDue says whether the state is to be written.
+func (w *worker) isDue() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.dirty && w.Clock.Since(w.savedAt) >= saveInterval
+}
+
+func (w *worker) save(d diskset.Disk) {
+	w.mu.Lock()
+	next := w.state
+	w.savedAt, w.dirty = w.Clock.Now(), false
+	w.mu.Unlock()
+	if err := writeState(d.Path, next); err != nil {
+		w.Logger.Warn("how far the scrub is cannot be written: a restart begins again where it was written last",
 			"disk", d.Name, "error", err)
 	}
-	known.savedAt, known.dirty = s.Clock.Now(), false
 }
 
 // work does one step on a disk, if there is one to do. It returns how many bytes it read.
-func (s *Scrubber) work(ctx context.Context, d diskset.Disk, known *scrubbed) (read int64, worked bool, err error) {
+func (w *worker) work(ctx context.Context, d diskset.Disk) (read int64, worked bool, err error) {
 	objects, err := d.List(ctx)
 	if err != nil {
 		return 0, false, err
 	}
-	if known.dirty && s.Clock.Since(known.savedAt) >= saveInterval {
-		s.save(d, known)
+	if w.isDue() {
+		w.save(d)
 	}
-	s.pruneShares(ctx, d, known)
+	w.pruneShares(ctx, d)
 	for _, o := range objects {
-		if o.Kind == disk.KindImage && o.State == disk.StateDamaged && s.repairCopy(ctx, d, known, o, objects) {
+		if o.Kind == disk.KindImage && o.State == disk.StateDamaged && w.repairCopy(ctx, d, o, objects) {
 			return 0, true, nil
 		}
 	}
@@ -256,49 +341,51 @@ func (s *Scrubber) work(ctx context.Context, d diskset.Disk, known *scrubbed) (r
 		return o.Kind != disk.KindImage || o.State != disk.StateReady
 	})
 	slices.SortFunc(images, func(a, b disk.Object) int { return strings.Compare(string(a.UID), string(b.UID)) })
-	if !known.state.GoesOn && !s.beginPass(known) {
+	if !w.current().GoesOn && !w.beginPass() {
 		return 0, false, nil
 	}
-	return s.continuePass(ctx, d, known, images)
+	return w.continuePass(ctx, d, images)
 }
 
 // beginPass begins a pass if it is time.
-func (s *Scrubber) beginPass(known *scrubbed) bool {
-	now := s.Clock.Now()
-	since := now.Sub(known.state.Started)
-	if !known.state.Ended.IsZero() && since >= 0 && since < s.Interval {
+func (w *worker) beginPass() bool {
+	now := w.Clock.Now()
+	last := w.current()
+	since := now.Sub(last.Started)
+	if !last.Ended.IsZero() && since >= 0 && since < w.Interval {
 		return false
 	}
-	s.update(known, func(st *state) { st.Started, st.GoesOn, st.Image, st.Piece = now, true, "", 0 })
+	w.update(func(st *state) { st.Started, st.GoesOn, st.Image, st.Piece = now, true, "", 0 })
 	return true
 }
 
 // continuePass reads the next piece of the images, or ends the pass.
-func (s *Scrubber) continuePass(
-	ctx context.Context, d diskset.Disk, known *scrubbed, images []disk.Object,
+func (w *worker) continuePass(
+	ctx context.Context, d diskset.Disk, images []disk.Object,
 ) (read int64, worked bool, err error) {
+	next := w.current()
 	i := slices.IndexFunc(images, func(o disk.Object) bool {
-		return o.UID > known.state.Image || o.UID == known.state.Image && known.state.Piece < countPieces(o)
+		return o.UID > next.Image || o.UID == next.Image && next.Piece < countPieces(o)
 	})
 	if i < 0 {
-		s.update(known, func(st *state) { st.Ended, st.GoesOn, st.Image, st.Piece = s.Clock.Now(), false, "", 0 })
-		s.save(d, known)
-		s.Changed()
+		w.update(func(st *state) { st.Ended, st.GoesOn, st.Image, st.Piece = w.Clock.Now(), false, "", 0 })
+		w.save(d)
+		w.Changed()
 		return 0, true, nil
 	}
 	o := images[i]
-	piece := known.state.Piece
-	if o.UID != known.state.Image {
+	piece := next.Piece
+	if o.UID != next.Image {
 		piece = 0
 	}
-	read, err = s.checkPiece(ctx, d, known, o, piece)
+	read, err = w.checkPiece(ctx, d, o, piece)
 	if err != nil {
 		return 0, false, err
 	}
-	s.update(known, func(st *state) { st.Image, st.Piece = o.UID, piece+1 })
-	s.mu.Lock()
-	known.percent = percentOf(images, o.UID, piece+1)
-	s.mu.Unlock()
+	w.update(func(st *state) { st.Image, st.Piece = o.UID, piece+1 })
+	w.mu.Lock()
+	w.percent = percentOf(images, o.UID, piece+1)
+	w.mu.Unlock()
 	return read, true, nil
 }
 
@@ -327,58 +414,57 @@ func copyOf(d diskset.Disk, o disk.Object) peer.Copy {
 }
 
 // checkPiece reads a piece of an image, and marks the image as damaged if the piece is wrong. An error is one of the disk.
-func (s *Scrubber) checkPiece(
-	ctx context.Context, d diskset.Disk, known *scrubbed, o disk.Object, piece int64,
+func (w *worker) checkPiece(
+	ctx context.Context, d diskset.Disk, o disk.Object, piece int64,
 ) (read int64, err error) {
-	if known.hashesOf != o.UID {
+	if w.hashesOf != o.UID {
 		hashes, err := d.Pieces(ctx, o.Name)
 		switch {
 		case errors.Is(err, errclass.Corrupt):
-			s.Copies.NoteDamage(ctx, copyOf(d, o), err.Error())
+			w.Copies.NoteDamage(ctx, copyOf(d, o), err.Error())
 			return 0, nil
 		case err != nil:
-			return 0, s.ignoreGone(err)
+			return 0, ignoreGone(err)
 		}
-		known.hashes, known.hashesOf = hashes, o.UID
+		w.hashes, w.hashesOf = hashes, o.UID
 	}
-	if piece >= int64(len(known.hashes)) {
+	if piece >= int64(len(w.hashes)) {
 		return 0, nil
 	}
 	lease, err := d.Open(ctx, o.Name)
 	if err != nil {
-		return 0, s.ignoreGone(err)
+		return 0, ignoreGone(err)
 	}
 	defer func() { err = errors.Join(err, lease.Close()) }()
 	offset := piece * disk.PieceBytes
 	e := extent.Extent{Offset: offset, Length: min(disk.PieceBytes, o.Bytes-offset)}
-	found, read, err := s.reader.hashPiece(lease.Path(), e)
-	if err == nil && found == known.hashes[piece] {
+	found, read, err := w.reader.hashPiece(lease.Path(), e)
+	if err == nil && found == w.hashes[piece] {
 		return read, nil
 	}
-	again, more, errAgain := s.reader.hashPiece(lease.Path(), e) // it may have been a fault on the way
+	again, more, errAgain := w.reader.hashPiece(lease.Path(), e) // it may have been a fault on the way
 	read += more
 	switch {
-	case errAgain == nil && again == known.hashes[piece]:
-		s.Logger.Warn("a piece of an image was wrong when it was read, and right when it was read again", "disk", d.Name,
+	case errAgain == nil && again == w.hashes[piece]:
+		w.Logger.Warn("a piece of an image was wrong when it was read, and right when it was read again", "disk", d.Name,
 			"object", o.Name, "piece", piece, "error", err)
 		return read, nil
 	case errAgain != nil:
-		if err := s.reader.checkAnswers(d.Path); err != nil {
+		if err := w.reader.checkAnswers(d.Path); err != nil {
 			return read, fmt.Errorf("disk %s does not answer: %w", d.Name, err)
 		}
-		s.Copies.NoteDamage(ctx, copyOf(d, o), fmt.Sprintf("MiB %d cannot be read: %v", piece, errAgain))
+		w.Copies.NoteDamage(ctx, copyOf(d, o), fmt.Sprintf("MiB %d cannot be read: %v", piece, errAgain))
 	default:
-		s.Copies.NoteDamage(ctx, copyOf(d, o), fmt.Sprintf("MiB %d is not what was sealed", piece))
+		w.Copies.NoteDamage(ctx, copyOf(d, o), fmt.Sprintf("MiB %d is not what was sealed", piece))
 	}
 	return read, nil
 }
 
-// ignoreGone returns no error for an image that was deleted or damaged since it was listed, or that is busy.
-func (s *Scrubber) ignoreGone(err error) error {
-	for _, class := range []error{errclass.NotFound, errclass.Corrupt, errclass.Transient} {
-		if errors.Is(err, class) {
-			return nil
-		}
+// ignoreGone returns no error for an image that was deleted, or found to be damaged, since it was listed. A disk that does
+// not answer is an error, or a pass would end that has not read everything.
+func ignoreGone(err error) error {
+	if errors.Is(err, errclass.NotFound) || errors.Is(err, errclass.Corrupt) {
+		return nil
 	}
 	return err
 }

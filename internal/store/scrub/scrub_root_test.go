@@ -35,6 +35,7 @@ type bench struct {
 	files   *reflink.Disk
 	clock   *clocktesting.FakeClock
 	scrub   *Scrubber
+	worker  *worker
 	damaged []string
 }
 
@@ -62,6 +63,18 @@ func (b *bench) open() {
 		Disks: b.set, Copies: b, BytesPerSecond: 20 << 20, Interval: time.Hour, Clock: b.clock,
 		Logger: slog.New(slog.DiscardHandler),
 	})
+	b.worker = b.scrub.newWorker("disk-1")
+	b.scrub.workers["disk-1"] = b.worker
+}
+
+// step takes a step, and returns how long to wait after it.
+func (b *bench) step() time.Duration {
+	b.t.Helper()
+	pause, open := b.worker.takeStep(b.t.Context())
+	if !open {
+		b.t.Fatal("the disk is not open")
+	}
+	return pause
 }
 
 // restart ends the process of the store.
@@ -96,7 +109,7 @@ func (b *bench) pass() (mebibytes int) {
 	before, _ := b.scrub.Status("disk-1")
 	var paused time.Duration
 	for range 1000 {
-		pause := b.scrub.takeTurn(b.t.Context())
+		pause := b.step()
 		if pause != lookInterval {
 			paused += pause
 		}
@@ -122,7 +135,7 @@ func TestScrub_readsEveryImage(t *testing.T) {
 		t.Errorf("it read %d MiB", got)
 	}
 	ended, _ := b.scrub.Status("disk-1")
-	if pause := b.scrub.takeTurn(t.Context()); pause != lookInterval || ended.GoesOn {
+	if pause := b.step(); pause != lookInterval || ended.GoesOn {
 		t.Errorf("it goes on at once: %s, %+v", pause, ended)
 	}
 	b.clock.Step(time.Hour)
@@ -143,7 +156,7 @@ func TestScrub_goesOnAfterRestarts(t *testing.T) {
 	for range 100 {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
-		go func() { defer close(ended); b.scrub.Run(ctx) }()
+		go func() { defer close(ended); b.worker.run(ctx) }()
 		for range 3 {
 			wait.Until(t, time.Minute, "the pause after a piece", b.clock.HasWaiters)
 			b.clock.Step(lookInterval)
@@ -190,11 +203,61 @@ func TestScrub_marksWhatIsWrong(t *testing.T) {
 	b.clock.Step(time.Hour)
 	b.fs.ShutDown(t)
 	for range 3 {
-		b.clock.Step(b.scrub.takeTurn(t.Context()))
+		b.clock.Step(b.step())
 	}
 	if len(b.damaged) != 1 {
 		t.Errorf("a disk that does not answer: %v", b.damaged)
 	}
+}
+
+// silentDisk does not answer when an object is opened.
+type silentDisk struct{ disk.Disk }
+
+func (silentDisk) Open(context.Context, disk.Name) (disk.Lease, error) {
+	return nil, errclass.Errorf(errclass.Transient, "the disk has not answered")
+}
+
+// A piece that could not be read because the disk is silent is read later: no pass ends without it.
+func TestScrub_waitsForASilentDisk(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.image("i", "u", disktest.Noise(1, 1<<20))
+	b.set.Put(diskset.Disk{Disk: silentDisk{b.files}, Name: "d", UUID: "disk-1", Path: b.fs.Dir})
+	for range 3 * troubleInterval / lookInterval {
+		b.clock.Step(b.step())
+	}
+	if status, _ := b.scrub.Status("disk-1"); !status.LastEnded.IsZero() || status.Percent > 0 || len(b.damaged) > 0 {
+		t.Errorf("%+v, %v", status, b.damaged)
+	}
+	b.set.Put(diskset.Disk{Disk: b.files, Name: "d", UUID: "disk-1", Path: b.fs.Dir})
+	if got := b.pass(); got != 1 {
+		t.Errorf("it read %d MiB", got)
+	}
+}
+
+// A worker that hangs in its turn holds up the others for a moment only.
+func TestScrub_goesOnBesideOneThatHangs(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	hangs := b.scrub.takeTurn(t.Context())
+	for range 2 {
+		ended := make(chan struct{})
+		go func() { defer close(ended); b.scrub.takeTurn(t.Context())() }()
+		wait.Until(t, time.Minute, "the next turn", func() bool {
+			b.clock.Step(turnPatience)
+			select {
+			case <-ended:
+				return true
+			default:
+				return false
+			}
+		})
+	}
+	if len(b.scrub.turn) != 0 {
+		t.Error("nobody has the turn, and it is taken")
+	}
+	hangs() // much later
+	b.scrub.takeTurn(t.Context())()
 }
 
 // An image that is deleted in the middle of its turn is no error, and its lease is given back.
@@ -204,7 +267,7 @@ func TestScrub_imageGoesAway(t *testing.T) {
 	for i := range 3 {
 		b.image(fmt.Sprint("i", i), fmt.Sprint("u", i), disktest.Noise(byte(i), 2<<20))
 	}
-	b.clock.Step(b.scrub.takeTurn(t.Context()))
+	b.clock.Step(b.step())
 	for i := range 2 {
 		if err := b.files.Delete(t.Context(), names.Image(fmt.Sprint("i", i), fmt.Sprint("u", i))); err != nil {
 			t.Fatal(err)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/store/disk"
-	"github.com/varvebackup/varve/internal/store/reflink"
 )
 
 func TestState_survives(t *testing.T) {
@@ -44,19 +43,19 @@ func TestState_survives(t *testing.T) {
 func TestOverlapping(t *testing.T) {
 	t.Parallel()
 	a := []part{{0, 100, 1000}, {200, 100, 5000}}
-	placed := func(offset, length, physical int64) reflink.Placed {
-		return reflink.Placed{Extent: extent.Extent{Offset: offset, Length: length}, Physical: physical}
+	placed := func(offset, length, physical int64) disk.Placed {
+		return disk.Placed{Extent: extent.Extent{Offset: offset, Length: length}, Physical: physical}
 	}
 	for name, c := range map[string]struct {
-		b    []reflink.Placed
+		b    []disk.Placed
 		want []part
 	}{
 		"nothing":                {nil, nil},
-		"the same":               {[]reflink.Placed{placed(0, 100, 1000), placed(200, 100, 5000)}, a},
-		"the same in the middle": {[]reflink.Placed{placed(50, 200, 1050)}, []part{{50, 50, 1050}}},
-		"another place":          {[]reflink.Placed{placed(0, 300, 1001)}, nil},
-		"no place":               {[]reflink.Placed{placed(50, 10, reflink.Unplaced)}, []part{{50, 10, 1050}}},
-		"another offset":         {[]reflink.Placed{placed(1, 100, 1000)}, nil},
+		"the same":               {[]disk.Placed{placed(0, 100, 1000), placed(200, 100, 5000)}, a},
+		"the same in the middle": {[]disk.Placed{placed(50, 200, 1050)}, []part{{50, 50, 1050}}},
+		"another place":          {[]disk.Placed{placed(0, 300, 1001)}, nil},
+		"no place":               {[]disk.Placed{placed(50, 10, disk.Unplaced)}, []part{{50, 10, 1050}}},
+		"another offset":         {[]disk.Placed{placed(1, 100, 1000)}, nil},
 	} {
 		if diff := cmp.Diff(c.want, overlapping(a, c.b)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
@@ -94,7 +93,7 @@ func TestPercentOf(t *testing.T) {
 func TestPause_keepsTheRate(t *testing.T) {
 	t.Parallel()
 	s := New(Options{BytesPerSecond: 20 << 20})
-	if got := s.pause(1 << 20); got != 50*time.Millisecond {
+	if got := s.pauseAfter(1 << 20); got != 50*time.Millisecond {
 		t.Error(got)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/varvebackup/varve/internal/durable"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/store/disk"
-	"github.com/varvebackup/varve/internal/store/reflink"
 )
 
 const (
@@ -115,13 +114,13 @@ func writeState(dir string, s state) error {
 }
 
 // overlapping returns the parts of b that are at the same offset and place in a, or may be.
-func overlapping(a []part, b []reflink.Placed) []part {
+func overlapping(a []part, b []disk.Placed) []part {
 	var shared []part
 	for _, x := range a {
 		for _, y := range b {
 			both := x.extent().Intersect(y.Extent)
 			at, other := x.placeOf(both.Offset), partOf(y).placeOf(both.Offset)
-			if !both.Empty() && (at == other || at == reflink.Unplaced || other == reflink.Unplaced) {
+			if !both.Empty() && (at == other || at == disk.Unplaced || other == disk.Unplaced) {
 				shared = append(shared, part{Offset: both.Offset, Length: both.Length, Physical: at})
 			}
 		}
@@ -129,14 +128,14 @@ func overlapping(a []part, b []reflink.Placed) []part {
 	return shared
 }
 
-func partOf(p reflink.Placed) part {
+func partOf(p disk.Placed) part {
 	return part{Offset: p.Offset, Length: p.Length, Physical: p.Physical}
 }
 
 // placeOf returns where the byte at an offset is.
 func (p part) placeOf(offset int64) int64 {
-	if p.Physical == reflink.Unplaced {
-		return reflink.Unplaced
+	if p.Physical == disk.Unplaced {
+		return disk.Unplaced
 	}
 	return p.Physical + offset - p.Offset
 }
