@@ -189,15 +189,16 @@ func TestScrub_repairsLater(t *testing.T) {
 	data := withHole(3, 3*mib+5)
 	c, a, _ := newScrubbed(t, data, false)
 	a.damage(3*mib + 2)
+	c.clock.Step(time.Hour) // the pass may have read it before
 	a.await(longhornv1.StateFailed)
 	good := c.addNode("good")
+	c.addDisk(good)
 	good.putImage(data)
+	good.await(longhornv1.StateReady)
 	uuid := good.uuid()
 	c.editImage(func(image *longhornv1.BackingImage) {
-		image.Spec.DiskFileSpecMap[uuid] = nil
 		image.Status.DiskFileStatusMap[uuid] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
 	})
-	good.await(longhornv1.StateReady)
 	c.clock.Step(time.Hour)
 	a.await(longhornv1.StateReady)
 	a.reads(data)
