@@ -38,8 +38,9 @@ func init() {
 	}
 }
 
-// The scripts have a namespace of their own, in $NS, and two kubeconfigs for it: that of a user who owns machines in
-// $KUBECONFIG, and that of Varve's controller in $CONTROLLER.
+// The scripts have a namespace of their own, in $NS, and kubeconfigs for it: that of a user who owns machines in
+// $KUBECONFIG, and that of Varve's controller in $CONTROLLER. $UPLOADER is that of a user who may upload images, and do
+// nothing else.
 func TestControlPlane(t *testing.T) {
 	t.Parallel()
 	params := testscript.Params{Dir: "testdata/controlplane", Cmds: withExports(t)}
@@ -52,7 +53,14 @@ func TestControlPlane(t *testing.T) {
 		}
 		env.Setenv("ROOT", root)
 		env.Setenv("PATH", assets()+":"+env.Getenv("PATH"))
-		for variable, user := range map[string]controlplane.User{"KUBECONFIG": controlplane.Plain, "CONTROLLER": controlplane.Controller} {
+		uploader := controlplane.User{Name: "upload-" + ns}.Restrict()
+		bind(t, controlplane.SystemNamespace, "varve-image-upload", uploader)
+		if err := cluster.InstallRoles(t.Context()); err != nil {
+			return err
+		}
+		for variable, user := range map[string]controlplane.User{
+			"KUBECONFIG": controlplane.Plain, "CONTROLLER": controlplane.Controller, "UPLOADER": uploader,
+		} {
 			path := filepath.Join(env.WorkDir, variable)
 			if err := clientcmd.WriteToFile(kubeconfig(cluster.ConfigFor(user), ns), path); err != nil {
 				return err

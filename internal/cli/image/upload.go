@@ -180,6 +180,7 @@ type uploader struct {
 
 	mu      sync.Mutex
 	pod     string // the source pod, while it takes the file; "": it is not there
+	written bool   // the source pod has taken all of the file
 	forward *cluster.Forwarder
 	problem string // why there is no connection; "": there is one, or nobody has tried yet
 	// lost is true if another command uploads the image.
@@ -269,7 +270,7 @@ func (u *uploader) setPod(b *longhornv1.BackingImage) {
 	s := &b.Status
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.pod = ""
+	u.pod, u.written = "", s.FirstCopyWrittenTime != nil || s.ReadyCopies > 0
 	if s.V2FirstCopyStatus == longhornv1.StateInProgress && s.FirstCopyWrittenTime == nil && s.UUID != "" {
 		u.pod = names.SourceHandle(s.UUID)
 	}
@@ -338,15 +339,15 @@ func (u *uploader) watch(ctx context.Context, show func(progress.Report)) error 
 func (u *uploader) showSent(show func(progress.Report)) {
 	begin := u.file.HowItBegan()
 	u.mu.Lock()
-	pod, problem := u.pod, u.problem
+	pod, written, problem := u.pod, u.written, u.problem
 	u.mu.Unlock()
 	r := progress.Report{Name: u.title, Phase: "Upload", Message: problem}
 	switch {
-	case !begin.Asked && problem == "": // The image says what it waits for.
-		return
-	case begin.Asked && pod == "":
+	case begin.Asked && written:
 		r.Phase = "Uploaded"
 		show(r)
+		return
+	case pod == "", !begin.Asked && problem == "": // The image says what it waits for.
 		return
 	case problem == "" && begin.Replaces:
 		r.Message = "from the first byte, because another file was uploaded before"

@@ -188,7 +188,7 @@ func (j *job) writeImage(ctx context.Context) (int64, error) {
 			return bytes, err
 		}
 		failures++
-		if broken.offset > furthest {
+		if broken.offset > furthest || j.uploads != nil { // Another file is what the user wants.
 			furthest, failures = broken.offset, 1
 		}
 		if failures > maxFailures {
