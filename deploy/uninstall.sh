@@ -83,7 +83,9 @@ if ours backingimages.longhorn.io && [ -n "$(owner_of snapshotmetadataservices.c
 	"$kubectl" delete snapshotmetadataservices.cbt.storage.k8s.io store.varvebackup.io --ignore-not-found
 fi
 stop_movers
-! ours backingimages.longhorn.io || release_all backingimages.longhorn.io # The namespace would wait for them.
+for kind in backingimages.longhorn.io backupbackingimages.longhorn.io; do
+	! ours "$kind" || release_all "$kind" # The namespace would wait for them, and restore points stay.
+done
 read_owners # That took its time, and somebody may have installed something since.
 delete_kept_snapshots
 keep_machine_snapshots

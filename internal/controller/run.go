@@ -59,6 +59,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/metric"
 	"github.com/varvebackup/varve/internal/controller/store/backingimage"
 	"github.com/varvebackup/varve/internal/controller/store/certificate"
+	"github.com/varvebackup/varve/internal/controller/store/imagebackup"
 	"github.com/varvebackup/varve/internal/controller/store/lostvolume"
 	"github.com/varvebackup/varve/internal/controller/store/silence"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -345,6 +346,9 @@ func setupImages(mgr ctrl.Manager, o Options) error {
 	images.Clock, images.ControllerSuffix = o.Clock, o.Backup.ControllerSuffix
 	return errors.Join(
 		backingimage.Setup(mgr, images),
+		imagebackup.Setup(mgr, imagebackup.Options{
+			Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
+		}),
 		silence.Setup(mgr, silence.Options{
 			Namespace: o.Namespace, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
 		}),

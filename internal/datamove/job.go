@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -56,6 +57,20 @@ const ConfigBlockSize = "blockSize"
 // answer, as a duration such as "1h30m". Without it, it is DefaultStoragePatience.
 const ConfigStoragePatience = "storagePatience"
 
+// ConfigDiskBytes is a key of spec.dataMoverConfig of a DataUpload of an image: how many bytes the image has, which are
+// the first ones of its volume.
+const ConfigDiskBytes = "diskBytes"
+
+// ReadDiskBytes returns what ConfigDiskBytes says.
+func ReadDiskBytes(config map[string]string) (int64, error) {
+	bytes, err := strconv.ParseInt(config[ConfigDiskBytes], 10, 64)
+	if err != nil || bytes <= 0 {
+		return 0, fmt.Errorf("spec.dataMoverConfig: %s %.80q is not a number of bytes", ConfigDiskBytes,
+			config[ConfigDiskBytes])
+	}
+	return bytes, nil
+}
+
 // ReadStoragePatience returns what ConfigStoragePatience says, or nil if it is not there.
 func ReadStoragePatience(config map[string]string) (*metav1.Duration, error) {
 	text, has := config[ConfigStoragePatience]
@@ -96,6 +111,8 @@ type Job struct {
 	Endpoint *EndpointSource `json:"endpoint,omitempty"`
 	// Snapshot is the CSI snapshot that a Block volume is of; nil for all others.
 	Snapshot *SnapshotSource `json:"snapshot,omitempty"`
+	// DiskBytes is how many of the first bytes of a Block volume an upload stores; 0: all.
+	DiskBytes int64 `json:"diskBytes,omitempty"`
 	// Labels are those of an upload's restore point.
 	Labels map[string]string `json:"labels,omitempty"`
 	// SnapshotID is what a download writes to the volume.
@@ -181,6 +198,8 @@ func (j Job) validate() error {
 		return errors.New("a comparison with something else than the Block volume of a download")
 	case j.Image && (j.Kind != Download || j.VolumeMode != corev1.PersistentVolumeBlock):
 		return errors.New("an image that is written to something else than a Block volume")
+	case j.DiskBytes < 0 || j.DiskBytes > 0 && (j.Kind != Upload || j.VolumeMode != corev1.PersistentVolumeBlock):
+		return errors.New("a number of bytes of something else than a Block volume")
 	case j.WaitForStorage() < 0:
 		return fmt.Errorf("a storagePatience of %s", j.StoragePatience.Duration)
 	case j.Kind != Upload && j.Kind != Download:

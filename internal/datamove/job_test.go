@@ -164,6 +164,11 @@ func TestDecodeJob_refuses(t *testing.T) {
 			"than a Block volume",
 		},
 		"an image that is uploaded": {edited(uploadJob(), func(j *Job) { j.Image = true }), "than a Block volume"},
+		"a part of files": {
+			edited(uploadJob(), func(j *Job) { j.VolumeMode, j.DiskBytes = corev1.PersistentVolumeFilesystem, 7 }),
+			"a number of bytes",
+		},
+		"less than nothing of a disk": {edited(uploadJob(), func(j *Job) { j.DiskBytes = -1 }), "a number of bytes"},
 		"a download without a snapshot": {
 			edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }),
 			"without a snapshotID",
@@ -190,4 +195,16 @@ func FuzzDecodeJob(f *testing.F) {
 			t.Errorf("decoded once more: %v", err)
 		}
 	})
+}
+
+func TestReadDiskBytes(t *testing.T) {
+	t.Parallel()
+	if got, err := ReadDiskBytes(map[string]string{ConfigDiskBytes: "1000001"}); err != nil || got != 1_000_001 {
+		t.Errorf("%d, %v", got, err)
+	}
+	for _, text := range []string{"", "0", "-1", "1Gi", "99999999999999999999"} {
+		if got, err := ReadDiskBytes(map[string]string{ConfigDiskBytes: text}); err == nil || got != 0 {
+			t.Errorf("%q: %d", text, got)
+		}
+	}
 }

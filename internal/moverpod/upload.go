@@ -63,6 +63,11 @@ func (r *run) labels() map[string]string {
 func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, path string) (datamove.Report, error) {
 	r.Log.Info("storing a disk", "path", path, "restorePoint", id)
 	source := mover.Source{Name: datamove.DiskName, Location: path, Options: disk.SourceOptions{Format: disk.Raw}, Identity: string(r.Job.SourceUID)}
+	if r.Job.DiskBytes > 0 {
+		source.Open = func(ctx context.Context) (disk.Source, error) {
+			return openFirstBytes(ctx, path, source.Options, r.Job.DiskBytes)
+		}
+	}
 	return r.storeDisk(ctx, repo, id, source, "", judgeUpload)
 }
 

@@ -21,6 +21,9 @@ func TestImages_areMadeInVarvesNamespace(t *testing.T) {
 		volume := longhornv1.VolumeSpec{Size: 1 << 30, NumberOfReplicas: 1}
 		for _, o := range []client.Object{
 			&longhornv1.BackingImage{ObjectMeta: m, Spec: longhornv1.BackingImageSpec{SourceType: longhornv1.SourceUpload}},
+			&longhornv1.BackupBackingImage{
+				ObjectMeta: m, Spec: longhornv1.BackupBackingImageSpec{BackingImage: "golden"},
+			},
 			&longhornv1.Node{ObjectMeta: m}, &longhornv1.InstanceManager{ObjectMeta: m},
 			&longhornv1.Volume{ObjectMeta: m, Spec: volume},
 			&longhornv1.Replica{ObjectMeta: m, Spec: longhornv1.ReplicaSpec{VolumeName: "v", VolumeSize: 1 << 30}},

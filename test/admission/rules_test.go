@@ -546,6 +546,16 @@ var rules = []rule{
 		}), nil,
 	},
 	{
+		"another image of a backup", "spec cannot change: make another BackupBackingImage",
+		func(ns string) client.Object {
+			return &longhornv1.BackupBackingImage{
+				ObjectMeta: gen.Meta(controlplane.SystemNamespace, ns),
+				Spec:       longhornv1.BackupBackingImageSpec{BackingImage: "golden"},
+			}
+		},
+		func(o client.Object) { o.(*longhornv1.BackupBackingImage).Spec.BackingImage = "debian" },
+	},
+	{
 		"image of files", "sourceParameters.snapshot-id must be the snapshot ID of a disk",
 		imageWith(func(o *longhornv1.BackingImage) {
 			o.Spec.SourceType = longhornv1.SourceRestore

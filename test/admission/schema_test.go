@@ -109,7 +109,8 @@ func TestShortNames(t *testing.T) {
 		"schedulevmbackups.harvesterhci.io":                   "svmbackup",
 		"backuppolicies.varvebackup.io":                       "vbp",
 		"backingimages.longhorn.io":                           "lhbi", "nodes.longhorn.io": "lhn", "instancemanagers.longhorn.io": "lhim",
-		"volumes.longhorn.io": "lhv", "replicas.longhorn.io": "lhr",
+		"backupbackingimages.longhorn.io": "lhbbi",
+		"volumes.longhorn.io":             "lhv", "replicas.longhorn.io": "lhr",
 		"datauploads.velero.io": "du", "datadownloads.velero.io": "dd",
 		"backupstoragelocations.velero.io": "bsl",
 		"backuprepositories.velero.io":     "", "deletebackuprequests.velero.io": "", // none, as Velero has them

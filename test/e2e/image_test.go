@@ -236,6 +236,29 @@ func (s *scene) restoreImage(b *lab.MachineBackup, volume string) {
 	clone.ObjectMeta.Name = "of-backup"
 	clone.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
 	s.holds(clone, b.Sums[volume])
+	s.backUpImage(image)
+}
+
+// backUpImage stores an image that was restored, deletes it, and brings it back. Its backup goes with its restore point.
+func (s *scene) backUpImage(image *longhornv1.BackingImage) {
+	s.t.Helper()
+	const name = "e2e-image-backup"
+	ctx := s.t.Context()
+	location := string(image.Spec.SourceParameters[longhornv1.ParameterLocation])
+	left := &longhornv1.BackupBackingImage{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: name}}
+	s.must(client.IgnoreNotFound(s.Delete(ctx, left))) // of an earlier run
+	s.must(s.WaitGone(ctx, left, imageTimeout))
+	b, err := s.BackUpImage(ctx, name, image.Name, location, imageTimeout)
+	s.must(err)
+	s.freshImage("e2e-again")
+	again, err := s.RestoreImage(ctx, "e2e-again", location, b.Status.SnapshotID, b.Status.Checksum, imageTimeout)
+	s.must(err)
+	if again.Status.Size != image.Status.Size || again.Status.Checksum != image.Status.Checksum {
+		verdict.Errorf(s.t, "the image came back with %d bytes and %s, and had %d and %s", again.Status.Size,
+			again.Status.Checksum, image.Status.Size, image.Status.Checksum)
+	}
+	s.must(s.Delete(ctx, b))
+	s.must(s.WaitGone(ctx, b, imageTimeout))
 }
 
 // volumeOf returns the volume of a claim.

@@ -99,6 +99,28 @@ func (l *Lab) RestoreImage(
 	return l.makeImage(ctx, name, longhornv1.SourceRestore, from, checksum, 1, timeout)
 }
 
+// BackUpImage stores an image in a location of Varve's namespace, and waits until it is stored.
+func (l *Lab) BackUpImage(
+	ctx context.Context, name, image, location string, timeout time.Duration,
+) (*longhornv1.BackupBackingImage, error) {
+	b := &longhornv1.BackupBackingImage{
+		ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: name},
+		Spec:       longhornv1.BackupBackingImageSpec{BackingImage: image, BackupTargetName: location},
+	}
+	if err := l.Create(ctx, b); err != nil {
+		return nil, fmt.Errorf("create image backup %s: %w", name, err)
+	}
+	return b, wait.For(ctx, timeout, "the backup of image "+image, func(ctx context.Context) (bool, string, error) {
+		if err := l.Get(ctx, client.ObjectKeyFromObject(b), b); err != nil {
+			return false, "", err
+		}
+		if b.Status.State == longhornv1.BackupError {
+			return false, "", fmt.Errorf("image backup %s: %s", name, b.Status.Error)
+		}
+		return b.Status.State == longhornv1.BackupCompleted, fmt.Sprintf("%+v", b.Status), nil
+	})
+}
+
 // parameters are those of an image's source.
 type parameters map[string]longhornv1.ParameterValue
 

@@ -13,6 +13,9 @@ const (
 	// SnapshotMachineBackup is one disk of a VirtualMachineBackup (backup.kubevirt.io) in pull mode: the blocks of a running
 	// machine that changed. dataMoverConfig says which.
 	SnapshotMachineBackup = "VirtualMachineBackup"
+	// SnapshotImage is an image (BackingImage of longhorn.io), which never changes: the claim in sourceNamespace is read
+	// where it is. The BackupBackingImage that owns both makes the DataUpload.
+	SnapshotImage = "BackingImage"
 )
 
 // DataUpload asks a data mover to put a snapshot of a volume into the repository of a backup storage location.
@@ -59,7 +62,7 @@ type DataUploadList struct {
 // +kubebuilder:validation:XValidation:rule="self.snapshotType == oldSelf.snapshotType && has(self.csiSnapshot) == has(oldSelf.csiSnapshot) && self.sourcePVC == oldSelf.sourcePVC && (!has(self.datamover) || self.datamover == \"\") == (!has(oldSelf.datamover) || oldSelf.datamover == \"\") && (!has(self.datamover) || !has(oldSelf.datamover) || self.datamover == oldSelf.datamover) && self.backupStorageLocation == oldSelf.backupStorageLocation && self.sourceNamespace == oldSelf.sourceNamespace && (has(self.dataMoverConfig) ? size(self.dataMoverConfig) : 0) == (has(oldSelf.dataMoverConfig) ? size(oldSelf.dataMoverConfig) : 0) && (!has(self.dataMoverConfig) || !has(oldSelf.dataMoverConfig) || self.dataMoverConfig == oldSelf.dataMoverConfig) && (self.operationTimeout == oldSelf.operationTimeout || duration(self.operationTimeout) == duration(oldSelf.operationTimeout))",message="spec is immutable, except for cancel: create another DataUpload"
 // +kubebuilder:validation:XValidation:rule="!oldSelf.?cancel.orValue(false) || self.?cancel.orValue(false)",message="cancel cannot be taken back",fieldPath=".cancel"
 type DataUploadSpec struct {
-	// snapshotType is CSI, or VirtualMachineBackup, which Varve's movers serve beside it.
+	// snapshotType is CSI, or one of those that Varve's movers serve beside it: VirtualMachineBackup and BackingImage.
 	SnapshotType string `json:"snapshotType"`
 	// csiSnapshot is the snapshot if snapshotType is CSI.
 	// +optional

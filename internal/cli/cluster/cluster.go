@@ -106,7 +106,7 @@ func newMapper() meta.RESTMapper {
 	for _, k := range []string{"BackupStorageLocation", "BackupRepository"} {
 		m.Add(velerov1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
-	for _, k := range []string{"BackingImage", "Node", "InstanceManager", "Volume", "Replica"} {
+	for _, k := range []string{"BackingImage", "BackupBackingImage", "Node", "InstanceManager", "Volume", "Replica"} {
 		m.Add(longhornv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
 	m.Add(appsv1.SchemeGroupVersion.WithKind("Deployment"), meta.RESTScopeNamespace)

@@ -1,83 +1,95 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"strings"
 
-	"k8s.io/utils/ptr"
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/cli/cluster"
+	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
-	"github.com/varvebackup/varve/internal/datamove"
-	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/cli/output"
+	"github.com/varvebackup/varve/internal/cli/progress"
+	"github.com/varvebackup/varve/internal/cli/resource"
 )
 
-// findPoint adds the restore point of --from-backup to an image.
-func (r *request) findPoint(ctx context.Context, c *cluster.Client, b *longhornv1.BackingImage) error {
-	if r.fromBackup == "" {
-		return nil
+func newBackupCommand(s *resource.Session) *cobra.Command {
+	var name, location string
+	var w resource.Waiting
+	c := &cobra.Command{
+		Use: "backup NAME", Short: "Store an image in a repository",
+		Long: `Store an image in the repository of a backup storage location, from which it comes back with its
+size and its checksum: 'varve image create OTHER --from-image-backup BACKUP'.
+
+The backup is a BackupBackingImage. It waits until the image is ready, and keeps the image from
+being deleted while it is read. Deleting the backup deletes what is stored.`,
+		Example: `  varve image backup golden --wait
+  varve image create golden-again --from-image-backup golden-x7k2p --wait
+
+  # In another location, under a name of its own
+  varve image backup golden --name golden-monday --location offsite`,
+		Args: cmdline.ExactArgs(1, "the name of an image"), ValidArgsFunction: s.CompleteArgs(newList, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.Connect()
+			if err != nil {
+				return err
+			}
+			if _, err := getImage(cmd.Context(), c, args[0]); err != nil {
+				return err
+			}
+			b := newBackup(c.Namespace, args[0], name, location)
+			if err := c.Create(cmd.Context(), b); err != nil {
+				return fmt.Errorf("create the backup of image %s/%s: %w", c.Namespace, args[0], err)
+			}
+			if err := output.PrintDone(cmd.OutOrStdout(), b, "created"); err != nil || !w.Wait {
+				return err
+			}
+			return w.RunEach(cmd.Context(), s, "image "+args[0]+" is stored as "+b.Name, "image describe "+args[0],
+				untilStored(c, b))
+		},
 	}
-	namespace, name, _ := strings.Cut(r.fromBackup, "/")
-	backup := &harvesterv1.VirtualMachineBackup{}
-	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, backup); err != nil {
-		return fmt.Errorf("get machine backup %s: %w", r.fromBackup, err)
-	}
-	if err := r.checkBackup(backup, b.Namespace); err != nil {
-		return err
-	}
-	disk, err := r.chooseDisk(backup)
-	if err != nil {
-		return err
-	}
-	id, err := datamove.ParseSnapshotID(disk.SnapshotID)
-	if err != nil || id.Form != datamove.Disk {
-		return errclass.Errorf(errclass.Invalid, "volume %s of machine backup %s is not stored as a disk (snapshot ID %q): "+
-			"restore it with 'varve vm restore'", disk.VolumeName, r.fromBackup, disk.SnapshotID)
-	}
-	b.Spec.SourceParameters[longhornv1.ParameterLocation] = longhornv1.ParameterValue(backup.Status.Location.Name)
-	b.Spec.SourceParameters[longhornv1.ParameterSnapshotID] = longhornv1.ParameterValue(disk.SnapshotID)
-	return nil
+	c.Flags().StringVar(&name, "name", "", "the name of the backup (default: that of the image and some letters)")
+	c.Flags().StringVar(&location, "location", "",
+		"the backup storage location, in the image's namespace (default: the default one)")
+	w.AddFlags(c, "the image is stored", copyTimeout)
+	return c
 }
 
-// checkBackup refuses a backup that no image can be made of in a namespace.
-func (r *request) checkBackup(backup *harvesterv1.VirtualMachineBackup, namespace string) error {
-	location := backup.Status.Location
-	switch {
-	case backup.Spec.Type == harvesterv1.Snapshot:
-		return errclass.Errorf(errclass.Invalid, "machine backup %s is a snapshot in the machine's storage, which no "+
-			"repository has: make a backup, or use --from-claim", r.fromBackup)
-	case !ptr.Deref(backup.Status.ReadyToUse, false) || location == nil:
-		return errclass.Errorf(errclass.Conflict, "machine backup %s is not complete: wait until 'varve vm backups' shows it "+
-			"as ready", r.fromBackup)
-	case location.Namespace != namespace:
-		return errclass.Errorf(errclass.Invalid, "machine backup %s is in a location of namespace %s, and the image is made "+
-			"in namespace %s: create the location there, and use --from-snapshot-id", r.fromBackup, location.Namespace,
-			namespace)
+// newBackup returns the backup of an image. Without a name, the server generates one.
+func newBackup(namespace, image, name, location string) *longhornv1.BackupBackingImage {
+	b := &longhornv1.BackupBackingImage{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec:       longhornv1.BackupBackingImageSpec{BackingImage: image, BackupTargetName: location},
 	}
-	return nil
+	if name == "" {
+		b.GenerateName = image + "-"
+	}
+	return b
 }
 
-// chooseDisk returns the disk of a backup that --volume names, or its only one.
-func (r *request) chooseDisk(backup *harvesterv1.VirtualMachineBackup) (*harvesterv1.VolumeBackup, error) {
-	disks := backup.Status.VolumeBackups
-	var all []string
-	for i := range disks {
-		if disks[i].VolumeName == r.volume || r.volume == "" && len(disks) == 1 {
-			return &disks[i], nil
-		}
-		all = append(all, disks[i].VolumeName)
+// untilStored waits until a backup is complete.
+func untilStored(c *cluster.Client, b *longhornv1.BackupBackingImage) resource.WaitFunc {
+	return func(ctx context.Context, show func(progress.Report)) error {
+		key, uid := client.ObjectKeyFromObject(b), b.UID
+		return cluster.Follow(ctx, c, key, &longhornv1.BackupBackingImage{}, &longhornv1.BackupBackingImageList{},
+			func(b *longhornv1.BackupBackingImage, exists bool) (bool, error) {
+				switch state := b.Status.State; {
+				case !exists || b.UID != uid || b.DeletionTimestamp != nil:
+					return false, failure.New("", "image backup %s was deleted", key.Name)
+				case state == longhornv1.BackupError:
+					return false, failure.New("", "image backup %s failed: %s", key.Name, b.Status.Error)
+				default:
+					show(progress.Report{
+						Name: b.Name, Phase: cmp.Or(string(state), string(longhornv1.BackupPending)),
+						Message: fmt.Sprintf("%d%% %s", b.Status.Progress, b.Status.Message),
+					})
+					return state == longhornv1.BackupCompleted, nil
+				}
+			})
 	}
-	switch {
-	case len(all) == 0:
-		return nil, errclass.Errorf(errclass.NotFound, "machine backup %s has no disk", r.fromBackup)
-	case r.volume == "":
-		return nil, failure.Usage("machine backup %s has %d disks: name one with --volume: %s", r.fromBackup, len(all),
-			strings.Join(all, ", "))
-	}
-	return nil, errclass.Errorf(errclass.NotFound, "machine backup %s has no volume %s: give one of %s", r.fromBackup,
-		r.volume, strings.Join(all, ", "))
 }

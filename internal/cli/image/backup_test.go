@@ -1,79 +1,107 @@
 package image
 
 import (
+	"context"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/cli/progress"
 )
 
-// newBackup returns a backup that is complete, of a machine with volumes, each with the snapshot ID.
-func newBackup(name, id string, volumes ...string) *harvesterv1.VirtualMachineBackup {
-	b := &harvesterv1.VirtualMachineBackup{ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: name}}
-	b.Status.ReadyToUse = ptr.To(true)
-	b.Status.Location = &harvesterv1.LocationReference{Namespace: "varve", Name: "s3"}
-	for _, v := range volumes {
-		b.Status.VolumeBackups = append(b.Status.VolumeBackups, harvesterv1.VolumeBackup{VolumeName: v, SnapshotID: id + v})
+func TestNewBackup(t *testing.T) {
+	t.Parallel()
+	if b := newBackup("varve", "golden", "", "s3"); b.Name != "" || b.GenerateName != "golden-" ||
+		b.Spec.BackingImage != "golden" || b.Spec.BackupTargetName != "s3" || b.Namespace != "varve" {
+		t.Errorf("%+v", b)
 	}
-	return b
+	if b := newBackup("varve", "golden", "monday", ""); b.Name != "monday" || b.GenerateName != "" {
+		t.Errorf("%+v", b)
+	}
 }
 
-func TestRequest_findPoint(t *testing.T) {
+func TestUntilStored(t *testing.T) {
 	t.Parallel()
-	unfinished := newBackup("unfinished", snapshotID, "")
-	unfinished.Status.ReadyToUse = nil
-	elsewhere := newBackup("elsewhere", snapshotID, "")
-	elsewhere.Status.Location.Namespace = "velero"
-	snapshot := newBackup("snapshot", "", "root")
-	snapshot.Spec.Type = harvesterv1.Snapshot
-	client := newClient(t, interceptor.Funcs{}, newBackup("one", snapshotID, "root"),
-		newBackup("two", snapshotID, "root", "data"), newBackup("none", ""), newBackup("files", filesID, "root"),
-		unfinished, elsewhere, snapshot)
-	for name, c := range map[string]struct{ backup, volume, id, says string }{
-		"its only disk":   {backup: "one", id: snapshotID + "root"},
-		"its only name":   {backup: "one", volume: "root", id: snapshotID + "root"},
-		"a name":          {backup: "two", volume: "data", id: snapshotID + "data"},
-		"which one":       {backup: "two", says: "has 2 disks: name one with --volume: root, data"},
-		"another name":    {backup: "two", volume: "log", says: "has no volume log: give one of root, data"},
-		"no disk":         {backup: "none", says: "has no disk"},
-		"files":           {backup: "files", says: "is not stored as a disk"},
-		"no such backup":  {backup: "sunday", says: "get machine backup app/sunday"},
-		"not complete":    {backup: "unfinished", says: "is not complete"},
-		"another place":   {backup: "elsewhere", says: "in a location of namespace velero"},
-		"only a snapshot": {backup: "snapshot", says: "is a snapshot in the machine's storage"},
+	stored := func(edit func(*longhornv1.BackupBackingImage)) *longhornv1.BackupBackingImage {
+		b := newBackup("varve", "golden", "monday", "")
+		b.UID = "b1"
+		edit(b)
+		return b
+	}
+	for name, c := range map[string]struct {
+		then  *longhornv1.BackupBackingImage
+		fails string
+	}{
+		"complete": {stored(func(b *longhornv1.BackupBackingImage) { b.Status.State = longhornv1.BackupCompleted }), ""},
+		"failed": {stored(func(b *longhornv1.BackupBackingImage) {
+			b.Status.State, b.Status.Error = longhornv1.BackupError, "the bucket is full"
+		}), "image backup monday failed: the bucket is full"},
+		"made again": {stored(func(b *longhornv1.BackupBackingImage) { b.UID = "b2" }), "was deleted"},
 	} {
-		r := request{fromBackup: "app/" + c.backup, volume: c.volume, wishes: wishes{copies: 1}}
-		b, err := r.newObject("golden")
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := stored(func(b *longhornv1.BackupBackingImage) { b.Status.Message = "the image is not ready" })
+			cluster := newClient(t, interceptor.Funcs{
+				Watch: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) (watch.Interface, error) {
+					w := watch.NewFakeWithChanSize(1, false)
+					w.Modify(c.then)
+					return w, nil
+				},
+			}, b)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var shown []string
+			err := untilStored(cluster, b)(ctx, func(r progress.Report) { shown = append(shown, r.Phase+" "+r.Message) })
+			if c.fails == "" && err != nil || c.fails != "" && (err == nil || !strings.Contains(err.Error(), c.fails)) {
+				t.Errorf("%v, want %q", err, c.fails)
+			}
+			if len(shown) == 0 || shown[0] != "Pending 0% the image is not ready" {
+				t.Errorf("it shows %q", shown)
+			}
+		})
+	}
+}
+
+func TestRequest_findImageBackup(t *testing.T) {
+	t.Parallel()
+	const sum = "7d793037a0760186574b0282f2f435e7a2c5b0e0d9d3cf7e8d1b5a1e1b1f1d5b"
+	monday := newBackup("varve", "golden", "monday", "")
+	monday.Status = longhornv1.BackupBackingImageStatus{
+		State: longhornv1.BackupCompleted, Location: "s3", SnapshotID: snapshotID, Checksum: strings.Repeat("ab", 64),
+	}
+	going := monday.DeepCopy()
+	now := metav1.Now()
+	going.Name, going.DeletionTimestamp, going.Finalizers = "going", &now, []string{"longhorn.io"}
+	client := newClient(t, interceptor.Funcs{}, monday, going, newBackup("varve", "golden", "new", ""))
+	for name, c := range map[string]struct{ backup, checksum, want, says string }{
+		"its checksum":     {backup: "monday", want: monday.Status.Checksum},
+		"another checksum": {backup: "monday", checksum: sum, want: sum},
+		"not stored yet":   {backup: "new", says: "image backup new has no restore point (it has not begun)"},
+		"being deleted":    {backup: "going", says: "has no restore point"},
+		"no such backup":   {backup: "none", says: "get image backup varve/none"},
+	} {
+		r := request{fromImageBackup: c.backup, wishes: wishes{checksum: c.checksum, copies: 1}}
+		b, err := r.newObject("again")
 		if err != nil {
 			t.Fatal(err)
 		}
 		b.Namespace = "varve"
 		err = r.findPoint(t.Context(), client, b)
-		got, location := b.Spec.SourceParameters[longhornv1.ParameterSnapshotID],
-			b.Spec.SourceParameters[longhornv1.ParameterLocation]
 		switch {
-		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says) || got != ""):
-			t.Errorf("%s: %q, %v", name, got, err)
-		case c.says == "" && (err != nil || string(got) != c.id || location != "s3" ||
-			b.Spec.SourceType != longhornv1.SourceRestore):
+		case c.says != "":
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case err != nil || b.Spec.Checksum != c.want || b.Spec.SourceType != longhornv1.SourceRestore ||
+			string(b.Spec.SourceParameters[longhornv1.ParameterSnapshotID]) != snapshotID ||
+			b.Spec.SourceParameters[longhornv1.ParameterLocation] != "s3":
 			t.Errorf("%s: %+v, %v", name, b.Spec, err)
 		}
-	}
-}
-
-func TestFormatSource_restore(t *testing.T) {
-	t.Parallel()
-	b := newImage()
-	b.Spec.SourceType = longhornv1.SourceRestore
-	b.Spec.SourceParameters = map[string]longhornv1.ParameterValue{
-		longhornv1.ParameterLocation: "s3", longhornv1.ParameterSnapshotID: snapshotID,
-	}
-	if got, want := formatSource(b), "snapshot ID "+snapshotID+" in location s3"; got != want {
-		t.Errorf("%q, want %q", got, want)
 	}
 }

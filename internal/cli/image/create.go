@@ -31,7 +31,7 @@ type request struct {
 	wishes
 
 	// exactly one of them
-	url, fromImage, fromClaim, fromVolume, fromBackup, fromSnapshot string
+	url, fromImage, fromClaim, fromVolume, fromBackup, fromImageBackup, fromSnapshot string
 	// volume needs fromBackup, location fromSnapshot, and caFile url.
 	volume, location, caFile string
 }
@@ -131,7 +131,9 @@ has, where it is and without copying it. Nothing may use the volume meanwhile: t
 until it is detached. --from-image makes a clone of another image, which may be deleted afterwards.
 
 --from-backup makes an image of a disk as the backup of a machine has it, and --from-snapshot-id of
-the disk that a data upload has stored. The machine, its volume and its storage need not be there.`,
+the disk that a data upload has stored. The machine, its volume and its storage need not be there.
+--from-image-backup brings an image back that 'varve image backup' has stored; it must have the
+checksum of that image, unless --checksum is another one.`,
 		Example: `  # On two disks, and wait until both have it
   varve image create debian --url https://example.com/debian.qcow2 --copies 2 --wait
 
@@ -178,6 +180,7 @@ the disk that a data upload has stored. The machine, its volume and its storage 
 		"the volume to make the image of: the name of its Volume, which is the handle of its PersistentVolume")
 	c.Flags().StringVar(&r.fromBackup, "from-backup", "",
 		"the machine backup that has the disk to make the image of, as NAMESPACE/NAME")
+	c.Flags().StringVar(&r.fromImageBackup, "from-image-backup", "", "the backup of an image to bring back")
 	c.Flags().StringVar(&r.volume, "volume", "",
 		"with --from-backup: the volume of the machine (default: its only one)")
 	c.Flags().StringVar(&r.fromSnapshot, "from-snapshot-id", "",

@@ -20,15 +20,17 @@ import (
 // checkSource refuses flags that do not name one source, or that name it in the wrong form.
 func (r *request) checkSource(name string) error {
 	given := 0
-	for _, text := range []string{r.url, r.fromImage, r.fromClaim, r.fromVolume, r.fromBackup, r.fromSnapshot} {
+	for _, text := range []string{
+		r.url, r.fromImage, r.fromClaim, r.fromVolume, r.fromBackup, r.fromImageBackup, r.fromSnapshot,
+	} {
 		if text != "" {
 			given++
 		}
 	}
 	switch {
 	case given != 1:
-		return failure.Usage("give exactly one of --url, --from-image, --from-claim, --from-volume, --from-backup and " +
-			"--from-snapshot-id: where the image comes from")
+		return failure.Usage("give exactly one of --url, --from-image, --from-claim, --from-volume, --from-backup, " +
+			"--from-image-backup and --from-snapshot-id: where the image comes from")
 	case r.caFile != "" && r.url == "":
 		return failure.Usage("--ca-file is for --url alone: leave it out")
 	case r.fromImage == name:
@@ -89,7 +91,7 @@ func (r *request) describeSource(name string) (
 		parameters[longhornv1.ParameterLocation] = longhornv1.ParameterValue(r.location)
 		parameters[longhornv1.ParameterSnapshotID] = longhornv1.ParameterValue(r.fromSnapshot)
 		return longhornv1.SourceRestore, parameters, nil
-	case r.fromBackup != "":
+	case r.fromBackup != "", r.fromImageBackup != "":
 		return longhornv1.SourceRestore, parameters, nil
 	case r.fromImage != "":
 		parameters[longhornv1.ParameterBackingImage] = longhornv1.ParameterValue(r.fromImage)

@@ -41,8 +41,8 @@ func findOrigin(
 		wanted = names.Image(o.name, o.uuid)
 	case longhornv1.SourceExport:
 		o.name = string(image.Spec.SourceParameters[longhornv1.ParameterVolumeName])
-		if names.IsSource(o.name) {
-			return o, nil // it is an image in the making, not a volume
+		if names.IsOfImage(o.name) {
+			return o, nil // an image is made in it or read from it: it is no volume
 		}
 		wanted = names.Head(o.name)
 	default:

@@ -110,10 +110,15 @@ func (d *Driver) leaseAttachedHead(ctx context.Context, opened diskset.Disk, han
 		d.keepLease(handle, lease)
 		return nil
 	}
-	if errors.Is(err, errclass.NotFound) {
+	unused := errors.Is(err, errclass.NotFound)
+	if unused {
 		err = nil
 	}
-	return errors.Join(err, lease.Close())
+	err = errors.Join(err, lease.Close())
+	if err == nil && unused && names.IsReader(handle) { // a crash has left it
+		return opened.Delete(ctx, names.Head(handle))
+	}
+	return err
 }
 
 // keepLease notes that a volume has a device, and ends the lease of an earlier call.

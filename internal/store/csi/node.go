@@ -59,6 +59,10 @@ func (n *nodeServer) NodeStageVolume(
 		return nil, errclass.Errorf(errclass.Invalid,
 			"stage the volume %s: an image is made in it, so set volumeMode to Block", handle)
 	}
+	if names.IsReader(handle) && r.GetVolumeCapability().GetBlock() == nil {
+		return nil, errclass.Errorf(errclass.Invalid,
+			"stage the volume %s: an image is read from it, so set volumeMode to Block", handle)
+	}
 	end, err := n.begin(handle)
 	if err != nil {
 		return nil, err
@@ -72,6 +76,11 @@ func (n *nodeServer) NodeStageVolume(
 }
 
 func (n *nodeServer) stageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) error {
+	if names.IsReader(r.GetVolumeId()) {
+		if err := n.makeReader(ctx, r.GetVolumeId(), r.GetVolumeContext()); err != nil {
+			return err
+		}
+	}
 	on, head, err := n.findHead(ctx, r.GetVolumeId(), disk.UID(r.GetVolumeContext()[names.ContextDisk]))
 	if err != nil {
 		return err
@@ -136,6 +145,9 @@ func (n *nodeServer) NodeUnstageVolume(
 	}
 	if err != nil {
 		return nil, fmt.Errorf("unstage the volume %s: %w", handle, err)
+	}
+	if names.IsReader(handle) {
+		n.removeReader(ctx, handle)
 	}
 	n.changed.Add(handle)
 	return &csi.NodeUnstageVolumeResponse{}, nil

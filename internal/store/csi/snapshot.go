@@ -48,8 +48,8 @@ func (c *controllerServer) CreateSnapshot(
 }
 
 func (d *Driver) createSnapshot(ctx context.Context, handle string, uid disk.UID) (*csi.Snapshot, error) {
-	if names.IsSource(handle) {
-		return nil, errclass.Errorf(errclass.Invalid, "an image is made in it: wait for the image, and clone that")
+	if names.IsOfImage(handle) {
+		return nil, errclass.Errorf(errclass.Invalid, "an image is made in it or read from it: clone the image")
 	}
 	end, err := d.begin(string(uid)) // no volume has this handle
 	if err != nil {

@@ -34,8 +34,18 @@ const ContextDisk = "diskUUID"
 // has that, too, but only after the next write.
 const ClaimAnnotation = Driver + "/claim"
 
-// sourcePrefix begins the handles of volumes into which images are made.
-const sourcePrefix = "source-"
+// Keys in the context of a volume that has an image to be read: the image's name, and its status.uuid.
+const (
+	ContextImage     = "backingImage"
+	ContextImageUUID = "backingImageUUID"
+)
+
+const (
+	// sourcePrefix begins the handles of volumes into which images are made.
+	sourcePrefix = "source-"
+	// readerPrefix begins the handles of volumes from which images are read.
+	readerPrefix = "image-"
+)
 
 // snapshotPrefix begins the UIDs of snapshots, and cloningPrefix those of snapshots that last while a volume is cloned.
 const (
@@ -115,7 +125,7 @@ func shorten(name string) string {
 // otherwise one that is made from it. It is a valid name of a Kubernetes object, and a valid disk.UID.
 func VolumeHandle(name string) string {
 	valid := disk.UID(name).Validate() == nil && len(name) <= 63 && !strings.HasPrefix(name, "-") &&
-		!strings.HasSuffix(name, "-") && !strings.HasPrefix(name, sourcePrefix) &&
+		!strings.HasSuffix(name, "-") && !strings.HasPrefix(name, sourcePrefix) && !strings.HasPrefix(name, readerPrefix) &&
 		!strings.HasPrefix(name, snapshotPrefix) && !strings.HasPrefix(name, cloningPrefix)
 	if valid {
 		return name
@@ -128,6 +138,9 @@ func Head(handle string) disk.Name {
 	if uuid, ok := strings.CutPrefix(handle, sourcePrefix); ok {
 		return SourceHead(uuid)
 	}
+	if uid, ok := strings.CutPrefix(handle, readerPrefix); ok {
+		return disk.Name("backup/" + uid)
+	}
 	return disk.Name("volume/" + handle)
 }
 
@@ -136,8 +149,22 @@ func IsHead(n disk.Name) (handle string, ok bool) {
 	if uuid, ok := strings.CutPrefix(string(n), "source/"); ok {
 		return SourceHandle(uuid), true
 	}
+	if uid, ok := strings.CutPrefix(string(n), "backup/"); ok {
+		return ReaderHandle(uid), true
+	}
 	return strings.CutPrefix(string(n), "volume/")
 }
 
 // IsSource says whether a handle is that of a volume into which the first copy of an image is made.
 func IsSource(handle string) bool { return strings.HasPrefix(handle, sourcePrefix) }
+
+// ReaderHandle returns the CSI handle of the volume from which an image is read for its backup, which has a UID. The
+// store makes its head when it is staged, as a clone of the image, and deletes it when it is unstaged.
+func ReaderHandle(backupUID string) string { return readerPrefix + backupUID }
+
+// IsReader says whether a handle is that of a volume from which an image is read.
+func IsReader(handle string) bool { return strings.HasPrefix(handle, readerPrefix) }
+
+// IsOfImage says whether a handle is that of a volume in which an image is made or from which one is read. The
+// controllers of images make and delete such volumes, and nobody else does anything with them.
+func IsOfImage(handle string) bool { return IsSource(handle) || IsReader(handle) }

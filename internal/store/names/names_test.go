@@ -13,15 +13,16 @@ func TestVolumeHandle_isAUIDAndNoSource(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}
 	for _, name := range []string{
-		"pvc-0b1e5a0e-9f3c-4b43-8a34-1f1b2f0f9c11", "Sanity Volume/1", "", "-a", "a-", "source-1", strings.Repeat("x", 64),
+		"pvc-0b1e5a0e-9f3c-4b43-8a34-1f1b2f0f9c11", "Sanity Volume/1", "", "-a", "a-", "source-1", "image-1", strings.Repeat("x", 64),
 		strings.Repeat("x", 63),
 	} {
 		handle := names.VolumeHandle(name)
 		if err := disk.UID(handle).Validate(); err != nil {
 			t.Errorf("%q: %v", name, err)
 		}
-		if names.Head(handle) == names.Head(names.SourceHandle("1")) || strings.HasPrefix(handle, "source-") {
-			t.Errorf("%q has the handle %q, which is a source's", name, handle)
+		if names.Head(handle) == names.Head(names.SourceHandle("1")) || strings.HasPrefix(handle, "source-") ||
+			names.Head(handle) == names.Head(names.ReaderHandle("1")) || names.IsReader(handle) {
+			t.Errorf("%q has the handle %q, which is a source's or a reader's", name, handle)
 		}
 		if other, ok := seen[handle]; ok {
 			t.Errorf("%q and %q have the handle %q", name, other, handle)

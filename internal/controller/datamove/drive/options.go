@@ -41,7 +41,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	err := addMover(mgr, &Mover{
 		Namespace: o.Namespace, Image: o.Image, Live: mgr.GetAPIReader(), Writer: mgr.GetClient(),
 		Uploads: map[string]Exposer[*velerov2.DataUpload]{
-			velerov2.SnapshotCSI: &expose.CSI{Access: access},
+			velerov2.SnapshotCSI:   &expose.CSI{Access: access},
+			velerov2.SnapshotImage: &expose.StoredImages{Access: access},
 			velerov2.SnapshotMachineBackup: &expose.MachineBackups{
 				Tunnel:    &expose.Tunnel{Access: access},
 				Endpoints: &expose.Endpoints{Access: access}, Exports: &expose.Exports{Access: access},

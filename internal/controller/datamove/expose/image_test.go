@@ -74,7 +74,7 @@ func TestImages_expose(t *testing.T) {
 		},
 		"another namespace": {
 			edit:    func(s *imageSource) { s.download.Spec.TargetVolume.Namespace = "app" },
-			refuses: "images are made in namespace varve",
+			refuses: "PersistentVolumeClaim app/source-1 is not the source of the image",
 		},
 		"a claim of nobody": {
 			edit: func(s *imageSource) { s.claim.OwnerReferences = nil }, refuses: "is not the source of the image",
@@ -110,10 +110,10 @@ func TestImages_expose(t *testing.T) {
 			refuses: "was deleted while it was needed",
 		},
 		"a volume of another driver": {
-			edit: func(s *imageSource) { s.volume.Spec.CSI.Driver = "csi.example.com" }, refuses: "not the source of an image",
+			edit: func(s *imageSource) { s.volume.Spec.CSI.Driver = "csi.example.com" }, refuses: "which is not the source of the image",
 		},
 		"a volume with another handle": {
-			edit: func(s *imageSource) { s.volume.Spec.CSI.VolumeHandle = "pvc-1" }, refuses: "not the source of an image",
+			edit: func(s *imageSource) { s.volume.Spec.CSI.VolumeHandle = "pvc-1" }, refuses: "which is not the source of the image",
 		},
 	} {
 		s := newImageSource()
@@ -147,6 +147,67 @@ func TestImages_expose(t *testing.T) {
 		for step, do := range map[string]func() (Progress, error){
 			"finish":  func() (Progress, error) { return images.Finish(t.Context(), s.download) },
 			"dispose": func() (Progress, error) { return images.Dispose(t.Context(), s.download) },
+		} {
+			if p, err := do(); err != nil || !p.Done {
+				t.Errorf("%s: %s: %+v, %v", name, step, p, err)
+			}
+		}
+	}
+}
+
+// Of the volumes of an image's backup, only that is read which the backup owns, and no more of it than the image has.
+func TestStoredImages_expose(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit    func(*velerov2.DataUpload, *imageSource)
+		refuses string
+	}{
+		"the image": {func(*velerov2.DataUpload, *imageSource) {}, ""},
+		"no size": {
+			func(u *velerov2.DataUpload, _ *imageSource) { u.Spec.DataMoverConfig = nil }, "is not a number of bytes",
+		},
+		"the source of an image": {
+			func(u *velerov2.DataUpload, s *imageSource) { s.claim.Name, u.Spec.SourcePVC = "source-1", "source-1" },
+			"is not the image that the DataUpload is of",
+		},
+		"that of an image": {
+			func(u *velerov2.DataUpload, _ *imageSource) { u.OwnerReferences[0].Kind = "BackingImage" },
+			"is not the image that the DataUpload is of",
+		},
+		"that of another backup": {
+			func(_ *velerov2.DataUpload, s *imageSource) { s.claim.OwnerReferences[0].UID = "other" },
+			"is not the image that the DataUpload is of",
+		},
+		"a volume of somebody's": {
+			func(_ *velerov2.DataUpload, s *imageSource) { s.volume.Spec.CSI.VolumeHandle = "pvc-1" },
+			"which is not the image that the DataUpload is of",
+		},
+	} {
+		s := newImageSource()
+		s.claim.Name, s.volume.Name, s.claim.Spec.VolumeName = "image-1", "image-1", "image-1"
+		s.volume.Spec.CSI.VolumeHandle = "image-1"
+		u := &velerov2.DataUpload{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "varve", Name: "image-1", OwnerReferences: s.download.OwnerReferences,
+		}}
+		u.OwnerReferences[0].Kind, s.claim.OwnerReferences[0].Kind = "BackupBackingImage", "BackupBackingImage"
+		u.Spec.SourceNamespace, u.Spec.SourcePVC = "varve", "image-1"
+		u.Spec.DataMoverConfig = map[string]string{datamove.ConfigDiskBytes: "1000001"}
+		c.edit(u, s)
+		live := fake.NewClientBuilder().WithObjects(s.claim, s.volume).Build()
+		images := &StoredImages{Access: Access{Live: live, Namespace: "varve"}}
+		e, err := images.Expose(t.Context(), u)
+		switch {
+		case c.refuses != "":
+			if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), c.refuses) {
+				t.Errorf("%s: %+v, %v, want a refusal that says %q", name, e, err, c.refuses)
+			}
+		case err != nil || e.Volume == nil || !e.Volume.ReadOnly || e.Volume.DiskBytes != 1_000_001 ||
+			e.Volume.Claim != "image-1":
+			t.Errorf("%s: %+v, %v", name, e, err)
+		}
+		for step, do := range map[string]func() (Progress, error){
+			"finish":  func() (Progress, error) { return images.Finish(t.Context(), u) },
+			"dispose": func() (Progress, error) { return images.Dispose(t.Context(), u) },
 		} {
 			if p, err := do(); err != nil || !p.Done {
 				t.Errorf("%s: %s: %+v, %v", name, step, p, err)

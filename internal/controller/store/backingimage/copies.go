@@ -271,7 +271,7 @@ func (in *input) chooseDisk(p *plan, first bool) (disk, why string) {
 		return 1
 	}
 	best := slices.MinFunc(fit, func(a, b *diskView) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), in.origin.storage.compare(a, b),
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), in.origin.storage.Compare(a.node, b.node),
 			cmp.Compare(b.available, a.available), cmp.Compare(a.uuid, b.uuid))
 	})
 	return best.uuid, ""
@@ -282,7 +282,7 @@ func (in *input) explainNoDisk(first bool, unfit []string) string {
 	switch {
 	case len(unfit) > 0:
 		return joinNames("no disk fits: ", unfit)
-	case first && in.origin.storage.nodes != nil:
+	case first && in.origin.storage.Nodes != nil:
 		return fmt.Sprintf("no node that reaches the storage of the BackupStorageLocation %s has a disk: spec.disks of its "+
 			"Node must have one, or else the storage must be one that all nodes reach", originName(in.image))
 	case first && in.image.Spec.SourceType.IsLocal():

@@ -13,6 +13,7 @@ import (
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/controller/store/storageplace"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -21,7 +22,7 @@ import (
 type origin struct {
 	location *velerov1.BackupStorageLocation
 	// storage is which nodes reach the storage of the location.
-	storage storagePlace
+	storage storageplace.Place
 	image   *longhornv1.BackingImage
 	volume  *longhornv1.Volume
 	replica *longhornv1.Replica
@@ -129,7 +130,12 @@ func (r *reconciler) readOrigin(ctx context.Context, image *longhornv1.BackingIm
 		if o.location, err = reconcile.Find(ctx, r.live, key, &velerov1.BackupStorageLocation{}); err != nil {
 			return err
 		}
-		return r.readStorage(ctx, image, o)
+		if s := image.Status.V2FirstCopyStatus; o.location == nil || s == longhornv1.StateInProgress ||
+			s == longhornv1.StateUnknown {
+			return nil // the disk is chosen
+		}
+		o.storage, err = storageplace.Read(ctx, r.live, r.Namespace, o.location)
+		return err
 	default:
 	}
 	if o.volume, err = reconcile.Find(ctx, r.live, key, &longhornv1.Volume{}); err != nil {

@@ -55,6 +55,20 @@ func (in *input) explainNoPoint() string {
 	return ""
 }
 
+// listReachableDisks returns the disks of nodes that reach the storage of a restore's location; nil: all disks.
+func (in *input) listReachableDisks() map[string]bool {
+	if in.origin.storage.Nodes == nil {
+		return nil
+	}
+	disks := map[string]bool{}
+	for uuid, d := range in.disks {
+		if in.origin.storage.Reaches(d.node) {
+			disks[uuid] = true
+		}
+	}
+	return disks
+}
+
 // explainDownloadFailure says why a DataDownload will not restore the image, or "".
 func explainDownloadFailure(d *velerov2.DataDownload) string {
 	switch {

@@ -115,13 +115,14 @@ type reconciler struct {
 	deletions deletions
 }
 
-// CachedObjects returns what the cache of the controllers' manager has of the kinds that only this controller reads:
-// those of its namespace. Where Longhorn is, others are Longhorn's.
+// CachedObjects returns what the cache of the controllers' manager has of the kinds that only the controllers of images
+// read: those of their namespace. Where Longhorn is, others are Longhorn's.
 func CachedObjects(namespace string) map[client.Object]cache.ByObject {
 	own := cache.ByObject{Namespaces: map[string]cache.Config{namespace: {}}}
 	return map[client.Object]cache.ByObject{
 		&longhornv1.BackingImage{}: own, &longhornv1.Node{}: own, &longhornv1.InstanceManager{}: own,
-		&longhornv1.Volume{}: own, &longhornv1.Replica{}: own,
+		&longhornv1.Volume{}: own, &longhornv1.Replica{}: own, &longhornv1.BackupBackingImage{}: own,
+		&velerov2.DataDownload{}: own,
 	}
 }
 

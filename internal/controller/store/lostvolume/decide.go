@@ -86,9 +86,9 @@ func decideVolume(pv *corev1.PersistentVolume) action {
 	return keepVolume
 }
 
-// isOurs says whether a PersistentVolume is a volume of the store, and not the source of an image.
+// isOurs says whether a PersistentVolume is a volume of the store, and not one in which an image is made or read.
 func isOurs(pv *corev1.PersistentVolume) bool {
-	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == names.Driver && !names.IsSource(pv.Spec.CSI.VolumeHandle)
+	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == names.Driver && !names.IsOfImage(pv.Spec.CSI.VolumeHandle)
 }
 
 // placeOf returns where a PersistentVolume of the store is.

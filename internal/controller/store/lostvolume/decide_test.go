@@ -99,3 +99,15 @@ func TestDecideVolume(t *testing.T) {
 		})
 	}
 }
+
+// The volumes in which images are made and from which they are read belong to the controllers of images.
+func TestIsOurs(t *testing.T) {
+	t.Parallel()
+	for handle, want := range map[string]bool{"pvc-1": true, "source-u1": false, "image-b1": false} {
+		pv := &corev1.PersistentVolume{}
+		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "store.varvebackup.io", VolumeHandle: handle}
+		if got := isOurs(pv); got != want {
+			t.Errorf("%s: %t", handle, got)
+		}
+	}
+}

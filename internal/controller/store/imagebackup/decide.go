@@ -1,0 +1,260 @@
+package imagebackup
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/store/storageplace"
+	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+const (
+	// pollChildren is the pause before a look at what tells nobody what becomes of it: claims and volumes that are
+	// deleted, and how much a DataUpload has stored.
+	pollChildren = 2 * time.Second
+	// pollPending is the pause before another look for what a backup waits for.
+	pollPending = 30 * time.Second
+	// messageBytes bounds the messages in a status.
+	messageBytes = 1024
+)
+
+// input is everything that a decision about one backup follows from.
+type input struct {
+	now       time.Time
+	backup    *longhornv1.BackupBackingImage
+	image     *longhornv1.BackingImage
+	locations []velerov1.BackupStorageLocation
+	// storage is where the storage of the location can be used.
+	storage  storageplace.Place
+	nodes    []longhornv1.Node
+	managers []longhornv1.InstanceManager
+	children children
+}
+
+// place is a disk that has the image, and its node.
+type place struct{ disk, node string }
+
+// action says what becomes of what was made for a backup.
+type action string
+
+const (
+	nothing      action = ""
+	makeChildren action = "make"
+	removeUpload action = "remove the DataUpload"
+	removeVolume action = "remove the volume"
+)
+
+// plan is what a decision says.
+type plan struct {
+	status    longhornv1.BackupBackingImageStatus
+	finalizer bool
+	do        action
+	from      place // for makeChildren
+	// next is when to look again without an event. 0: not at all.
+	next time.Duration
+}
+
+// decide decides about one backup.
+func decide(in *input) *plan {
+	p := &plan{status: *in.backup.Status.DeepCopy(), finalizer: true}
+	s := &p.status
+	switch {
+	case in.backup.DeletionTimestamp != nil:
+		in.decideDeletion(p)
+	case s.State == longhornv1.BackupCompleted && in.children.upload == nil:
+		in.fail(p, "its DataUpload was deleted by somebody else, and the restore point with it: make another backup")
+	case s.State == longhornv1.BackupError:
+		in.cleanUp(p)
+	case s.State == longhornv1.BackupCompleted:
+		in.removeVolume(p)
+	case in.children.upload != nil:
+		in.followUpload(p)
+	default:
+		in.begin(p)
+	}
+	s.Message, s.Error = reconcile.CutText(s.Message, messageBytes), reconcile.CutText(s.Error, messageBytes)
+	return p
+}
+
+// decideDeletion lets a backup go that is being deleted, when nothing of it is left.
+func (in *input) decideDeletion(p *plan) {
+	p.finalizer = in.cleanUp(p)
+	switch {
+	case in.children.upload != nil:
+		p.status.Message = joinReason("the restore point is being deleted", in.children.upload.Status.Message)
+	case p.finalizer:
+		p.status.Message = "the volume from which the image was read is being deleted"
+	}
+}
+
+// cleanUp removes everything, first the DataUpload, whose pod uses the volume. It says whether anything is left.
+func (in *input) cleanUp(p *plan) (left bool) {
+	if in.children.upload == nil {
+		return in.removeVolume(p)
+	}
+	p.do, p.next = removeUpload, pollChildren
+	return true
+}
+
+// removeVolume removes claim and volume. It says whether one is left.
+func (in *input) removeVolume(p *plan) (left bool) {
+	if !in.children.hasVolume() {
+		return false
+	}
+	p.do, p.next = removeVolume, pollChildren
+	return true
+}
+
+// fail ends the backup.
+func (in *input) fail(p *plan, why string) {
+	p.status.State, p.status.Error, p.status.Message = longhornv1.BackupError, why, ""
+	in.cleanUp(p)
+}
+
+// followUpload looks after the DataUpload that stores the image.
+func (in *input) followUpload(p *plan) {
+	s, u := &p.status, in.children.upload
+	switch {
+	case u.Status.Phase == velerov2.PhaseCompleted && u.Status.SnapshotID == "":
+		in.fail(p, "DataUpload "+u.Name+" is Completed and names no restore point: make another backup")
+	case u.Status.Phase == velerov2.PhaseCompleted:
+		s.State, s.Progress, s.Message, s.SnapshotID = longhornv1.BackupCompleted, 100, "", u.Status.SnapshotID
+		s.BackupCreatedAt = u.Status.CompletionTimestamp.DeepCopy()
+		if s.BackupCreatedAt == nil {
+			now := metav1.NewTime(in.now).Rfc3339Copy()
+			s.BackupCreatedAt = &now
+		}
+		in.removeVolume(p)
+	case u.Status.Phase.Ended():
+		in.fail(p, joinReason("DataUpload "+u.Name+" is "+string(u.Status.Phase), u.Status.Message))
+	case u.DeletionTimestamp != nil:
+		in.fail(p, "DataUpload "+u.Name+" was deleted by somebody else before the image was stored: make another backup")
+	default:
+		s.State, s.Message, p.next = longhornv1.BackupInProgress, u.Status.Message, pollChildren
+		if total := u.Status.Progress.TotalBytes; total > 0 {
+			s.Progress = int(min(99, float64(u.Status.Progress.BytesDone)/float64(total)*100))
+		}
+	}
+}
+
+// begin makes what is missing, when the image and the location are there.
+func (in *input) begin(p *plan) {
+	s := &p.status
+	if waits := in.explainNoImage(); waits != "" {
+		in.wait(p, waits)
+		return
+	}
+	if s.ImageUUID != "" && s.ImageUUID != in.image.Status.UUID {
+		in.fail(p, fmt.Sprintf("the image %s was deleted and made again before it was stored: make another backup",
+			in.image.Name))
+		return
+	}
+	name := cmp.Or(s.Location, in.backup.Spec.BackupTargetName)
+	l := location.Choose(in.locations, name)
+	if waits := in.explainNoLocation(l, name); waits != "" {
+		in.wait(p, waits)
+		return
+	}
+	from, waits := in.choosePlace()
+	if waits != "" {
+		in.wait(p, waits)
+		return
+	}
+	s.Location, s.ImageUUID = l.Name, in.image.Status.UUID
+	s.Size, s.Checksum = in.image.Status.Size, in.image.Status.Checksum
+	s.State, s.Message = longhornv1.BackupInProgress, "the volume from which the image is read is being made"
+	p.do, p.from, p.next = makeChildren, from, pollChildren
+}
+
+// wait leaves the backup as it is, and says why.
+func (in *input) wait(p *plan, why string) {
+	p.status.Message, p.next = why, pollPending
+	if p.status.State == "" {
+		p.status.State = longhornv1.BackupPending
+	}
+}
+
+// explainNoImage says why the image cannot be stored yet, or "".
+func (in *input) explainNoImage() string {
+	name, image := in.backup.Spec.BackingImage, in.image
+	switch {
+	case image == nil:
+		return fmt.Sprintf("the image %s does not exist in namespace %s: create it", name, in.backup.Namespace)
+	case image.DeletionTimestamp != nil:
+		return fmt.Sprintf("the image %s is being deleted", name)
+	case image.Status.UUID == "" || image.Status.Checksum == "" || image.Status.Size <= 0:
+		return fmt.Sprintf("the image %s is not ready: look at its condition Ready", name)
+	}
+	return ""
+}
+
+// explainNoLocation says why nothing can be stored in the location with a name, or in the default one, or "".
+func (in *input) explainNoLocation(l *velerov1.BackupStorageLocation, name string) string {
+	switch {
+	case l == nil && name == "":
+		return fmt.Sprintf("no BackupStorageLocation in namespace %s is the default one: set spec.backupTargetName, or "+
+			"spec.default of a location", in.backup.Namespace)
+	case l == nil:
+		return fmt.Sprintf("the BackupStorageLocation %s does not exist in namespace %s: create it", name,
+			in.backup.Namespace)
+	case l.Spec.AccessMode == velerov1.AccessReadOnly:
+		return fmt.Sprintf("the BackupStorageLocation %s is read-only: set its spec.accessMode to ReadWrite", l.Name)
+	}
+	return ""
+}
+
+// choosePlace returns a disk that has the image: one on the node that uses a storage of one node if there is one.
+func (in *input) choosePlace() (from place, waits string) {
+	var all []place
+	copies := 0
+	for i := range in.nodes {
+		n := &in.nodes[i]
+		for _, d := range n.Status.DiskStatus {
+			if d == nil || !in.isReady(d.DiskUUID) {
+				continue
+			}
+			copies++
+			if in.isFresh(n.Name) && in.storage.Reaches(n.Name) {
+				all = append(all, place{d.DiskUUID, n.Name})
+			}
+		}
+	}
+	if len(all) == 0 {
+		return place{}, fmt.Sprintf("none of %d copies of the image %s that are ready is on a node whose store reports and "+
+			"which reaches the storage of the location: make one there with 'varve image sync'", copies, in.image.Name)
+	}
+	return slices.MinFunc(all, func(a, b place) int {
+		return cmp.Or(in.storage.Compare(a.node, b.node), cmp.Compare(a.disk, b.disk))
+	}), ""
+}
+
+// isReady says whether a disk has a copy of the image that is ready, and stays.
+func (in *input) isReady(disk string) bool {
+	_, stays := in.image.Spec.DiskFileSpecMap[disk]
+	c := in.image.Status.DiskFileStatusMap[disk]
+	return stays && c != nil && c.State == longhornv1.StateReady
+}
+
+// isFresh says whether the store of a node reports.
+func (in *input) isFresh(node string) bool {
+	return slices.ContainsFunc(in.managers, func(m longhornv1.InstanceManager) bool {
+		t := m.Status.HeartbeatTime
+		return m.Name == node && t != nil && in.now.Sub(t.Time) <= longhornv1.ReportTimeout
+	})
+}
+
+// joinReason returns a text with what follows it, if there is anything.
+func joinReason(text, more string) string {
+	if more == "" {
+		return text
+	}
+	return text + ": " + more
+}

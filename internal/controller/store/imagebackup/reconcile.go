@@ -1,0 +1,292 @@
+package imagebackup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/store/storageplace"
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/reconcile"
+	"github.com/varvebackup/varve/internal/store/names"
+)
+
+// Options are what Setup needs besides the manager.
+type Options struct {
+	// Namespace is Varve's own. Only its backups are served.
+	Namespace string
+	// Clock tells the time. Default: the machine's.
+	Clock clock.PassiveClock
+	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
+	ControllerSuffix string
+}
+
+type reconciler struct {
+	Options
+	cached client.Client
+	live   client.Reader
+}
+
+// Setup adds the controller to mgr. Its cache needs what backingimage.CachedObjects returns.
+func Setup(mgr ctrl.Manager, o Options) error {
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	r := &reconciler{Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader()}
+	of := func(uses func(*longhornv1.BackupBackingImage, client.Object) bool) handler.EventHandler {
+		return handler.EnqueueRequestsFromMapFunc(r.backupsWhere(uses))
+	}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("imagebackup"+o.ControllerSuffix).
+		For(&longhornv1.BackupBackingImage{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Owns(&corev1.PersistentVolumeClaim{}).
+		Watches(&velerov2.DataUpload{}, of(func(b *longhornv1.BackupBackingImage, o client.Object) bool {
+			return o.GetName() == names.ReaderHandle(string(b.UID)) // the cache does not know owners
+		}), builder.WithPredicates(reconcile.MoreThanVersion())).
+		Watches(&longhornv1.BackingImage{}, of(func(b *longhornv1.BackupBackingImage, o client.Object) bool {
+			return o.GetName() == b.Spec.BackingImage && !b.Status.State.Ended()
+		})).
+		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
+		Complete(r)
+}
+
+// backupsWhere asks for the backups that use an object.
+func (r *reconciler) backupsWhere(
+	uses func(*longhornv1.BackupBackingImage, client.Object) bool,
+) func(context.Context, client.Object) []ctrl.Request {
+	return func(ctx context.Context, o client.Object) []ctrl.Request {
+		if o.GetNamespace() != r.Namespace {
+			return nil
+		}
+		var list longhornv1.BackupBackingImageList
+		if err := r.cached.List(ctx, &list, client.InNamespace(r.Namespace)); err != nil {
+			log.FromContext(ctx).Error(fmt.Errorf("list the BackupBackingImages: %w", err), "a change is not seen")
+			return nil
+		}
+		var requests []ctrl.Request
+		for i := range list.Items {
+			if uses(&list.Items[i], o) {
+				requests = append(requests, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+			}
+		}
+		return requests
+	}
+}
+
+// Reconcile advances one backup.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.advance(ctx, req.NamespacedName)
+	if err != nil && !apierrors.IsConflict(err) {
+		err = fmt.Errorf("BackupBackingImage %s: %w", req.NamespacedName, err)
+	}
+	return reconcile.RetryConflict(result, err)
+}
+
+// advance reads everything, decides, and writes the status before it touches what was made: each pass goes on from what
+// was written.
+func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
+	b, err := reconcile.Find(ctx, r.live, key, &longhornv1.BackupBackingImage{})
+	if err != nil || b == nil {
+		return ctrl.Result{}, err
+	}
+	if b.DeletionTimestamp != nil && !slices.Contains(b.Finalizers, longhornv1.BackupBackingImageFinalizer) {
+		return ctrl.Result{}, nil
+	}
+	in, err := r.readInput(ctx, b)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	p := decide(in)
+	if p.finalizer {
+		if err := r.writeFinalizer(ctx, b, true); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	base := b.DeepCopy()
+	b.Status = p.status
+	if err := reconcile.WriteStatus(ctx, r.cached, base, b); err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := r.carryOut(ctx, b, in, p); err != nil {
+		return ctrl.Result{}, err
+	}
+	if !p.finalizer {
+		if err := r.writeFinalizer(ctx, b, false); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	return ctrl.Result{RequeueAfter: p.next}, nil
+}
+
+// readInput reads what a decision follows from.
+func (r *reconciler) readInput(ctx context.Context, b *longhornv1.BackupBackingImage) (*input, error) {
+	in := &input{now: r.Clock.Now(), backup: b}
+	if err := r.readChildren(ctx, b, &in.children); err != nil {
+		return nil, err
+	}
+	if b.DeletionTimestamp != nil || b.Status.State.Ended() || in.children.upload != nil {
+		return in, nil // nothing else matters
+	}
+	key := types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.BackingImage}
+	var err error
+	if in.image, err = reconcile.Find(ctx, r.live, key, &longhornv1.BackingImage{}); err != nil {
+		return nil, err
+	}
+	var locations velerov1.BackupStorageLocationList
+	var nodes longhornv1.NodeList
+	var managers longhornv1.InstanceManagerList
+	for _, read := range []struct {
+		from client.Reader
+		list client.ObjectList
+	}{{r.live, &locations}, {r.cached, &nodes}, {r.cached, &managers}} {
+		if err := read.from.List(ctx, read.list, client.InNamespace(r.Namespace)); err != nil {
+			return nil, fmt.Errorf("list %T: %w", read.list, err)
+		}
+	}
+	in.locations, in.nodes, in.managers = locations.Items, nodes.Items, managers.Items
+	name := b.Status.Location
+	if name == "" {
+		name = b.Spec.BackupTargetName
+	}
+	if l := location.Choose(in.locations, name); l != nil {
+		in.storage, err = storageplace.Read(ctx, r.live, r.Namespace, l)
+	}
+	return in, err
+}
+
+// readChildren reads what was made for a backup from the API server, because the cache may be behind this controller's
+// own writes.
+func (r *reconciler) readChildren(ctx context.Context, b *longhornv1.BackupBackingImage, c *children) (err error) {
+	key := types.NamespacedName{Namespace: b.Namespace, Name: names.ReaderHandle(string(b.UID))}
+	if c.upload, err = reconcile.Find(ctx, r.live, key, &velerov2.DataUpload{}); err != nil {
+		return err
+	}
+	if c.claim, err = reconcile.Find(ctx, r.live, key, &corev1.PersistentVolumeClaim{}); err != nil {
+		return err
+	}
+	volume := types.NamespacedName{Name: key.Name}
+	if c.volume, err = reconcile.Find(ctx, r.live, volume, &corev1.PersistentVolume{}); err != nil {
+		return err
+	}
+	for _, o := range c.present() {
+		if o.GetLabels()[LabelBackup] != string(b.UID) || o.GetNamespace() != "" && !metav1.IsControlledBy(o, b) {
+			return errclass.Errorf(errclass.Conflict, "%T %s is in the way, and was made by somebody else: delete it", o,
+				o.GetName())
+		}
+	}
+	return nil
+}
+
+// present lists the objects that are there.
+func (c *children) present() (all []client.Object) {
+	if c.upload != nil {
+		all = append(all, c.upload)
+	}
+	if c.claim != nil {
+		all = append(all, c.claim)
+	}
+	if c.volume != nil {
+		all = append(all, c.volume)
+	}
+	return all
+}
+
+func (r *reconciler) writeFinalizer(ctx context.Context, b *longhornv1.BackupBackingImage, wanted bool) error {
+	i := slices.Index(b.Finalizers, longhornv1.BackupBackingImageFinalizer)
+	if (i >= 0) == wanted {
+		return nil
+	}
+	base := b.DeepCopy()
+	if wanted {
+		b.Finalizers = append(b.Finalizers, longhornv1.BackupBackingImageFinalizer)
+	} else {
+		b.Finalizers = slices.Delete(b.Finalizers, i, i+1)
+	}
+	if err := r.cached.Patch(ctx, b, reconcile.MergeFrom(base)); err != nil {
+		return fmt.Errorf("write the finalizer: %w", err)
+	}
+	return nil
+}
+
+// carryOut makes or removes what a backup has.
+func (r *reconciler) carryOut(ctx context.Context, b *longhornv1.BackupBackingImage, in *input, p *plan) error {
+	c := &in.children
+	switch p.do {
+	case makeChildren:
+		return r.makeChildren(ctx, b, c, p.from)
+	case removeUpload:
+		return r.removeObjects(ctx, c.upload)
+	case removeVolume:
+		return r.removeObjects(ctx, (&children{claim: c.claim, volume: c.volume}).present()...)
+	case nothing:
+	}
+	return nil
+}
+
+// makeChildren makes what is missing, one after the other: the volume names the claim's UID, so that no other claim of
+// that name can bind it.
+func (r *reconciler) makeChildren(
+	ctx context.Context, b *longhornv1.BackupBackingImage, c *children, from place,
+) error {
+	claim := c.claim
+	if claim == nil {
+		claim = newClaim(b)
+		if err := r.createObject(ctx, claim); err != nil {
+			return err
+		}
+	}
+	if claim.DeletionTimestamp != nil || claim.UID == "" {
+		return nil // the next look makes another one, or sees the one whose creation was not answered
+	}
+	switch volume := c.volume; {
+	case volume == nil:
+		if err := r.createObject(ctx, newVolume(b, claim, from)); err != nil {
+			return err
+		}
+	case volume.DeletionTimestamp != nil:
+		return nil
+	case volume.Spec.ClaimRef == nil || volume.Spec.ClaimRef.UID != claim.UID:
+		return r.removeObjects(ctx, volume) // it is that of a claim of before
+	}
+	if claim.Status.Phase != corev1.ClaimBound {
+		return nil
+	}
+	return r.createObject(ctx, newUpload(b))
+}
+
+func (r *reconciler) createObject(ctx context.Context, o client.Object) error {
+	if err := r.cached.Create(ctx, o); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create %T %s: %w", o, o.GetName(), err)
+	}
+	return nil
+}
+
+func (r *reconciler) removeObjects(ctx context.Context, all ...client.Object) error {
+	for _, o := range all {
+		if o.GetDeletionTimestamp() != nil {
+			continue
+		}
+		err := r.cached.Delete(ctx, o, client.Preconditions{UID: ptr.To(o.GetUID())})
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete %T %s: %w", o, o.GetName(), err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+// Package storageplace says where the storage of a backup storage location can be used. Images are restored and backed
+// up on a node that reaches both their disk and that storage. It reads from the API server, and waits for nothing.
+package storageplace
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/nodeselector"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// Place is where a storage can be used. The zero value is one that all nodes reach.
+type Place struct {
+	// Nodes are those that reach it; nil: all.
+	Nodes map[string]bool
+	// InUse is the node whose pods use a storage of one node at a time now; "": none.
+	InUse string
+}
+
+// Reaches says whether a node reaches the storage.
+func (p *Place) Reaches(node string) bool { return p.Nodes == nil || p.Nodes[node] }
+
+// Compare puts the node first that uses a storage of one node: on another one, whoever needs the storage waits.
+func (p *Place) Compare(a, b string) int {
+	if p.InUse == "" {
+		return 0
+	}
+	first := func(node string) int {
+		if node == p.InUse {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Compare(first(a), first(b))
+}
+
+// Read returns where the storage of a location can be used. namespace is Varve's. Of a location that is wrong it returns
+// the zero value: its repository says what is wrong with it, and the data mover waits for that.
+func Read(
+	ctx context.Context, live client.Reader, namespace string, l *velerov1.BackupStorageLocation,
+) (Place, error) {
+	var p Place
+	if l.Spec.Provider != location.ProviderClaim {
+		return p, nil
+	}
+	where, err := location.Parse(l, nil)
+	if err != nil {
+		return p, nil //nolint:nilerr // see above
+	}
+	key := types.NamespacedName{Namespace: namespace, Name: where.Volume.PersistentVolumeClaim.ClaimName}
+	claim, err := reconcile.Find(ctx, live, key, &corev1.PersistentVolumeClaim{})
+	if err != nil {
+		return p, err
+	}
+	storage, err := datamove.ClaimStorage(*where.Volume, claim)
+	if err != nil {
+		return p, nil //nolint:nilerr // see above
+	}
+	if p.InUse, err = findNodeInUse(ctx, live, namespace, storage); err != nil || claim.Spec.VolumeName == "" {
+		return p, err
+	}
+	volume, err := reconcile.Find(ctx, live, types.NamespacedName{Name: claim.Spec.VolumeName}, &corev1.PersistentVolume{})
+	if err != nil || volume == nil || volume.Spec.NodeAffinity == nil {
+		return p, err
+	}
+	var nodes corev1.NodeList
+	if err := live.List(ctx, &nodes); err != nil {
+		return p, fmt.Errorf("list nodes: %w", err)
+	}
+	p.Nodes = map[string]bool{}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		p.Nodes[n.Name] = nodeselector.Selects(volume.Spec.NodeAffinity.Required, n)
+	}
+	return p, nil
+}
+
+// findNodeInUse returns the node whose pods use a storage of one node, or "".
+func findNodeInUse(
+	ctx context.Context, live client.Reader, namespace string, s datamove.Storage,
+) (string, error) {
+	if !s.OneNode {
+		return "", nil
+	}
+	var pods corev1.PodList
+	err := live.List(ctx, &pods, client.InNamespace(namespace), client.MatchingLabels{datamove.LabelStorage: s.Label()})
+	if err != nil {
+		return "", fmt.Errorf("list the pods that use the storage of a location: %w", err)
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if p.Spec.NodeName != "" && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+			return p.Spec.NodeName, nil
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,52 @@
+package csi
+
+import (
+	"context"
+	"errors"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
+)
+
+// readerSector is what the size of a device is a multiple of. A device on the image itself would lack the end of an
+// image whose size is not.
+const readerSector = 512
+
+// makeReader makes the head of a volume from which an image is read: a clone of the image, with zeroes behind it up to
+// the next sector. It keeps the image from being deleted, and nothing that is written to it is in the image.
+func (d *Driver) makeReader(ctx context.Context, handle string, from map[string]string) error {
+	if _, _, err := d.findHead(ctx, handle, disk.UID(from[names.ContextDisk])); !errors.Is(err, errclass.NotFound) {
+		return err
+	}
+	on, err := d.options.Disks.Find(disk.UID(from[names.ContextDisk]))
+	if err != nil {
+		return err
+	}
+	image, uuid := names.Image(from[names.ContextImage], from[names.ContextImageUUID]), from[names.ContextImageUUID]
+	o, err := findObject(ctx, on, image)
+	if err != nil {
+		return err
+	}
+	if string(o.UID) != uuid || o.State != disk.StateReady {
+		return errclass.Errorf(errclass.Conflict, "the copy of the image %s on disk %s is %s: back up another copy",
+			from[names.ContextImage], on.Name, o.State)
+	}
+	return on.Create(ctx, names.Head(handle), disk.Source{
+		UID: disk.UID(handle), Volume: disk.UID(handle), From: image,
+		Bytes: (o.Bytes + readerSector - 1) / readerSector * readerSector,
+	})
+}
+
+// removeReader deletes the head of a volume from which an image was read. One that it cannot delete is deleted when the
+// disk is opened the next time: kubelet must not wait for a disk that is dead.
+func (d *Driver) removeReader(ctx context.Context, handle string) {
+	on, _, err := d.findHead(ctx, handle, "")
+	if err == nil {
+		err = on.Delete(ctx, names.Head(handle))
+	}
+	if err != nil && !errors.Is(err, errclass.NotFound) {
+		d.log.Error("delete the clone from which an image was read: it goes when its disk is opened", "volume", handle,
+			"error", err)
+	}
+}

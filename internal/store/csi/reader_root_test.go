@@ -1,0 +1,124 @@
+//go:build root
+
+package csi_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/test/verdict"
+)
+
+// readerOf returns the volume from which an image of the disk is read.
+func readerOf(image string, uuid disk.UID) *csi.Volume {
+	return &csi.Volume{VolumeId: names.ReaderHandle("b1"), VolumeContext: map[string]string{
+		names.ContextDisk: diskUUID, names.ContextImage: image, names.ContextImageUUID: string(uuid),
+	}}
+}
+
+// hasReader says whether the disk has the clone that the volume is.
+func (s *store) hasReader(t *testing.T) bool {
+	t.Helper()
+	objects, err := s.disk.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		if o.Name == "backup/b1" {
+			return true
+		}
+	}
+	return false
+}
+
+// An image of any number of bytes is read to its end, cannot be deleted meanwhile, and stays as it is.
+func TestReader_hasTheWholeImage(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	data := bytes.Repeat([]byte("varve.."), 1_000_001/7+1)[:1_000_001]
+	s.makeImage(t, "golden", "u1", data)
+	v := readerOf("golden", "u1")
+	device := s.stage(t, v, true, true)
+	got, err := os.ReadFile(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := append(bytes.Clone(data), make([]byte, 447)...); !bytes.Equal(got, want) {
+		verdict.Errorf(t, "the device has %d bytes, and not those of the image", len(got))
+	}
+	if err := s.disk.Delete(t.Context(), names.Image("golden", "u1")); !errors.Is(err, errclass.Conflict) {
+		t.Errorf("the image was deleted while it was read: %v", err)
+	}
+	s.restart(t)
+	if !s.hasReader(t) {
+		t.Error("a restart of the driver removed the clone that is attached")
+	}
+	s.unstage(t, v)
+	if s.hasReader(t) {
+		t.Error("the clone is left")
+	}
+	if err := s.disk.Delete(t.Context(), names.Image("golden", "u1")); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a crash has left of a reading goes when the disk is opened.
+func TestReader_thatACrashLeftGoes(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.makeImage(t, "golden", "u1", make([]byte, 4096))
+	err := s.disk.Create(t.Context(), "backup/b1", disk.Source{
+		UID: "image-b1", Volume: "image-b1", From: names.Image("golden", "u1"), Bytes: 4096,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.restart(t)
+	if s.hasReader(t) {
+		t.Error("the clone is left")
+	}
+}
+
+func TestReader_refuses(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.makeImage(t, "golden", "u1", make([]byte, 4096))
+	for name, c := range map[string]struct {
+		volume *csi.Volume
+		block  bool
+		code   codes.Code
+	}{
+		"a file system":      {readerOf("golden", "u1"), false, codes.InvalidArgument},
+		"another image":      {readerOf("other", "u1"), true, codes.NotFound},
+		"an image of before": {readerOf("golden", "u0"), true, codes.NotFound},
+	} {
+		_, err := s.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+			VolumeId: c.volume.GetVolumeId(), StagingTargetPath: s.path("staging", c.volume), VolumeCapability: writer(c.block),
+			VolumeContext: c.volume.GetVolumeContext(),
+		})
+		if status.Code(err) != c.code {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if s.hasReader(t) {
+		t.Error("a clone is left")
+	}
+	v := readerOf("golden", "u1")
+	s.stage(t, v, true, true)
+	_, err := s.controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{
+		Name: "snapshot-1", SourceVolumeId: v.GetVolumeId(),
+	})
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a snapshot of it: %v", err)
+	}
+	s.unstage(t, v)
+}
