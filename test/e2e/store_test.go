@@ -1,0 +1,174 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	velerov1 "github.com/varvebackup/varve/api/velero/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/verdict"
+	"github.com/varvebackup/varve/test/wait"
+)
+
+// storeClass is the class of volumes that the store makes, and of their snapshots.
+const storeClass = "varve-store"
+
+// TestStore_snapshotsAreBackedUpByWhatChanged has a volume of the store that is in use: two snapshots of it are stored,
+// the second one by what changed, a claim is made of the first one, the volume grows, and what was stored comes back.
+func TestStore_snapshotsAreBackedUpByWhatChanged(t *testing.T) {
+	s := newScene(t, "store")
+	ctx := t.Context()
+	location, err := s.BucketLocation(ctx, "e2e-store", os.Getenv("VARVE_BOX_DIR"))
+	s.must(err)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		s.must(s.DeleteUploads(ctx, 3*time.Minute))
+		s.must(location.Remove(ctx))
+	})
+	s.must(s.CloneClaim(ctx, "disk", storeClass, 256*mib))
+	box, err := s.Toolbox(ctx, "writer", "disk")
+	s.must(err)
+	sum := func(script string) string {
+		t.Helper()
+		out, err := box.Run(ctx, script+` && sha256sum /dev/disk`)
+		s.must(err)
+		return strings.Fields(out)[0]
+	}
+	first := sum(`dd if=/dev/urandom of=/dev/disk bs=1M count=64 seek=8 conv=fsync status=none`)
+	s.snapshot("one", "disk")
+	whole := s.storeSnapshot(location, "one", "disk")
+	second := sum(`dd if=/dev/urandom of=/dev/disk bs=64k count=16 seek=2000 conv=fsync status=none`)
+	s.snapshot("two", "disk")
+	changed := s.storeSnapshot(location, "two", "disk")
+	report, err := datamove.DecodeReport(changed.Annotations[datamove.AnnotationReport])
+	s.must(err)
+	t.Logf("the second snapshot: %d KiB of %d MiB read; full: %s", report.ReadBytes>>10, report.TotalBytes/mib, report.FullReason)
+	if report.FullReason != "" || report.ReadBytes > 4*mib {
+		t.Errorf("the second snapshot was stored with %+v", report)
+	}
+
+	// The volume grows while a pod has it, and keeps what it has.
+	s.grow("disk", 320*mib)
+	out, err := box.Run(ctx, `for i in $(seq 60); do [ "$(blockdev --getsize64 /dev/disk)" = 335544320 ] && break; sleep 1; done;
+		blockdev --getsize64 /dev/disk; head -c 268435456 /dev/disk | sha256sum`)
+	s.must(err)
+	if got := strings.Fields(out); got[0] != "335544320" || got[1] != second {
+		verdict.Errorf(t, "after its growth the volume has %s, and not %s", out, second)
+	}
+	s.must(box.Close(ctx))
+
+	s.must(s.claimOfSnapshot("of-one", "one", 256*mib))
+	s.must(s.Download(ctx, cluster.build+"/bin/varve", cluster.kubeconfig, changed, "back", corev1.PersistentVolumeBlock))
+	s.must(s.Download(ctx, cluster.build+"/bin/varve", cluster.kubeconfig, whole, "back-one", corev1.PersistentVolumeBlock))
+	for claim, want := range map[string]string{"of-one": first, "back": second, "back-one": first} {
+		reader, err := s.ReadOnlyToolbox(ctx, "reader-"+claim, claim)
+		s.must(err)
+		out, err := reader.Run(ctx, "head -c 268435456 /dev/"+claim+" | sha256sum")
+		s.must(err)
+		s.must(reader.Close(ctx))
+		if got := strings.Fields(out)[0]; got != want {
+			verdict.Errorf(t, "claim %s has %s, not %s", claim, got, want)
+		}
+	}
+	for _, name := range []string{"one", "two"} {
+		gone := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: name}}
+		s.must(client.IgnoreNotFound(s.Delete(ctx, gone)))
+		s.must(s.WaitGone(ctx, gone, 2*time.Minute))
+	}
+}
+
+// snapshot makes a snapshot of a claim of the store, and waits until it is ready.
+func (s *scene) snapshot(name, claim string) {
+	s.t.Helper()
+	made := &snapshotv1.VolumeSnapshot{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: name},
+		Spec: snapshotv1.VolumeSnapshotSpec{
+			VolumeSnapshotClassName: ptr.To(storeClass),
+			Source:                  snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &claim},
+		},
+	}
+	s.must(s.Create(s.t.Context(), made))
+	s.must(wait.For(s.t.Context(), 2*time.Minute, "snapshot "+name, func(ctx context.Context) (bool, string, error) {
+		err := s.Get(ctx, client.ObjectKeyFromObject(made), made)
+		if made.Status == nil {
+			return false, "no status", err
+		}
+		seen := ""
+		if e := made.Status.Error; e != nil {
+			seen = ptr.Deref(e.Message, "")
+		}
+		return ptr.Deref(made.Status.ReadyToUse, false), seen, err
+	}))
+}
+
+// storeSnapshot stores a snapshot of a claim.
+func (s *scene) storeSnapshot(at *lab.Location, name, claim string) *velerov2.DataUpload {
+	s.t.Helper()
+	u := &velerov2.DataUpload{
+		ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: s.Namespace + "-" + name},
+		Spec: velerov2.DataUploadSpec{
+			SnapshotType: velerov2.SnapshotCSI, SourceNamespace: s.Namespace, SourcePVC: claim,
+			DataMover: datamove.Mover, BackupStorageLocation: at.Name,
+			CSISnapshot: &velerov2.CSISnapshotSpec{
+				VolumeSnapshot: name, StorageClass: storeClass, SnapshotClass: storeClass,
+			},
+			OperationTimeout: velerov1.Duration{Duration: 2 * time.Minute},
+		},
+	}
+	s.must(s.Create(s.t.Context(), u))
+	s.must(wait.For(s.t.Context(), 5*time.Minute, "DataUpload "+u.Name, func(ctx context.Context) (bool, string, error) {
+		err := s.Get(ctx, client.ObjectKeyFromObject(u), u)
+		if u.Status.Phase == velerov2.PhaseFailed || u.Status.Phase == velerov2.PhaseCanceled {
+			err = fmt.Errorf("%s: %s", u.Status.Phase, u.Status.Message)
+		}
+		return u.Status.Phase == velerov2.PhaseCompleted, fmt.Sprintf("%s %s", u.Status.Phase, u.Status.Message), err
+	}))
+	return u
+}
+
+// grow asks for more bytes of a claim, and waits until it has them.
+func (s *scene) grow(claim string, bytes int64) {
+	s.t.Helper()
+	ctx, pvc := s.t.Context(), &corev1.PersistentVolumeClaim{}
+	key := client.ObjectKey{Namespace: s.Namespace, Name: claim}
+	s.must(s.Get(ctx, key, pvc))
+	before := pvc.DeepCopy()
+	pvc.Spec.Resources.Requests[corev1.ResourceStorage] = *resource.NewQuantity(bytes, resource.BinarySI)
+	s.must(s.Patch(ctx, pvc, client.MergeFrom(before)))
+	s.must(wait.For(ctx, 3*time.Minute, "claim "+claim+" to grow", func(ctx context.Context) (bool, string, error) {
+		err := s.Get(ctx, key, pvc)
+		return pvc.Status.Capacity.Storage().Value() >= bytes, fmt.Sprintf("%+v", pvc.Status), err
+	}))
+}
+
+// claimOfSnapshot makes a Block claim of a snapshot of the store.
+func (s *scene) claimOfSnapshot(name, snapshot string, bytes int64) error {
+	return s.Create(s.t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: ptr.To(storeClass),
+			VolumeMode: ptr.To(corev1.PersistentVolumeBlock),
+			DataSource: &corev1.TypedLocalObjectReference{
+				APIGroup: ptr.To(snapshotv1.GroupName), Kind: "VolumeSnapshot", Name: snapshot,
+			},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI),
+			}},
+		},
+	})
+}
