@@ -44,6 +44,9 @@ const (
 	snapshotResync     = time.Minute
 )
 
+// lostPatience is how long a disk that no Node has any more may come back before the deletion of its snapshots ends.
+const lostPatience = 10 * time.Minute
+
 // snapshotThreads is how many contents are worked on at once, and snapshotTimeout how long one call may take.
 const (
 	snapshotThreads = 4
@@ -215,12 +218,10 @@ func (s *snapshotter) findOwner(ctx context.Context, c *snapshotv1.VolumeSnapsho
 			return "", err
 		}
 	} else {
-		replica := &longhornv1.Replica{}
-		err := s.options.Client.Get(ctx, s.objectKey(ptr.Deref(c.Spec.Source.VolumeHandle, "")), replica)
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
-			return "", fmt.Errorf("get Replica %s: %w", *c.Spec.Source.VolumeHandle, err)
+		var err error
+		if owner, err = s.findVolumeNode(ctx, ptr.Deref(c.Spec.Source.VolumeHandle, "")); err != nil {
+			return "", err
 		}
-		owner = replica.Spec.NodeID
 	}
 	if owner != "" {
 		return owner, nil
@@ -233,6 +234,19 @@ func (s *snapshotter) findOwner(ctx context.Context, c *snapshotv1.VolumeSnapsho
 		return s.options.Node, nil
 	}
 	return slices.MinFunc(nodes.Items, compareNames).Name, nil
+}
+
+// findVolumeNode returns the node of a volume, or nothing if there is no such volume.
+func (s *snapshotter) findVolumeNode(ctx context.Context, handle string) (string, error) {
+	if handle == "" || names.VolumeHandle(handle) != handle {
+		return "", nil
+	}
+	replica := &longhornv1.Replica{}
+	err := s.options.Client.Get(ctx, s.objectKey(handle), replica)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("get Replica %s: %w", handle, err)
+	}
+	return replica.Spec.NodeID, nil
 }
 
 // contentHandle returns the handle of the snapshot that was made for a content, or nothing.
@@ -284,7 +298,15 @@ func (s *snapshotter) deleteContent(ctx context.Context, c *snapshotv1.VolumeSna
 	handle := cmp.Or(contentHandle(c), ptr.Deref(c.Spec.Source.SnapshotHandle, ""))
 	if handle != "" {
 		_, err := s.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: handle})
-		return err
+		if !errors.Is(err, errclass.Transient) {
+			return err
+		}
+		lost, lostErr := s.isLost(ctx, c, handle)
+		if !lost {
+			return errors.Join(err, lostErr)
+		}
+		s.log.Info("a VolumeSnapshotContent goes whose disk no Node has any more", "content", c.Name, "snapshot", handle)
+		return nil
 	}
 	uid := names.SnapshotUID(snapshotNamePrefix + string(c.Spec.VolumeSnapshotRef.UID))
 	on, there, err := s.findByUID(ctx, uid)
@@ -295,6 +317,32 @@ func (s *snapshotter) deleteContent(ctx context.Context, c *snapshotv1.VolumeSna
 		err = s.deleteSnapshot(ctx, names.SnapshotHandle(on.UUID, uid))
 	}
 	return err
+}
+
+// isLost says whether the disk of a snapshot is gone for good: the content was deleted a while ago, each Node has said
+// of all its disks which they are, and this one is none of them. If it comes back, it names the snapshot as an orphan.
+func (s *snapshotter) isLost(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, handle string) (bool, error) {
+	if c.DeletionTimestamp == nil || s.options.Clock.Since(c.DeletionTimestamp.Time) < lostPatience {
+		return false, nil
+	}
+	nodes := &longhornv1.NodeList{}
+	if err := s.options.Client.List(ctx, nodes, client.InNamespace(s.options.Namespace)); err != nil {
+		return false, fmt.Errorf("list the Nodes: %w", err)
+	}
+	uuid, _, _ := names.ParseSnapshotHandle(handle)
+	for _, node := range nodes.Items {
+		for name := range node.Spec.Disks {
+			if status := node.Status.DiskStatus[name]; status == nil || status.DiskUUID == "" {
+				return false, nil
+			}
+		}
+		for _, status := range node.Status.DiskStatus {
+			if status != nil && status.DiskUUID == string(uuid) {
+				return false, nil
+			}
+		}
+	}
+	return len(nodes.Items) > 0, nil
 }
 
 // findParameters returns the parameters of a VolumeSnapshotClass, which may be gone.

@@ -1,0 +1,168 @@
+package csi
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	snapshotfake "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/fake"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/names"
+)
+
+// newContent returns a content of a snapshot that was made of pvc-1, as snapshot-controller makes one.
+func newContent(edit ...func(*snapshotv1.VolumeSnapshotContent)) *snapshotv1.VolumeSnapshotContent {
+	c := &snapshotv1.VolumeSnapshotContent{
+		ObjectMeta: metav1.ObjectMeta{Name: "content", Finalizers: []string{contentFinalizer}},
+		Spec: snapshotv1.VolumeSnapshotContentSpec{
+			Driver: names.Driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete,
+			Source:            snapshotv1.VolumeSnapshotContentSource{VolumeHandle: ptr.To("pvc-1")},
+			VolumeSnapshotRef: corev1.ObjectReference{UID: "uid"},
+		},
+	}
+	for _, e := range edit {
+		e(c)
+	}
+	return c
+}
+
+func isReady(c *snapshotv1.VolumeSnapshotContent) {
+	c.Status = &snapshotv1.VolumeSnapshotContentStatus{
+		ReadyToUse: ptr.To(true), SnapshotHandle: ptr.To("disk-1/snapshot-uid"),
+	}
+}
+
+func hasFailed(c *snapshotv1.VolumeSnapshotContent) {
+	c.Status = &snapshotv1.VolumeSnapshotContentStatus{ReadyToUse: ptr.To(false), Error: &snapshotv1.VolumeSnapshotError{}}
+}
+
+func isRetained(c *snapshotv1.VolumeSnapshotContent) {
+	c.Spec.DeletionPolicy = snapshotv1.VolumeSnapshotContentRetain
+}
+
+func namesSnapshot(c *snapshotv1.VolumeSnapshotContent) {
+	c.Spec.Source = snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: ptr.To("disk-1/snapshot-uid")}
+}
+
+func isUnbound(c *snapshotv1.VolumeSnapshotContent) { c.Spec.VolumeSnapshotRef.UID = "" }
+
+func isDeleted(c *snapshotv1.VolumeSnapshotContent) { c.DeletionTimestamp = &metav1.Time{} }
+
+func isReleased(c *snapshotv1.VolumeSnapshotContent) {
+	isDeleted(c)
+	c.Annotations = map[string]string{annotationDeleted: "yes"}
+}
+
+func withoutFinalizer(c *snapshotv1.VolumeSnapshotContent) { c.Finalizers = nil }
+
+func isOfGroup(c *snapshotv1.VolumeSnapshotContent) {
+	c.Annotations = map[string]string{annotationGroup: "g"}
+}
+
+func TestDecideContent(t *testing.T) {
+	t.Parallel()
+	type edits = []func(*snapshotv1.VolumeSnapshotContent)
+	for name, x := range map[string]struct {
+		edit edits
+		want contentAction
+	}{
+		"new":                                    {nil, contentCreate},
+		"new, of nobody":                         {edits{isUnbound}, contentDone},
+		"failed before":                          {edits{hasFailed}, contentCreate},
+		"made":                                   {edits{isReady}, contentDone},
+		"of a group":                             {edits{isOfGroup}, contentDone},
+		"names a snapshot":                       {edits{namesSnapshot}, contentFind},
+		"names a snapshot that is found":         {edits{namesSnapshot, isReady}, contentDone},
+		"deleted, and its VolumeSnapshot is not": {edits{isReady, isDeleted}, contentDone},
+		"deleted":                                {edits{isReady, isReleased}, contentDelete},
+		"deleted before it was made":             {edits{isReleased}, contentDelete},
+		"deleted after it failed":                {edits{hasFailed, isReleased}, contentDelete},
+		"deleted and retained":                   {edits{isReady, isRetained, isReleased}, contentRelease},
+		"deleted, and its finalizer is gone":     {edits{isReady, isReleased, withoutFinalizer}, contentDone},
+		"deleted, and was never bound":           {edits{namesSnapshot, isUnbound, isDeleted}, contentDelete},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := decideContent(newContent(x.edit...)); got != x.want {
+				t.Errorf("%d, want %d", got, x.want)
+			}
+		})
+	}
+}
+
+// newSnapshotter returns one without disks, for a content that was deleted a while ago.
+func newSnapshotter(tb testing.TB, deleted time.Duration, nodes ...client.Object) *snapshotter {
+	tb.Helper()
+	scheme := runtime.NewScheme()
+	if err := longhornv1.AddToScheme(scheme); err != nil {
+		tb.Fatal(err)
+	}
+	now := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	content := newContent(isReady, isReleased)
+	content.DeletionTimestamp = ptr.To(metav1.NewTime(now.Add(-deleted)))
+	snapshots := snapshotfake.NewSimpleClientset(content)
+	d := New(Options{
+		Node: "node1", Namespace: "varve", Disks: &diskset.Set{}, Snapshots: snapshots, Clock: clocktesting.NewFakeClock(now),
+		Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(nodes...).Build(),
+	})
+	return &snapshotter{controllerServer: &controllerServer{Driver: d}, client: snapshots}
+}
+
+func reportingNode(name, disk string) *longhornv1.Node {
+	n := &longhornv1.Node{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: name},
+		Spec:       longhornv1.NodeSpec{Disks: map[string]longhornv1.DiskSpec{"d": {Path: "/d"}}},
+	}
+	if disk != "" {
+		n.Status.DiskStatus = map[string]*longhornv1.DiskStatus{"d": {DiskUUID: disk}}
+	}
+	return n
+}
+
+// The deletion of a snapshot ends only if its disk is gone for good, and waits with words before that.
+func TestSnapshotter_deletesWhatIsLost(t *testing.T) {
+	t.Parallel()
+	for name, x := range map[string]struct {
+		deleted time.Duration
+		nodes   []client.Object
+		gone    bool
+		message string
+	}{
+		"no Node has the disk":          {time.Hour, []client.Object{reportingNode("node1", "disk-9")}, true, ""},
+		"the disk may come back":        {time.Minute, []client.Object{reportingNode("node1", "disk-9")}, false, "is not open"},
+		"a Node has not reported":       {time.Hour, []client.Object{reportingNode("node1", "")}, false, "is not open"},
+		"the disk is this node's":       {time.Hour, []client.Object{reportingNode("node1", "disk-1")}, false, "is not open"},
+		"the disk is another node's":    {time.Hour, []client.Object{reportingNode("node2", "disk-1")}, false, ""},
+		"another Node is the first one": {time.Hour, []client.Object{reportingNode("node0", "disk-9")}, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSnapshotter(t, x.deleted, x.nodes...)
+			err := s.syncContent(t.Context(), "content")
+			if (err != nil) != (x.message != "") {
+				t.Errorf("%v", err)
+			}
+			left, err := s.client.SnapshotV1().VolumeSnapshotContents().Get(t.Context(), "content", metav1.GetOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				t.Fatal(err)
+			}
+			if gone := err != nil || len(left.Finalizers) == 0; gone != x.gone {
+				t.Errorf("gone %t, want %t", gone, x.gone)
+			}
+			if x.message != "" && !strings.Contains(ptr.Deref(left.Status.Error.Message, ""), x.message) {
+				t.Errorf("the error is %+v", left.Status.Error)
+			}
+		})
+	}
+}
