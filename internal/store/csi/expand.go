@@ -2,6 +2,7 @@ package csi
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -89,27 +90,45 @@ func (d *Driver) growDevice(ctx context.Context, handle string) error {
 	return growFileSystem(mounted, device.Path)
 }
 
-// growMounted grows the file system that was just mounted, if it is smaller than its device, before anybody uses it. If
-// the kernel does not, resize2fs does while it is not mounted. If that fails, too, the volume is used as it is: its data
-// comes first.
+// growMounted grows the file system that was just mounted, if it is smaller than its device, before anybody uses it. A
+// file system with errors does not grow before it was checked. One that the kernel does not grow at all, resize2fs grows
+// while it is not mounted. If nothing helps, the volume is used as it is: its data comes first.
 func (n *nodeServer) growMounted(ctx context.Context, r *csi.NodeStageVolumeRequest, device string) error {
 	target := r.GetStagingTargetPath()
 	err := growFileSystem(target, device)
-	if err == nil {
-		return nil
-	}
-	n.log.Info("check and grow a file system that is not mounted", "volume", r.GetVolumeId(), "because", err)
-	if err := unmountAll(target); err != nil {
-		return err
-	}
-	err = n.runTool(ctx, 1, device, "e2fsck", "-f", "-p") // 1: it has mended something
-	if err == nil {
-		err = n.runTool(ctx, 0, device, "resize2fs")
+	for _, mend := range []func(context.Context, string) error{n.checkFileSystem, n.resizeUnmounted} {
+		if err == nil {
+			return nil
+		}
+		n.log.Info("check a file system that does not grow", "volume", r.GetVolumeId(), "error", err)
+		if err := unmountAll(target); err != nil {
+			return err
+		}
+		// A tool that is killed when the call ends could leave half of what it does.
+		mendErr := mend(context.WithoutCancel(ctx), device)
+		if err := mountVolume(r, device); err != nil {
+			return err
+		}
+		if err = mendErr; err == nil {
+			err = growFileSystem(target, device)
+		}
 	}
 	if err != nil {
 		n.log.Error("a volume has a file system that is smaller than the volume", "volume", r.GetVolumeId(), "error", err)
 	}
-	return mountVolume(r, device)
+	return nil
+}
+
+func (d *Driver) checkFileSystem(ctx context.Context, device string) error {
+	return d.runTool(ctx, 1, device, "e2fsck", "-f", "-p") // 1: it has mended something
+}
+
+// resizeUnmounted checks the file system first, as resize2fs demands it after each mount.
+func (d *Driver) resizeUnmounted(ctx context.Context, device string) error {
+	if err := d.checkFileSystem(ctx, device); err != nil {
+		return err
+	}
+	return d.runTool(ctx, 0, device, "resize2fs")
 }
 
 // growFileSystem gives a mounted ext4 the size of its device. The kernel does that, as resize2fs asks it to.
@@ -121,32 +140,52 @@ func growFileSystem(mounted, device string) error {
 }
 
 func resizeExt4(mounted, device string) (err error) {
-	dev, err := os.Open(device)
-	if err != nil {
+	made, block, bytes, err := measureExt4(device)
+	if err != nil || block == 0 || made >= uint64(bytes)/block {
 		return err
 	}
-	bytes, err := dev.Seek(0, io.SeekEnd)
-	if err = errors.Join(err, dev.Close()); err != nil {
-		return err
-	}
+	blocks := uint64(bytes) / block
 	f, err := os.Open(mounted)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil || st.Flags&unix.ST_RDONLY != 0 {
 		return err
 	}
-	blocks := uint64(bytes / st.Bsize)
-	if st.Flags&unix.ST_RDONLY != 0 || st.Type != unix.EXT4_SUPER_MAGIC || blocks <= st.Blocks {
-		return nil
-	}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), ioctlResizeExt4, uintptr(unsafe.Pointer(&blocks))); errno != 0 {
-		return fmt.Errorf("from about %d to %d blocks of %d bytes, while it is mounted: %w: end the pods that use the volume, "+
-			"and it grows when the next one starts", st.Blocks, blocks, st.Bsize, errno)
+		return fmt.Errorf("from %d to %d blocks of %d bytes, while it is mounted: %w: end the pods that use the volume, "+
+			"and it grows when the next one starts", made, blocks, block, errno)
 	}
 	return nil
+}
+
+// measureExt4 returns how many blocks the ext4 on a device was made for, the size of a block in bytes, and that of the
+// device. A block has 0 bytes if it is not an ext4. See the kernel's Documentation/filesystems/ext4/super.rst.
+func measureExt4(device string) (blocks, block uint64, bytes int64, err error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if bytes, err = f.Seek(0, io.SeekEnd); err != nil {
+		return 0, 0, 0, err
+	}
+	const magic, has64Bits = 0xEF53, 0x80
+	super := make([]byte, 1024)
+	if _, err := f.ReadAt(super, 1024); err != nil {
+		return 0, 0, bytes, err
+	}
+	shift := binary.LittleEndian.Uint32(super[0x18:])
+	if binary.LittleEndian.Uint16(super[0x38:]) != magic || shift > 6 {
+		return 0, 0, bytes, nil
+	}
+	blocks = uint64(binary.LittleEndian.Uint32(super[0x4:]))
+	if binary.LittleEndian.Uint32(super[0x60:])&has64Bits != 0 {
+		blocks |= uint64(binary.LittleEndian.Uint32(super[0x150:])) << 32
+	}
+	return blocks, 1024 << shift, bytes, nil
 }
 
 // writeSize writes the size of a volume into Volume and Replica.

@@ -4,6 +4,7 @@ package csi_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -120,9 +121,31 @@ func TestExpand_fileSystem(t *testing.T) {
 	s.grow(t, v, 256*mib)
 	wantFileSystem(t, s.stage(t, v, false, false), 200*mib)
 	s.unstage(t, v)
+	before := s.countMounts(t, v)
+	for range 2 {
+		s.stage(t, v, false, false)
+		s.unstage(t, v)
+	}
+	if got := s.countMounts(t, v); got != before+2 { // e2fsck counts from 0
+		t.Errorf("mounted %d times and then %d: a file system that has its size was checked again", before, got)
+	}
 	clone := s.mustClone(t, "pvc-2", 256*mib, fromSnapshot(made))
 	wantFileSystem(t, s.stage(t, clone, false, false), 200*mib)
 	s.unstage(t, clone)
+}
+
+// countMounts returns how often the file system of a volume that is not attached was mounted since it was checked.
+func (s *store) countMounts(tb testing.TB, v *csi.Volume) uint16 {
+	tb.Helper()
+	lease, err := s.disk.Open(tb.Context(), names.Head(v.GetVolumeId()))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	count := readDevice(tb, lease.Path(), 1024+0x36)[1024+0x34:]
+	if err := lease.Close(); err != nil {
+		tb.Error(err)
+	}
+	return binary.LittleEndian.Uint16(count)
 }
 
 // mayResize says whether this process has CAP_SYS_RESOURCE, as a privileged container has.
