@@ -167,6 +167,19 @@ func (d *Driver) findDiskNode(ctx context.Context, uuid disk.UID) (string, error
 	return "", nil
 }
 
+// findVolumeNode returns the node of a volume, or nothing if there is no such volume.
+func (d *Driver) findVolumeNode(ctx context.Context, handle string) (string, error) {
+	if handle == "" || names.VolumeHandle(handle) != handle {
+		return "", nil
+	}
+	replica := &longhornv1.Replica{}
+	err := d.options.Client.Get(ctx, d.objectKey(handle), replica)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("get Replica %s: %w", handle, err)
+	}
+	return replica.Spec.NodeID, nil
+}
+
 // chooseCloneSize returns the size of a clone: that of what it is made of, unless more is asked for.
 func chooseCloneSize(size *csi.CapacityRange, from int64) (int64, error) {
 	limit := size.GetLimitBytes()

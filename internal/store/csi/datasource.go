@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/names"
@@ -149,4 +150,31 @@ func (p provisioner) findClaimSource(
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: pv.Spec.CSI.VolumeHandle},
 	}}, nil
+}
+
+// findSourceNode returns the node that has what a claim is to be made of, or nothing if that is not known.
+func (p provisioner) findSourceNode(ctx context.Context, claim *corev1.PersistentVolumeClaim) string {
+	if source := describeDataSource(claim); !source.isSnapshot() && !source.isClaim() {
+		return ""
+	}
+	source, err := p.findContentSource(ctx, claim)
+	if err != nil {
+		return "" // the node that the scheduler chose says why
+	}
+	node := ""
+	if handle := source.GetVolume().GetVolumeId(); handle != "" {
+		node, err = p.findVolumeNode(ctx, handle)
+	} else {
+		uuid, _, _ := names.ParseSnapshotHandle(source.GetSnapshot().GetSnapshotId())
+		if _, openErr := p.options.Disks.Find(uuid); openErr == nil {
+			return p.options.Node
+		}
+		node, err = p.findDiskNode(ctx, uuid)
+	}
+	if err != nil {
+		p.log.Error("find the node of a claim's data source, which is tried again", "claim",
+			client.ObjectKeyFromObject(claim), "error", err)
+		return ""
+	}
+	return node
 }

@@ -1,7 +1,9 @@
 package csi
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -28,6 +30,9 @@ import (
 
 // selectedNode is the annotation with which the scheduler names the node of a claim's first consumer.
 const selectedNode = "volume.kubernetes.io/selected-node"
+
+// annotationProvisioner is the annotation with which Kubernetes names the provisioner of a claim.
+const annotationProvisioner = "volume.kubernetes.io/storage-provisioner"
 
 // The pace of retries. They go on for ever: a claim waits for its image, and its events say so.
 const (
@@ -76,11 +81,15 @@ func (d *Driver) runProvisioner(ctx context.Context, c *controller.ProvisionCont
 	return ctx.Err()
 }
 
-// ShouldProvision says whether a claim is this node's: the scheduler chose this node. A claim that has no node, and
+// ShouldProvision says whether a claim is this node's: the scheduler chose this node, or what the claim is to be made of
+// is here, whatever the scheduler chose: it chooses again when the claim has its volume. A claim that has no node, and
 // gets none, is refused by the first of the nodes, so that it has one event and not as many as there are nodes.
 func (p provisioner) ShouldProvision(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
+	if claim.Annotations[annotationProvisioner] != names.Driver {
+		return false
+	}
 	if chosen := claim.Annotations[selectedNode]; chosen != "" {
-		return chosen == p.options.Node
+		return cmp.Or(p.findSourceNode(ctx, claim), chosen) == p.options.Node
 	}
 	nodes := &longhornv1.NodeList{}
 	if err := p.options.Client.List(ctx, nodes, client.InNamespace(p.options.Namespace)); err != nil {
@@ -160,6 +169,9 @@ func (p provisioner) Provision(
 func (p provisioner) afterFailure(
 	ctx context.Context, o controller.ProvisionOptions, failed error,
 ) controller.ProvisioningState {
+	if errors.Is(failed, errElsewhere) { // nothing was made here, and the other node may be at work already
+		return controller.ProvisioningReschedule
+	}
 	class := errclass.Of(failed)
 	final := class == errclass.Exhausted || class == errclass.Invalid || class == errclass.NotFound
 	if !final {

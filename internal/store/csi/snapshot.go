@@ -120,9 +120,12 @@ func (d *Driver) findVolumeDisk(ctx context.Context, handle string) (diskset.Dis
 	return on, err
 }
 
-// errOtherNode says that something is on another node. Its class lets the scheduler choose again.
+// errElsewhere: what a volume is to be made of is on another node. The scheduler chooses again.
+var errElsewhere = errclass.New(errclass.Exhausted, "elsewhere")
+
+// errOtherNode says that something is on another node.
 func errOtherNode(what, node string) error {
-	return errclass.Errorf(errclass.Exhausted, "the %s is on node %s: use it there, with a pod that runs on that node", what,
+	return errclass.Errorf(errElsewhere, "the %s is on node %s: use it there, with a pod that runs on that node", what,
 		node)
 }
 

@@ -236,19 +236,6 @@ func (s *snapshotter) findOwner(ctx context.Context, c *snapshotv1.VolumeSnapsho
 	return slices.MinFunc(nodes.Items, compareNames).Name, nil
 }
 
-// findVolumeNode returns the node of a volume, or nothing if there is no such volume.
-func (s *snapshotter) findVolumeNode(ctx context.Context, handle string) (string, error) {
-	if handle == "" || names.VolumeHandle(handle) != handle {
-		return "", nil
-	}
-	replica := &longhornv1.Replica{}
-	err := s.options.Client.Get(ctx, s.objectKey(handle), replica)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("get Replica %s: %w", handle, err)
-	}
-	return replica.Spec.NodeID, nil
-}
-
 // contentHandle returns the handle of the snapshot that was made for a content, or nothing.
 func contentHandle(c *snapshotv1.VolumeSnapshotContent) string {
 	if c.Status == nil {

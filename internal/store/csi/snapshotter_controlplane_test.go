@@ -63,14 +63,14 @@ func bindClaim(tb testing.TB, c client.Client, claim *corev1.PersistentVolumeCla
 
 // cloneClaim makes a claim of a data source.
 func cloneClaim(
-	tb testing.TB, c client.Client, namespace, name, class string, from corev1.TypedLocalObjectReference,
+	tb testing.TB, c client.Client, namespace, name, class string, from corev1.TypedLocalObjectReference, node string,
 ) *corev1.PersistentVolumeClaim {
 	tb.Helper()
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: name,
 			Annotations: map[string]string{
-				"volume.kubernetes.io/storage-provisioner": names.Driver, selectedNode: nodeName,
+				"volume.kubernetes.io/storage-provisioner": names.Driver, selectedNode: node,
 			},
 		},
 		Spec: corev1.PersistentVolumeClaimSpec{
@@ -157,7 +157,7 @@ func checkSnapshotter(t *testing.T, admin client.Client, files *memory) {
 		},
 	}
 	from := corev1.TypedLocalObjectReference{APIGroup: ptr.To(snapshotv1.GroupName), Kind: "VolumeSnapshot", Name: "snapshot"}
-	early := cloneClaim(t, admin, claim.Namespace, "early", claim.Name, from)
+	early := cloneClaim(t, admin, claim.Namespace, "early", claim.Name, from, nodeName)
 	waitForEvent(t, admin, early, `"snapshot" not found`)
 	mustMake(t, admin, snapshot)
 	content := waitForSnapshot(t, admin, snapshot)
@@ -173,12 +173,30 @@ func checkSnapshotter(t *testing.T, admin client.Client, files *memory) {
 		t.Errorf("the clone is %+v", got)
 	}
 	other := cloneClaim(t, admin, claim.Namespace, "other", claim.Name,
-		corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: claim.Name})
+		corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: claim.Name}, nodeName)
 	otherHandle := bindClaim(t, admin, other)
 	if got := files.find(names.Head(otherHandle)); got.Parent != "" || got.Bytes != 4*mib {
 		t.Errorf("the clone of the volume is %+v", got)
 	}
 
+	mustMake(t, admin, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node9"}})
+	// The scheduler chose a node that does not have the source.
+	for name, from := range map[string]corev1.TypedLocalObjectReference{
+		"elsewhere": from, "elsewhere-too": {Kind: "PersistentVolumeClaim", Name: claim.Name},
+	} {
+		misplaced := cloneClaim(t, admin, claim.Namespace, name, claim.Name, from, "node9")
+		pv := &corev1.PersistentVolume{}
+		misplacedHandle := bindClaim(t, admin, misplaced)
+		if err := admin.Get(t.Context(), client.ObjectKey{Name: misplacedHandle}, pv); err != nil {
+			t.Fatal(err)
+		}
+		affinity := pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]
+		if !slices.Equal(affinity.Values, []string{nodeName}) {
+			t.Errorf("the volume is on %v", affinity)
+		}
+		releaseVolume(t, admin, misplaced)
+		wantNothing(t, admin, files, misplacedHandle)
+	}
 	if err := admin.Delete(t.Context(), snapshot); err != nil {
 		t.Fatal(err)
 	}
