@@ -161,7 +161,7 @@ func (p provisioner) findSourceNode(ctx context.Context, claim *corev1.Persisten
 	if err != nil {
 		return "" // the node that the scheduler chose says why
 	}
-	node := ""
+	var node string
 	if handle := source.GetVolume().GetVolumeId(); handle != "" {
 		node, err = p.findVolumeNode(ctx, handle)
 	} else {

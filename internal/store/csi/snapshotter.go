@@ -206,7 +206,7 @@ func (s *snapshotter) syncContent(ctx context.Context, name string) error {
 // findOwner returns the node that works on a content: the one with the volume or with the snapshot's disk, whatever its
 // store does. If no node has it, the first one says so.
 func (s *snapshotter) findOwner(ctx context.Context, c *snapshotv1.VolumeSnapshotContent) (string, error) {
-	owner := ""
+	var owner string
 	handle := cmp.Or(contentHandle(c), ptr.Deref(c.Spec.Source.SnapshotHandle, ""))
 	if handle != "" {
 		uuid, _, _ := names.ParseSnapshotHandle(handle)

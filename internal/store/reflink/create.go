@@ -44,15 +44,9 @@ func (d *Disk) beginCreate(wanted *entry, group string, made disk.Source) (sourc
 		return nil, false, err
 	}
 	from := made.From
-	var parent located
-	if from != "" {
-		if parent, err = d.findIntact(from); err != nil {
-			return nil, false, fmt.Errorf("find the source: %w", err)
-		}
-		wanted.Origin = parent.UID
-		if !made.Independent {
-			wanted.Parent = parent.UID
-		}
+	parent, err := d.findParent(wanted, made)
+	if err != nil {
+		return nil, false, fmt.Errorf("find the source: %w", err)
 	}
 	if there, ok := d.findByUID(wanted.UID); ok {
 		same := there.Name == wanted.Name && there.group == group && there.Kind == wanted.Kind &&
@@ -78,6 +72,22 @@ func (d *Disk) beginCreate(wanted *entry, group string, made disk.Source) (sourc
 	}
 	d.pending[wanted.UID] = wanted.Name
 	return source, false, nil
+}
+
+// findParent returns what a head is made of, if anything, and notes it in the head's entry.
+func (d *Disk) findParent(wanted *entry, made disk.Source) (located, error) {
+	if made.From == "" {
+		return located{}, nil
+	}
+	parent, err := d.findIntact(made.From)
+	if err != nil {
+		return located{}, err
+	}
+	wanted.Origin = parent.UID
+	if !made.Independent {
+		wanted.Parent = parent.UID
+	}
+	return parent, nil
 }
 
 // prepareGroup makes an empty directory in which a group is made, under its temporary name, beside nothing of a group

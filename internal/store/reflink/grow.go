@@ -104,7 +104,7 @@ func (d *Disk) undoGrowth(path string, o entry) (err error) {
 	}
 	info, err := os.Lstat(path)
 	if err != nil || !info.Mode().IsRegular() || info.Size() <= o.Bytes {
-		return nil //nolint:nilerr // checkIntact says what is wrong with it
+		return nil // checkIntact says what is wrong with it
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
