@@ -9,11 +9,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/clock"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -21,6 +23,9 @@ import (
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 )
+
+// flushPatience is how long writing what is cached for a volume may take: gigabytes.
+const flushPatience = 4 * time.Minute
 
 // errToken: a token of a list is not one. The code is Aborted.
 var errToken = errclass.New(errclass.Invalid, "token")
@@ -88,11 +93,12 @@ func (d *Driver) sealVolume(ctx context.Context, on diskset.Disk, handle string,
 	if err != nil {
 		return err
 	}
-	defer end()
 	device, err := d.findDevice(ctx, handle)
 	if err == nil {
-		err = flushVolume(device.Path)
+		flush := func() error { return flushVolume(device.Path) }
+		err = flushWithin(ctx, d.options.Clock.NewTimer(flushPatience), flush, &end)
 	}
+	defer end()
 	if err != nil && !errors.Is(err, errclass.NotFound) {
 		return fmt.Errorf("write what is cached for it to the disk: %w", err)
 	}
@@ -257,6 +263,28 @@ func (c *controllerServer) ListSnapshots(
 		resp.NextToken = strconv.Itoa(first + most)
 	}
 	return resp, nil
+}
+
+// flushWithin returns what flush does, or an error of class Transient if that takes too long, as on a disk that does not
+// answer. Then it takes end over, and calls it when flush has returned.
+func flushWithin(ctx context.Context, timer clock.Timer, flush func() error, end *func()) error {
+	defer timer.Stop()
+	flushed := make(chan error, 1)
+	go func() { flushed <- flush() }()
+	select {
+	case err := <-flushed:
+		return err
+	case <-timer.C():
+	case <-ctx.Done():
+	}
+	later := *end
+	*end = func() {}
+	go func() {
+		<-flushed
+		later()
+	}()
+	return errclass.Errorf(errclass.Transient, "that takes longer than it may, and goes on: the disk is busy, or does not "+
+		"answer (look at status.diskStatus of the Node)")
 }
 
 // flushVolume writes what is cached for a device to its file: that of its file system, if one is mounted, and then what

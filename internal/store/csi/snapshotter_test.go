@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 )
@@ -164,5 +166,36 @@ func TestSnapshotter_deletesWhatIsLost(t *testing.T) {
 				t.Errorf("the error is %+v", left.Status.Error)
 			}
 		})
+	}
+}
+
+// A volume whose cache cannot be written stays busy until that ends, and nobody waits for it.
+func TestFlushWithin_leavesWhatTakesTooLong(t *testing.T) {
+	t.Parallel()
+	fake := clocktesting.NewFakeClock(time.Now())
+	release, ended := make(chan struct{}), make(chan struct{})
+	end := func() { close(ended) }
+	result := make(chan error, 1)
+	timer := fake.NewTimer(time.Minute)
+	go func() {
+		result <- flushWithin(t.Context(), timer, func() error { <-release; return nil }, &end)
+	}()
+	fake.Step(time.Minute)
+	if err := <-result; !errors.Is(err, errclass.Transient) {
+		t.Errorf("%v", err)
+	}
+	end() // does nothing any more
+	select {
+	case <-ended:
+		t.Error("the volume is free while its cache is written")
+	default:
+	}
+	close(release)
+	<-ended
+
+	failed := errors.New("an error of the device")
+	end = func() {}
+	if err := flushWithin(t.Context(), fake.NewTimer(time.Minute), func() error { return failed }, &end); !errors.Is(err, failed) {
+		t.Errorf("%v", err)
 	}
 }
