@@ -213,7 +213,9 @@ func TestOperatorManifest_hasTheSameRules(t *testing.T) {
 	if diff := cmp.Diff(want, readText(t, operatorFile)); diff != "" {
 		t.Errorf(verdict.GoldenMark+"%s is out of date, run make generate: %s", operatorFile, diff)
 	}
-	for _, name := range []string{"varve-controller-metrics", "varve-handler-metrics"} {
+	for _, name := range []string{
+		"varve-controller-metrics", "varve-handler-metrics", "varve-store-metrics",
+	} {
 		service := find[*corev1.Service](t, name)
 		if service.Labels["app.kubernetes.io/name"] != "varve" || service.Spec.Ports[0].Name != "metrics" {
 			t.Errorf("the ServiceMonitor does not select %s: %v %v", name, service.Labels, service.Spec.Ports)

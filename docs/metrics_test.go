@@ -33,6 +33,7 @@ import (
 	"github.com/varvebackup/varve/internal/export/server"
 	"github.com/varvebackup/varve/internal/export/tunnel"
 	handlermetric "github.com/varvebackup/varve/internal/handler/metric"
+	storemetric "github.com/varvebackup/varve/internal/store/metric"
 	"github.com/varvebackup/varve/test/gen"
 	"github.com/varvebackup/varve/test/verdict"
 )
@@ -73,6 +74,8 @@ func metricsOf(t *testing.T, component string) []described {
 		gatherers = append(gatherers, metrics.Registry)
 	case "handler":
 		reportNode(t, own)
+	case "store":
+		reportStore(t, own)
 	case "export":
 		gatherers = prometheus.Gatherers{reportExport(t)}
 	default:
@@ -192,6 +195,18 @@ func reportNode(t *testing.T, r prometheus.Registerer) {
 	s.Pulled(types.NamespacedName{Namespace: "ns", Name: "b"}, "uid", handlermetric.Pull{Machine: "vm", Serving: true, ScratchUsed: 1})
 }
 
+// reportStore has the store's metrics report everything that can be reported.
+func reportStore(t *testing.T, r prometheus.Registerer) {
+	t.Helper()
+	s := storemetric.New("node", func() int { return 1 })
+	if err := r.Register(s); err != nil {
+		t.Fatal(err)
+	}
+	s.Looked([]storemetric.Disk{{Name: "disk", Known: true}}, []longhornv1.BackingImageV2CopyInfo{
+		{Name: "image", DiskUUID: "uuid", State: longhornv1.StateInProgress},
+	}, map[string]string{"uuid": "disk"}, time.Unix(1_800_000_000, 0))
+}
+
 // reportExport has the metrics of an export server report everything that can be reported. They have a registry of their own.
 func reportExport(t *testing.T) prometheus.Gatherer {
 	t.Helper()
@@ -223,7 +238,7 @@ func TestMetricsReference(t *testing.T) {
 		tables++
 		return fmt.Sprintf("<!-- begin metrics %s -->\n%s<!-- end -->", m[2], metricsTable(metricsOf(t, m[2])))
 	})
-	if tables != 3 {
+	if tables != 4 {
 		t.Errorf("%d tables", tables)
 	}
 	if *update {

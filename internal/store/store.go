@@ -24,12 +24,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/metricsaccess"
 	"github.com/varvebackup/varve/internal/store/agent"
 	"github.com/varvebackup/varve/internal/store/csi"
 	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/metric"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/snapshotmetadata"
 )
@@ -92,11 +94,18 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("run the store: %w", err)
 	}
 	disks, log := &diskset.Set{}, slog.New(logr.ToSlogHandler(o.Logger))
-	driver := csi.New(csi.Options{
-		Node: o.Node, Namespace: o.Namespace, Disks: disks, Client: live, Kubernetes: clientset,
+	var driver *csi.Driver
+	measures := metric.New(o.Node, func() int { return driver.CountAttached() })
+	driver = csi.New(csi.Options{
+		Failed: func() { measures.Failed(metric.OperationVolume) },
+		Node:   o.Node, Namespace: o.Namespace, Disks: disks, Client: live, Kubernetes: clientset,
 		Snapshots: snapshots, KubeletDir: o.KubeletDir, HostRoot: o.HostRoot, Clock: clock.RealClock{}, Logger: log,
 	})
 	local := &snapshotmetadata.Local{Disks: disks}
+	if err := metrics.Registry.Register(measures); err != nil {
+		return fmt.Errorf("run the store: register the metrics: %w", err)
+	}
+	defer metrics.Registry.Unregister(measures)
 	ready := &readiness{driver: driver}
 	if err := mgr.AddReadyzCheck("store", ready.check); err != nil {
 		return fmt.Errorf("run the store: %w", err)
@@ -107,7 +116,7 @@ func Run(ctx context.Context, o Options) error {
 			return agent.Run(ctx, agent.Options{
 				Node: o.Node, Namespace: o.Namespace, HostRoot: o.HostRoot, DefaultDisk: o.DefaultDisk, Disks: disks,
 				Opened: driver.LeaseAttached, Orphans: driver.DescribeOrphans, Looked: ready.noteLook,
-				CopyReady: driver.WakeClaims, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
+				CopyReady: driver.WakeClaims, Measures: measures, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
 				Clock: clock.RealClock{}, Logger: log,
 				Scrub:    agent.ScrubOptions{BytesPerSecond: o.ScrubBytesPerSecond, Interval: o.ScrubInterval},
 				Register: func(r grpc.ServiceRegistrar) { csispec.RegisterSnapshotMetadataServer(r, local) },

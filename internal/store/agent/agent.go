@@ -33,6 +33,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskguard"
 	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/metric"
 	"github.com/varvebackup/varve/internal/store/peer"
 	"github.com/varvebackup/varve/internal/store/scrub"
 )
@@ -72,6 +73,8 @@ type Options struct {
 	Orphans func(ctx context.Context, d diskset.Disk, deletable map[string]bool) []string
 	// Looked is called whenever the agent has looked at all disks and copies, and reported them. It may be nil.
 	Looked func()
+	// Measures are told what was found and reported, and what failed. They may be nil.
+	Measures *metric.Set
 	// CopyReady is called when a copy of an image has got ready on a disk of the node, and is reported. It may be nil.
 	CopyReady func()
 	// Config connects to the API server.
@@ -126,6 +129,8 @@ type agent struct {
 
 	// scrubber is nil if images are not read now and then.
 	scrubber *scrub.Scrubber
+	// measured are the disks as the metrics have them, by their names.
+	measured map[string]metric.Disk
 
 	jobs      sync.WaitGroup
 	mu        sync.Mutex
@@ -234,6 +239,7 @@ func (a *agent) loop(ctx context.Context) error {
 		next, err := a.lookAtAll(ctx)
 		if err != nil && ctx.Err() == nil {
 			a.Logger.Warn("the store's agent tries again", "after", retryInterval, "error", err)
+			a.countFailure(metric.OperationLook)
 			next = retryInterval
 		}
 		if err == nil && a.Looked != nil {
@@ -282,6 +288,7 @@ func (a *agent) lookAtAll(ctx context.Context) (time.Duration, error) {
 	if err := a.writeReport(ctx); err != nil {
 		return 0, err
 	}
+	a.measure(states)
 	if a.takeReady() && a.CopyReady != nil {
 		a.CopyReady()
 	}

@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,6 +28,7 @@ import (
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/metric"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/reflink"
 )
@@ -125,7 +128,7 @@ func newHangWorld(t *testing.T) *hangWorld {
 		WithStatusSubresource(&longhornv1.Node{}, &longhornv1.InstanceManager{}, &longhornv1.BackingImage{}).Build()
 	w.agent = newAgent(Options{
 		Node: "node", Namespace: "varve", Disks: &diskset.Set{}, PodIP: "10.0.0.1", Clock: clock.RealClock{},
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Measures: metric.New("node", func() int { return 0 }),
 	}, w.client, w.client)
 	w.agent.openFiles = func(_ context.Context, dir string) (diskFiles, error) {
 		d := w.disks[filepath.Clean(dir)]
@@ -181,6 +184,35 @@ func (w *hangWorld) expect(what, good, bad string, copies ...string) (message st
 	return message
 }
 
+// expectMeasured checks what the metrics say of disks: each text, and in place of "" that the bad disk has no size.
+func (w *hangWorld) expectMeasured(what string, texts ...string) {
+	w.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(w.agent.Measures); err != nil {
+		w.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		w.Fatal(err)
+	}
+	found := map[string]bool{"": true}
+	for _, f := range families {
+		name := strings.TrimPrefix(f.GetName(), "varve_store_")
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "disk" {
+					found[fmt.Sprintf("%s %s %v", l.GetValue(), name, m.GetGauge().GetValue())] = true
+				}
+			}
+		}
+	}
+	for _, text := range texts {
+		if !found[text] || text == "" && found["bad disk_available_bytes 50"] {
+			w.Errorf("%s: no %q in %v", what, text, found)
+		}
+	}
+}
+
 const (
 	diskIsReady  = longhornv1.ReasonDiskReady
 	diskIsSilent = longhornv1.ReasonDiskSilent
@@ -209,6 +241,7 @@ func TestAgent_goesOnWithoutADiskThatHangs(t *testing.T) {
 			t.Errorf("it waits %s for the disk", took)
 		}
 		w.expect("while it is slow", diskIsReady, diskIsReady, "good", "bad")
+		w.expectMeasured("while it is slow", "bad disk_available_bytes 50", "bad disk_ready 1", "good disk_ready 1")
 		for range 10 { // heartbeats
 			if took := w.look(); took > diskAnswers {
 				t.Errorf("it waits %s for the disk", took)
@@ -219,6 +252,7 @@ func TestAgent_goesOnWithoutADiskThatHangs(t *testing.T) {
 			t.Errorf("it waits %s for a disk that is silent", took)
 		}
 		message := w.expect("while it hangs", diskIsReady, diskIsSilent, "good")
+		w.expectMeasured("while it hangs", "", "bad disk_ready 0", "good disk_ready 1")
 		if !strings.Contains(message, "the disk has not answered since ") {
 			t.Errorf("%q", message)
 		}

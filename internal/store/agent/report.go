@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/store/metric"
 )
 
 // recallReport reads the InstanceManager, or makes it, unless its content is known. The failures that it has count on.
@@ -104,4 +105,45 @@ func (a *agent) writeReport(ctx context.Context) error {
 	}
 	a.written, a.writtenAt = *next, a.Clock.Now()
 	return nil
+}
+
+// measure tells the metrics what was found and reported. A disk that is only slow is as it was. What is known of one
+// that does not answer is left out.
+func (a *agent) measure(states []*diskState) {
+	if a.Measures == nil {
+		return
+	}
+	before := a.measured
+	a.measured = map[string]metric.Disk{}
+	names := map[string]string{}
+	for _, s := range states {
+		if d, ok := before[s.name]; ok && s.slow {
+			a.measured[s.name] = d
+			continue
+		}
+		c := s.condition()
+		d := metric.Disk{
+			Name: s.name, Reason: c.Reason, Ready: c.Status == metav1.ConditionTrue, Reserved: s.spec.StorageReserved,
+		}
+		if s.open != nil {
+			names[string(s.open.UUID)] = s.name
+			d.Known, d.Capacity, d.Available = true, s.usage.Capacity, s.usage.Available
+			d.Provisioned = scheduledBytes(s.objects)
+			for _, o := range s.objects {
+				if _, ok := volumeOf(o); ok {
+					d.Volumes++
+				}
+			}
+		}
+		a.measured[s.name] = d
+	}
+	disks := slices.Collect(maps.Values(a.measured))
+	copies, _ := a.ListCopies()
+	a.Measures.Looked(disks, copies, names, a.writtenAt)
+}
+
+func (a *agent) countFailure(operation string) {
+	if a.Measures != nil {
+		a.Measures.Failed(operation)
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/handover"
+	"github.com/varvebackup/varve/internal/store/metric"
 )
 
 const (
@@ -185,6 +186,7 @@ func (a *agent) finishJob(s *copyState, firstAttempt int32) bool {
 	case j.moved.Load():
 		s.attempts = 0
 	}
+	a.countFailure(metric.OperationCopy)
 	s.attempts++
 	s.turn++
 	s.lastError = j.err.Error()

@@ -149,6 +149,18 @@ func (d *Driver) closeLease(handle string, lease disk.Lease) {
 	}
 }
 
+// CountAttached returns how many volumes have a device, without those in which images are made.
+func (d *Driver) CountAttached() (n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for handle := range d.attached {
+		if !names.IsSource(handle) {
+			n++
+		}
+	}
+	return n
+}
+
 // isAttached says whether a volume has a device, as far as this process knows.
 func (d *Driver) isAttached(handle string) bool {
 	d.mu.Lock()
@@ -255,6 +267,9 @@ func (d *Driver) convertErrors(
 		return resp, nil
 	}
 	d.log.Error("call failed", "method", info.FullMethod, "error", err)
+	if d.options.Failed != nil {
+		d.options.Failed()
+	}
 	if _, ok := status.FromError(err); ok {
 		return nil, err
 	}

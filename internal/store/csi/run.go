@@ -51,8 +51,10 @@ type Options struct {
 	// HostRoot is where this process sees the node's root directory, whose mkfs.ext4 is used if the process has none.
 	// It may be empty. The node's /dev must be this process's: new devices appear only there.
 	HostRoot string
-	Clock    clock.WithTicker // clock.RealClock by default
-	Logger   *slog.Logger
+	// Failed is told of each call that failed. It may be nil.
+	Failed func()
+	Clock  clock.WithTicker // clock.RealClock by default
+	Logger *slog.Logger
 }
 
 // Socket returns where the driver serves.
