@@ -106,7 +106,7 @@ func (a *agent) findNode(ctx context.Context) (*longhornv1.Node, error) {
 		node.Spec.Disks = map[string]longhornv1.DiskSpec{
 			defaultDiskName: {
 				Type: longhornv1.DiskTypeFilesystem, Path: a.DefaultDisk, AllowScheduling: true,
-				StorageReserved: reservedBytes(filepath.Join(cmp.Or(a.HostRoot, "/"), a.DefaultDisk)),
+				StorageReserved: a.reservedBytes(ctx),
 			},
 		}
 	}
@@ -117,13 +117,19 @@ func (a *agent) findNode(ctx context.Context) (*longhornv1.Node, error) {
 }
 
 // reservedBytes returns how many bytes of the default disk stay free for the writes of volumes: a tenth of its file
-// system, or none if the directory does not exist yet.
-func reservedBytes(dir string) int64 {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
+// system, or none if the directory does not exist yet, or does not answer.
+func (a *agent) reservedBytes(ctx context.Context) int64 {
+	dir := filepath.Join(cmp.Or(a.HostRoot, "/"), a.DefaultDisk)
+	measure := func(context.Context) (int64, error) {
+		var fs unix.Statfs_t
+		err := unix.Statfs(dir, &fs)
+		return int64(fs.Blocks) * fs.Frsize / 10, err
+	}
+	reserved, err := diskguard.Do(ctx, diskguard.New(a.diskClock), "measure it", nil, measure)
+	if err != nil {
 		return 0
 	}
-	return int64(fs.Blocks) * fs.Frsize / 10
+	return reserved
 }
 
 // lookAtDisks opens the disks that are wanted, closes the others, and says what each is like. The result is sorted by
@@ -287,6 +293,9 @@ func (d *openDisk) closeUnused(ctx context.Context) error {
 
 // closeDisk takes a disk out of the set, unless an object of it is in use.
 func (a *agent) closeDisk(ctx context.Context, d *openDisk) error {
+	if err := d.guard.Check(); err != nil { // and its jobs do not end
+		return fmt.Errorf("%w; if it is gone for good, restart the store's pod", err)
+	}
 	if err := a.cancelJobs(d.UUID); err != nil {
 		return err
 	}

@@ -98,18 +98,14 @@ func (d *guarded) Usage(ctx context.Context) (disk.Usage, error) {
 	return Do(ctx, d.guard, "say how much is free", nil, d.disk.Usage)
 }
 
-// aheadExtents is how many extents are read before somebody takes them.
-const aheadExtents = 64
-
-// Changed implements [disk.Disk].
+// Changed implements [disk.Disk]. The disk's own iteration goes on when the extent that it gave has been dealt with, so
+// that it ends no earlier than this one.
 func (d *guarded) Changed(ctx context.Context, name, since disk.Name) iter.Seq2[extent.Extent, error] {
 	return func(yield func(extent.Extent, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		found := make(chan extent.Extent, aheadExtents)
-		ended := make(chan error, 1)
+		found, next, ended := make(chan extent.Extent), make(chan struct{}), make(chan error, 1)
 		list := func(ctx context.Context) error {
-			defer close(found)
 			for e, err := range d.disk.Changed(ctx, name, since) {
 				if err != nil {
 					return err
@@ -119,41 +115,35 @@ func (d *guarded) Changed(ctx context.Context, name, since disk.Name) iter.Seq2[
 				case <-ctx.Done():
 					return ctx.Err()
 				}
+				select {
+				case <-next:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
 			}
 			return nil
 		}
-		go func() {
-			ended <- doWithin(ctx, d.guard, "list the extents of "+string(name), endless, list)
-		}()
+		go func() { ended <- doWithin(ctx, d.guard, "list the extents of "+string(name), endless, list) }()
 		for {
 			select {
-			case e, ok := <-found:
-				if ok && !yield(e, nil) {
+			case e := <-found:
+				if !yield(e, nil) {
 					cancel()
 					<-ended // so that the object may be deleted now
 					return
 				}
-				if !ok {
-					found = nil
-				}
 			case err := <-ended:
-				d.finish(found, err, yield)
+				if err != nil {
+					yield(extent.Extent{}, err)
+				}
+				return
+			}
+			select {
+			case next <- struct{}{}:
+			case err := <-ended:
+				yield(extent.Extent{}, err)
 				return
 			}
 		}
-	}
-}
-
-// finish passes on what was found before the end, and why it has ended.
-func (d *guarded) finish(found <-chan extent.Extent, err error, yield func(extent.Extent, error) bool) {
-	if err == nil && found != nil {
-		for e := range found {
-			if !yield(e, nil) {
-				return
-			}
-		}
-	}
-	if err != nil {
-		yield(extent.Extent{}, err)
 	}
 }
