@@ -213,11 +213,11 @@ func TestCall_isGivenUpOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := diskguard.New(clock.RealClock{})
 		first, second := g.Start("look at it"), g.Start("look at it again")
-		time.Sleep(diskguard.Patience - 1)
+		time.Sleep(diskguard.Patience - time.Second)
 		if first.IsLate() {
 			t.Error("it is late too early")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Second)
 		if !first.IsLate() || g.Check() != nil {
 			t.Errorf("late %t, %v", first.IsLate(), g.Check())
 		}

@@ -76,7 +76,8 @@ func (o *Options) Validate() error {
 		flag  string
 		value time.Duration
 	}{
-		{"image-recovery-wait", o.GiveUpUnknown}, {"image-cleanup-wait", o.RemoveUnused},
+		{"image-recovery-wait", o.GiveUpUnknown},
+		{"image-cleanup-wait", o.RemoveUnused},
 		{"image-source-deadline", o.SourceDeadline},
 	} {
 		if f.value != 0 && f.value < shortestWait {
