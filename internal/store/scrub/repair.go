@@ -25,7 +25,7 @@ func (w *worker) repairCopy(
 	}
 	c := copyOf(d, o)
 	wanted, others := w.Copies.CanRepair(ctx, c)
-	if before && !(wanted && others) { // the first time shows which volumes share what is wrong
+	if before && (!wanted || !others) { // the first time shows which volumes share what is wrong
 		return false
 	}
 	w.noteAttempt(o.UID, true)

@@ -37,6 +37,8 @@ type bench struct {
 	scrub   *Scrubber
 	worker  *worker
 	damaged []string
+	// fetch returns a piece of another copy; nil: there is none.
+	fetch func(piece int, p []byte) error
 }
 
 func newBench(t *testing.T) *bench {
@@ -93,9 +95,14 @@ func (b *bench) NoteDamage(ctx context.Context, c peer.Copy, why string) {
 	}
 }
 
-func (b *bench) CanRepair(context.Context, peer.Copy) (wanted, others bool) { return true, false }
+func (b *bench) CanRepair(context.Context, peer.Copy) (wanted, others bool) {
+	return true, b.fetch != nil
+}
 
-func (b *bench) FetchPiece(context.Context, peer.Copy, int, []byte) error {
+func (b *bench) FetchPiece(_ context.Context, _ peer.Copy, piece int, p []byte) error {
+	if b.fetch != nil {
+		return b.fetch(piece, p)
+	}
 	return errclass.Errorf(errclass.Transient, "nobody has it")
 }
 
@@ -183,18 +190,7 @@ func TestScrub_marksWhatIsWrong(t *testing.T) {
 	data := disktest.Noise(4, 3<<20)
 	b.image("bad", "a", data)
 	b.image("good", "b", data)
-	placed, err := b.files.Place(t.Context(), names.Image("bad", "a"), extent.Extent{Offset: 1<<20 + 5, Length: 1})
-	if err != nil || len(placed) != 1 {
-		t.Fatal(placed, err)
-	}
-	f, err := os.OpenFile(b.fs.Device, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = f.WriteAt([]byte{data[1<<20+5] ^ 4}, placed[0].Physical)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	b.flip(names.Image("bad", "a"), data, 1<<20+5)
 	b.pass()
 	if want := []string{"bad: MiB 1 is not what was sealed"}; !slices.Equal(b.damaged, want) {
 		t.Errorf("%v", b.damaged)
@@ -207,6 +203,61 @@ func TestScrub_marksWhatIsWrong(t *testing.T) {
 	}
 	if len(b.damaged) != 1 {
 		t.Errorf("a disk that does not answer: %v", b.damaged)
+	}
+}
+
+// flip flips a bit of an object where the file system has it.
+func (b *bench) flip(name disk.Name, data []byte, offset int64) {
+	b.t.Helper()
+	placed, err := b.files.Place(b.t.Context(), name, extent.Extent{Offset: offset, Length: 1})
+	if err != nil || len(placed) != 1 {
+		b.t.Fatal(placed, err)
+	}
+	f, err := os.OpenFile(b.fs.Device, os.O_RDWR, 0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte{data[offset] ^ 4}, placed[0].Physical)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// Which volumes share what is wrong is on the disk before the repair, after which nothing would show it any more.
+func TestScrub_notesVolumesBeforeTheRepair(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	data := disktest.Noise(4, 2<<20)
+	b.image("bad", "a", data)
+	(disktest.Disk{Disk: b.files, TB: t}).NewHead(names.Head("pvc-1"), "pvc-1", names.Image("bad", "a"), 2<<20)
+	b.flip(names.Image("bad", "a"), data, 1<<20+5)
+	shares := func() (all []string) {
+		st, err := readState(b.fs.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range st.Shares {
+			all = append(all, fmt.Sprintf("%s %d+%d", x.Object, x.Offset(), x.Bytes()))
+		}
+		return all
+	}
+	fetched := 0
+	b.fetch = func(piece int, p []byte) error {
+		fetched++
+		if got, want := shares(), []string{"volume/pvc-1 1048576+1048576"}; !slices.Equal(got, want) {
+			t.Errorf("before the repair the disk has %q", got)
+		}
+		copy(p, data[piece<<20:])
+		return nil
+	}
+	b.pass()
+	if got, want := shares(), []string{"volume/pvc-1 1048576+4096"}; !slices.Equal(got, want) || fetched != 1 {
+		t.Errorf("after the repair the disk has %q; %d pieces were fetched", got, fetched)
+	}
+	b.restart()
+	b.pass()
+	if status, _ := b.scrub.Status("disk-1"); len(status.Shares) != 1 || len(b.damaged) != 1 {
+		t.Errorf("after a restart: %+v, %q", status, b.damaged)
 	}
 }
 
