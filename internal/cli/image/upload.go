@@ -72,7 +72,7 @@ It takes the cluster role varve-image-upload in namespace varve.`,
 			if err != nil {
 				return err
 			}
-			defer file.Close() // It was only read.
+			defer func() { _ = file.Close() }() // It was only read.
 			c, err := s.Connect()
 			if err != nil {
 				return err

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -46,6 +48,8 @@ type uploadWorld struct {
 	forwarding *clustertest.Forwarding
 	image      *longhornv1.BackingImage
 	pod        *upload.Listener
+	address    string // of pod
+	broken     atomic.Bool
 	http       *http.Client
 	content    []byte
 	path       string
@@ -66,6 +70,7 @@ func newUploadWorld(t *testing.T, refuse bool) *uploadWorld {
 		t.Fatal(err)
 	}
 	w.pod = upload.NewListener(l, "golden", clock.RealClock{}, slog.New(slog.DiscardHandler))
+	w.address = l.Addr().String()
 	transport := &http.Transport{DialContext: w.pod.DialContext}
 	w.http = &http.Client{Transport: transport}
 	t.Cleanup(func() {
@@ -74,7 +79,12 @@ func newUploadWorld(t *testing.T, refuse bool) *uploadWorld {
 			t.Error(err)
 		}
 	})
-	w.forwarding = &clustertest.Forwarding{To: func(string) string { return l.Addr().String() }}
+	w.forwarding = &clustertest.Forwarding{To: func(string) string {
+		if w.broken.Load() {
+			return ""
+		}
+		return w.address
+	}}
 	api := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if path.Base(r.URL.Path) != "portforward" || !strings.Contains(r.URL.Path, "/namespaces/varve/pods/source-u/") {
 			t.Errorf("request for %s", r.URL.Path)
@@ -323,6 +333,63 @@ func TestUpload_fails(t *testing.T) {
 				t.Errorf("error %v (%d, %s)", err, failure.Code(err), failure.Hint(err))
 			}
 		})
+	}
+}
+
+// What another command has sent is not what this one was given.
+func TestUpload_isTakenOverByAnother(t *testing.T) {
+	t.Parallel()
+	w := newUploadWorld(t, false)
+	w.begin()
+	ended, _ := w.start()
+	if _, _, err := w.read(0, ""); err != nil {
+		t.Fatal(err)
+	}
+	w.broken.Store(true)
+	w.forwarding.Cut()
+	other := upload.NewSession()
+	err := wait.For(t.Context(), 30*time.Second, "another command", func(ctx context.Context) (bool, string, error) {
+		conn, err := net.Dial("tcp", w.address)
+		if err != nil {
+			return false, "", err
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		return other.Greet(ctx, conn) == nil, "", nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.broken.Store(false)
+	w.says("golden.raw: Upload another command is uploading this image")
+	w.ready()
+	err = <-ended
+	if failure.Code(err) != errclass.ExitRefused || !strings.Contains(err.Error(), "was uploaded by another command") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A way on which nothing moves for a minute may be broken without anybody having noticed it.
+func TestFindSilence(t *testing.T) {
+	t.Parallel()
+	fake := clocktesting.NewFakeClock(time.Unix(1_000_000, 0))
+	u := &uploader{clock: fake, pod: "source-u", forward: (&cluster.Client{}).Forward("varve", "source-u", 1)}
+	t.Cleanup(u.forward.Close)
+	found := func() bool { return u.findSilence() != nil }
+	if found() {
+		t.Error("it is silent at once")
+	}
+	fake.Step(silentTime - time.Second)
+	if found() {
+		t.Error("it is silent too early")
+	}
+	fake.Step(time.Second)
+	if !found() || found() {
+		t.Error("it is not silent once after a minute")
+	}
+	u.pod = ""
+	fake.Step(2 * silentTime)
+	if found() {
+		t.Error("it is silent although there is no pod")
 	}
 }
 

@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -155,8 +157,8 @@ func TestUpload_writesEveryFormat(t *testing.T) {
 	for name, file := range map[string][]byte{
 		"raw": raw, "gzip": compressed(t, "gzip", raw), "xz": compressed(t, "xz", raw), "zstd": compressed(t, "zstd", raw),
 	} {
-		for kind, bytes := range map[string]int64{"": 0, " with broken connections": int64(len(file)/7 + 1)} {
-			t.Run(name+kind, func(t *testing.T) {
+		for kind, bytes := range map[string]int64{"at once": 0, "with broken connections": int64(len(file)/7 + 1)} {
+			t.Run(name+" "+kind, func(t *testing.T) {
 				t.Parallel()
 				p := startPod(t)
 				p.startCommand(writeFile(t, file), func(c *command) { c.bytes = bytes })
@@ -374,4 +376,60 @@ func TestUpload_ignoresStrangers(t *testing.T) {
 	content := image(mib)
 	p.startCommand(writeFile(t, content))
 	p.wants(content)
+}
+
+// A user may change their mind about the file as often as they like: that is no failure of the upload.
+func TestUpload_takesManyFiles(t *testing.T) {
+	t.Parallel()
+	p := startPod(t)
+	for i := range 12 {
+		content := image(16 * mib)
+		content[0] = byte(i)
+		// None gets further than the first one.
+		bytes := int64(9 * mib)
+		if i == 0 {
+			bytes = 14 * mib
+		}
+		c := p.startSlow(writeFile(t, content), bytes)
+		if i == 0 {
+			p.records("most of it", func(r handover.Record) bool { return r.Done > 11*mib })
+		}
+		err := wait.For(t.Context(), time.Minute, "the file is asked for", func(context.Context) (bool, string, error) {
+			return c.file.Position() > 0, "", nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.kill()
+		_ = c.end()
+		p.records("nobody is there", func(r handover.Record) bool { return r.Waits })
+	}
+	content := image(mib)
+	p.startCommand(writeFile(t, content))
+	p.wants(content)
+}
+
+// The time in which nobody is connected is no silence of a server: the pod does not try again and again.
+func TestUpload_waitsQuietly(t *testing.T) {
+	t.Parallel()
+	fake := &hourClock{clocktesting.NewFakeClock(time.Unix(1_000_000, 0))}
+	var said bytes.Buffer
+	p := startPod(t, func(o *source.Options) {
+		o.Clock, o.Log = fake, slog.New(slog.NewTextHandler(&said, nil))
+	})
+	p.records("it waits", func(r handover.Record) bool { return r.Waits })
+	for range 10 {
+		if err := wait.For(t.Context(), time.Minute, "a timer", func(context.Context) (bool, string, error) {
+			return fake.HasWaiters(), "", nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		fake.Step(time.Minute)
+	}
+	content := image(mib)
+	p.startCommand(writeFile(t, content))
+	p.wants(content)
+	if strings.Contains(said.String(), "will be continued") {
+		t.Errorf("it did not wait quietly:\n%s", said.String())
+	}
 }

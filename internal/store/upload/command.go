@@ -54,7 +54,7 @@ func (c *Command) Run(ctx context.Context) error {
 	}
 	err := group.Wait()
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // The end of ctx is no error.
 	}
 	return err
 }
@@ -64,7 +64,7 @@ func (c *Command) serveAgain(ctx context.Context) error {
 		err := c.serveOnce(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // see Run
 		case errors.Is(err, ErrBusy):
 			err = c.checkBusy(err)
 		case errors.Is(err, errclass.Transient):

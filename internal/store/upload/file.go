@@ -165,7 +165,7 @@ type content struct {
 // Read implements io.Reader.
 func (c *content) Read(p []byte) (int, error) {
 	n, err := c.SectionReader.Read(p)
-	if err != nil && err != io.EOF { //nolint:errorlint // A wrapped io.EOF is another error.
+	if err != nil && err != io.EOF {
 		return 0, c.file.fail(fmt.Errorf("read the image: %w", err))
 	}
 	if changed := c.file.check(); changed != nil { // What was read may be of before, or of after.

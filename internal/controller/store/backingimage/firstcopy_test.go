@@ -1,12 +1,18 @@
 package backingimage
 
 import (
+	"os"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 )
@@ -395,5 +401,43 @@ func TestNewSourcePod_ofAnUpload(t *testing.T) {
 	}
 	if pod.Labels[LabelSource] != "upload" {
 		t.Errorf("labels %v: the network policy does not know it", pod.Labels)
+	}
+}
+
+// The pod of an upload calls nobody, and that of a download may call any address: the policies select the right pods.
+func TestNewSourcePod_fitsTheNetworkPolicies(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../../../deploy/store/network.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := map[longhornv1.SourceType][]string{}
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		var policy networkingv1.NetworkPolicy
+		if err := yaml.UnmarshalStrict([]byte(document), &policy); err != nil {
+			t.Fatal(err)
+		}
+		selector, err := metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, from := range []longhornv1.SourceType{longhornv1.SourceDownload, longhornv1.SourceUpload} {
+			f := newFixture()
+			f.image.Spec.SourceType = from
+			f.begun("a", inProgress)
+			pod := newSourcePod(f.image, &Options{})
+			if !selector.Matches(labels.Set(pod.Labels)) || len(policy.Spec.Ingress)+len(policy.Spec.Egress) > 0 {
+				continue
+			}
+			for _, direction := range policy.Spec.PolicyTypes {
+				closed[from] = append(closed[from], string(direction))
+			}
+		}
+	}
+	want := map[longhornv1.SourceType][]string{
+		longhornv1.SourceDownload: {"Ingress"}, longhornv1.SourceUpload: {"Ingress", "Egress"},
+	}
+	if diff := cmp.Diff(want, closed); diff != "" {
+		t.Error(diff)
 	}
 }
