@@ -341,7 +341,8 @@ func (u *uploader) showSent(show func(progress.Report)) {
 	u.mu.Lock()
 	pod, written, problem := u.pod, u.written, u.problem
 	u.mu.Unlock()
-	r := progress.Report{Name: u.title, Phase: "Upload", Message: problem}
+	// The image has reports of its own, and may have the name of the file.
+	r := progress.Report{Name: "file " + u.title, Phase: "Upload", Message: problem}
 	switch {
 	case begin.Asked && written:
 		r.Phase = "Uploaded"

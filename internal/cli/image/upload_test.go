@@ -217,7 +217,7 @@ func TestUpload_servesTheSourcePod(t *testing.T) {
 	if err != nil || !bytes.Equal(data, w.content) || tag == "" {
 		t.Fatalf("%d bytes, ETag %q: %v", len(data), tag, err)
 	}
-	w.says("golden.raw: Upload 100% 8 MiB of 8 MiB")
+	w.says("file golden.raw: Upload 100% 8 MiB of 8 MiB")
 	// A way that breaks is made anew.
 	w.forwarding.Cut()
 	data, again, err := w.read(5<<20, tag)
