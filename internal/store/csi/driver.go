@@ -110,15 +110,10 @@ func (d *Driver) leaseAttachedHead(ctx context.Context, opened diskset.Disk, han
 		d.keepLease(handle, lease)
 		return nil
 	}
-	unused := errors.Is(err, errclass.NotFound)
-	if unused {
+	if errors.Is(err, errclass.NotFound) {
 		err = nil
 	}
-	err = errors.Join(err, lease.Close())
-	if err == nil && unused && names.IsReader(handle) { // a crash has left it
-		return opened.Delete(ctx, names.Head(handle))
-	}
-	return err
+	return errors.Join(err, lease.Close())
 }
 
 // keepLease notes that a volume has a device, and ends the lease of an earlier call.

@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
@@ -38,15 +39,49 @@ func (d *Driver) makeReader(ctx context.Context, handle string, from map[string]
 	})
 }
 
-// removeReader deletes the head of a volume from which an image was read. One that it cannot delete is deleted when the
-// disk is opened the next time: kubelet must not wait for a disk that is dead.
+// removeReader deletes the head of a volume from which an image was read. One that it cannot delete goes with a sweep:
+// kubelet must not wait for a disk that is dead.
 func (d *Driver) removeReader(ctx context.Context, handle string) {
 	on, _, err := d.findHead(ctx, handle, "")
 	if err == nil {
 		err = on.Delete(ctx, names.Head(handle))
 	}
 	if err != nil && !errors.Is(err, errclass.NotFound) {
-		d.log.Error("delete the clone from which an image was read: it goes when its disk is opened", "volume", handle,
-			"error", err)
+		d.log.Error("delete the clone from which an image was read, which is tried again", "volume", handle, "error", err)
 	}
+}
+
+// sweepReaders deletes the heads of volumes from which nobody reads an image any more, such as those that a crash has
+// left: the image could not be deleted.
+func (d *Driver) sweepReaders(ctx context.Context) error {
+	var failed error
+	for _, on := range d.options.Disks.All() {
+		objects, err := on.List(ctx)
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("list the objects of disk %s: %w", on.Name, err))
+			continue
+		}
+		for _, o := range objects {
+			if handle, ok := names.IsHead(o.Name); ok && names.IsReader(handle) {
+				failed = errors.Join(failed, d.sweepReader(ctx, handle))
+			}
+		}
+	}
+	return failed
+}
+
+func (d *Driver) sweepReader(ctx context.Context, handle string) error {
+	end, err := d.begin(handle)
+	if err != nil {
+		return nil //nolint:nilerr // it is being staged or unstaged
+	}
+	defer end()
+	switch err := d.checkDetached(ctx, handle); {
+	case errors.Is(err, errclass.Conflict):
+		return nil // a pod reads it
+	case err != nil:
+		return fmt.Errorf("find out whether the volume %s is attached: %w", handle, err)
+	}
+	d.removeReader(ctx, handle)
+	return nil
 }

@@ -35,6 +35,9 @@ func (d *Driver) runSweep(ctx context.Context) error {
 		if err := d.sweepVolumes(ctx); err != nil && ctx.Err() == nil {
 			d.log.Error("look at all volumes of the node, which is tried again", "error", err)
 		}
+		if err := d.sweepReaders(ctx); err != nil && ctx.Err() == nil {
+			d.log.Error("look for clones from which images were read, which is tried again", "error", err)
+		}
 	}
 }
 
