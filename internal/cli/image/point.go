@@ -55,8 +55,8 @@ func (r *request) checkBackup(backup *harvesterv1.VirtualMachineBackup, namespac
 		return errclass.Errorf(errclass.Invalid, "machine backup %s is a snapshot in the machine's storage, which no "+
 			"repository has: make a backup, or use --from-claim", r.fromBackup)
 	case !ptr.Deref(backup.Status.ReadyToUse, false) || location == nil:
-		return errclass.Errorf(errclass.Conflict, "machine backup %s is not complete: wait until 'varve vm backups' shows it "+
-			"as ready", r.fromBackup)
+		return errclass.Errorf(errclass.Conflict, "machine backup %s is not complete: wait until 'varve vm backups' shows "+
+			"it as ready", r.fromBackup)
 	case location.Namespace != namespace:
 		return errclass.Errorf(errclass.Invalid, "machine backup %s is in a location of namespace %s, and the image is made "+
 			"in namespace %s: create the location there, and use --from-snapshot-id", r.fromBackup, location.Namespace,

@@ -49,8 +49,8 @@ type imageVolume struct {
 // findImageVolume returns a volume of the store that belongs to an image, with its claim, or what it waits for.
 func (a Access) findImageVolume(ctx context.Context, want imageVolume) (Exposure, error) {
 	if want.namespace != a.Namespace {
-		return Exposure{}, refuse("PersistentVolumeClaim %s/%s is not %s, which is in namespace %s", want.namespace, want.claim,
-			want.what, a.Namespace)
+		return Exposure{}, refuse("PersistentVolumeClaim %s/%s is not %s, which is in namespace %s", want.namespace,
+			want.claim, want.what, a.Namespace)
 	}
 	claim, err := a.findClaim(ctx, want.namespace, want.claim)
 	switch {
@@ -108,9 +108,9 @@ func (*Images) Dispose(context.Context, *velerov2.DataDownload) (Progress, error
 	return Progress{Done: true}, nil
 }
 
-// StoredImages finds images for DataUploads: block volumes that the BackupBackingImage which owns the DataUpload has made
-// of its image, with their claims. An image never changes, so no snapshot is needed. Like Images, it makes and removes
-// nothing.
+// StoredImages finds images for DataUploads: block volumes that the BackupBackingImage which owns the DataUpload has
+// made of its image, with their claims. An image never changes, so no snapshot is needed. Like Images, it makes and
+// removes nothing.
 type StoredImages struct{ Access }
 
 // Expose returns the volume that has the image, or what it waits for.

@@ -31,7 +31,9 @@ func newImageSource() *imageSource {
 		}}
 	}
 	s := &imageSource{
-		download: &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "source-1", UID: "d", OwnerReferences: owner()}},
+		download: &velerov2.DataDownload{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "varve", Name: "source-1", UID: "d", OwnerReferences: owner(),
+		}},
 		claim: &corev1.PersistentVolumeClaim{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "source-1", UID: "c", OwnerReferences: owner()},
 			Spec: corev1.PersistentVolumeClaimSpec{
@@ -110,10 +112,12 @@ func TestImages_expose(t *testing.T) {
 			refuses: "was deleted while it was needed",
 		},
 		"a volume of another driver": {
-			edit: func(s *imageSource) { s.volume.Spec.CSI.Driver = "csi.example.com" }, refuses: "which is not the source of the image",
+			edit:    func(s *imageSource) { s.volume.Spec.CSI.Driver = "csi.example.com" },
+			refuses: "which is not the source of the image",
 		},
 		"a volume with another handle": {
-			edit: func(s *imageSource) { s.volume.Spec.CSI.VolumeHandle = "pvc-1" }, refuses: "which is not the source of the image",
+			edit:    func(s *imageSource) { s.volume.Spec.CSI.VolumeHandle = "pvc-1" },
+			refuses: "which is not the source of the image",
 		},
 	} {
 		s := newImageSource()

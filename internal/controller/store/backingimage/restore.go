@@ -91,8 +91,8 @@ func (s *sourceObjects) percentRestored() int {
 	return int(min(99, float64(progress.BytesDone)/float64(progress.TotalBytes)*100))
 }
 
-// removeDownload deletes the DataDownload of a source. The data mover ends its pod, and lets it go. If the pod's node is
-// silent, that is not waited for, as for a source pod.
+// removeDownload deletes the DataDownload of a source. The data mover ends its pod, and lets it go. If the pod's node
+// is silent, that is not waited for, as for a source pod.
 func (r *reconciler) removeDownload(ctx context.Context, d *velerov2.DataDownload, force bool) error {
 	if err := r.removeObjects(ctx, []client.Object{d}, false); err != nil || !force {
 		return err

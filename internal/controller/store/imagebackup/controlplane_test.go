@@ -29,8 +29,8 @@ var cluster *controlplane.Cluster
 
 func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
 
-// TestControlPlane runs the controller with the rights and the cache that it has in a cluster. The tests play the stores,
-// the data mover and Kubernetes' own controllers of volumes.
+// TestControlPlane runs the controller with the rights and the cache that it has in a cluster. The tests play the
+// stores, the data mover and Kubernetes' own controllers of volumes.
 func TestControlPlane(t *testing.T) { //nolint:paralleltest,tparallel // both serve Varve's namespace
 	runScenarios(t)
 }

@@ -43,8 +43,8 @@ func (p *Place) Compare(a, b string) int {
 	return cmp.Compare(first(a), first(b))
 }
 
-// Read returns where the storage of a location can be used. namespace is Varve's. Of a location that is wrong it returns
-// the zero value: its repository says what is wrong with it, and the data mover waits for that.
+// Read returns where the storage of a location can be used. namespace is Varve's. Of a location that is wrong it
+// returns the zero value: its repository says what is wrong with it, and the data mover waits for that.
 func Read(
 	ctx context.Context, live client.Reader, namespace string, l *velerov1.BackupStorageLocation,
 ) (Place, error) {
