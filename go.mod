@@ -10,6 +10,7 @@ require (
 	github.com/klauspost/compress v1.18.2
 	github.com/kopia/kopia v0.22.3
 	github.com/kubernetes-csi/external-snapshot-metadata v0.2.0
+	github.com/kubernetes-csi/external-snapshot-metadata/client v0.1.0
 	github.com/kubernetes-csi/external-snapshotter/client/v8 v8.4.0
 	github.com/mattn/go-runewidth v0.0.27
 	github.com/minio/minio-go/v7 v7.0.97

@@ -83,7 +83,7 @@ func metadataOfFiles(w *world) {
 func metadataUnusable(w *world) {
 	u := w.blockUpload()
 	w.saysNoMetadata(u, "has no SnapshotMetadataService")
-	w.announce(map[string]any{"address": "metadata.csi:6443"})
+	w.announce(map[string]any{"address": "metadata.csi:6443", "audience": "", "caCert": "UEVN"})
 	w.saysNoMetadata(u, "no audience")
 }
 

@@ -184,8 +184,8 @@ func restoreNodeDies(w *world) {
 	w.must(w.varve.Create(w.Context(), pod))
 	manager := &longhornv1.InstanceManager{ObjectMeta: w.meta("one")}
 	controlplane.Update(w.T, w.varve, manager, true, func(m *longhornv1.InstanceManager) {
-		m.Status.HeartbeatTime = ptr.To(metav1.NewMicroTime(time.Now().Add(-10 * time.Minute)))
-		m.Status.BackingImages = nil // a change, so that the controller looks now
+		m.Status.CurrentState = longhornv1.ManagerUnknown // as package silence has it
+		m.Status.BackingImages = nil                      // a change, so that the controller looks now
 	})
 	w.says(image, metav1.ConditionFalse, longhornv1.ReasonFirstCopyUnknown, "another disk is chosen at ")
 	controlplane.Update(w.T, w.varve, image, true, func(i *longhornv1.BackingImage) {

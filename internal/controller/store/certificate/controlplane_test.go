@@ -164,7 +164,7 @@ func announced(w *world) {
 	}
 	controlplane.Eventually(w.T, wanted)
 	controlplane.Update(w.T, w.admin, o, false, func(o *unstructured.Unstructured) {
-		o.Object["spec"] = map[string]any{"address": "evil:1", "audience": "a", "caCert": ""}
+		o.Object["spec"] = map[string]any{"address": "evil:1", "audience": "a", "caCert": "UEVN"}
 	})
 	w.restart()
 	controlplane.Eventually(w.T, wanted)
