@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/names"
 )
@@ -152,7 +153,8 @@ func (p provisioner) findClaimSource(
 	}}, nil
 }
 
-// findSourceNode returns the node that has what a claim is to be made of, or nothing if that is not known.
+// findSourceNode returns the node that has what a claim is to be made of, or nothing if that is not known, or if that
+// node's store does not report: then the node that the scheduler chose says where the source is.
 func (p provisioner) findSourceNode(ctx context.Context, claim *corev1.PersistentVolumeClaim) string {
 	if source := describeDataSource(claim); !source.isSnapshot() && !source.isClaim() {
 		return ""
@@ -171,7 +173,14 @@ func (p provisioner) findSourceNode(ctx context.Context, claim *corev1.Persisten
 		}
 		node, err = p.findDiskNode(ctx, uuid)
 	}
-	if err != nil {
+	if err == nil && node != "" && node != p.options.Node {
+		manager := &longhornv1.InstanceManager{}
+		err = p.options.Client.Get(ctx, p.objectKey(node), manager)
+		if manager.Status.CurrentState != longhornv1.ManagerRunning {
+			node = ""
+		}
+	}
+	if client.IgnoreNotFound(err) != nil {
 		p.log.Error("find the node of a claim's data source, which is tried again", "claim",
 			client.ObjectKeyFromObject(claim), "error", err)
 		return ""

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	kubernetesfake "k8s.io/client-go/kubernetes/fake"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -197,5 +198,61 @@ func TestFlushWithin_leavesWhatTakesTooLong(t *testing.T) {
 	end = func() {}
 	if err := flushWithin(t.Context(), fake.NewTimer(time.Minute), func() error { return failed }, &end); !errors.Is(err, failed) {
 		t.Errorf("%v", err)
+	}
+}
+
+// A claim belongs to the node that has its source, unless that node cannot answer: then the chosen one says where it is.
+func TestShouldProvision_whereTheSourceIs(t *testing.T) {
+	t.Parallel()
+	scheme := runtime.NewScheme()
+	if err := longhornv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	claim := func(name string) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "app", Name: name, Annotations: map[string]string{
+				annotationProvisioner: names.Driver, selectedNode: "node1",
+			}},
+		}
+	}
+	source := claim("source")
+	source.Spec.VolumeName, source.Status.Phase = "pvc-1", corev1.ClaimBound
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-1"}}
+	pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: names.Driver, VolumeHandle: "pvc-1"}
+	for name, x := range map[string]struct {
+		from, at, state string
+		want            map[string]bool
+	}{
+		"no source":              {"", "node2", longhornv1.ManagerRunning, map[string]bool{"node1": true}},
+		"on the chosen node":     {"source", "node1", longhornv1.ManagerRunning, map[string]bool{"node1": true}},
+		"on another node":        {"source", "node2", longhornv1.ManagerRunning, map[string]bool{"node2": true}},
+		"on a node that is down": {"source", "node2", longhornv1.ManagerUnknown, map[string]bool{"node1": true, "node2": true}},
+		"not there yet":          {"other", "node2", longhornv1.ManagerRunning, map[string]bool{"node1": true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			meta := metav1.ObjectMeta{Namespace: "varve", Name: "pvc-1"}
+			objects := []client.Object{
+				&longhornv1.Replica{ObjectMeta: meta, Spec: longhornv1.ReplicaSpec{NodeID: x.at}},
+				&longhornv1.InstanceManager{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: x.at},
+					Status:     longhornv1.InstanceManagerStatus{CurrentState: x.state},
+				},
+			}
+			made := claim("made")
+			if x.from != "" {
+				made.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: x.from}
+			}
+			for _, node := range []string{"node1", "node2"} {
+				d := New(Options{
+					Node: node, Namespace: "varve", Disks: &diskset.Set{}, Kubernetes: kubernetesfake.NewClientset(source, pv),
+					Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
+				})
+				p := provisioner{&controllerServer{Driver: d}}
+				if got := p.ShouldProvision(t.Context(), made); got != x.want[node] {
+					t.Errorf("%s: %t", node, got)
+				}
+			}
+		})
 	}
 }
