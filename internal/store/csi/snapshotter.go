@@ -192,8 +192,11 @@ func (s *snapshotter) syncContent(ctx context.Context, name string) error {
 		return nil
 	}
 	owner, err := s.findOwner(ctx, c)
-	if err != nil || owner != s.options.Node {
+	if err != nil {
 		return err
+	}
+	if owner != s.options.Node {
+		return s.noteSilence(ctx, c, owner)
 	}
 	limited, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
@@ -201,6 +204,32 @@ func (s *snapshotter) syncContent(ctx context.Context, name string) error {
 		return errors.Join(err, s.writeFailure(ctx, c, err))
 	}
 	return nil
+}
+
+// noteSilence writes into the status of a content that the node that is to work on it does not report. The first of the
+// nodes that report does that.
+func (s *snapshotter) noteSilence(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, owner string) error {
+	managers := &longhornv1.InstanceManagerList{}
+	if err := s.options.Client.List(ctx, managers, client.InNamespace(s.options.Namespace)); err != nil {
+		return fmt.Errorf("list the InstanceManagers: %w", err)
+	}
+	first := ""
+	for _, m := range managers.Items {
+		if m.Status.CurrentState != longhornv1.ManagerRunning {
+			continue
+		}
+		if m.Name == owner {
+			return nil
+		}
+		if first == "" || m.Name < first {
+			first = m.Name
+		}
+	}
+	if first != s.options.Node {
+		return nil
+	}
+	return s.writeFailure(ctx, c, errclass.Errorf(errclass.Transient,
+		"it is on node %s, whose store does not report: look at the Pods of varve-store there", owner))
 }
 
 // findOwner returns the node that works on a content: the one with the volume or with the snapshot's disk, whatever its

@@ -256,3 +256,45 @@ func TestShouldProvision_whereTheSourceIs(t *testing.T) {
 		})
 	}
 }
+
+// While the node with a snapshot does not report, the first one that does says so.
+func TestSnapshotter_saysWhichNodeIsSilent(t *testing.T) {
+	t.Parallel()
+	const running, silent = longhornv1.ManagerRunning, longhornv1.ManagerUnknown
+	manager := func(name, state string) *longhornv1.InstanceManager {
+		return &longhornv1.InstanceManager{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: name},
+			Status:     longhornv1.InstanceManagerStatus{CurrentState: state},
+		}
+	}
+	for name, x := range map[string]struct {
+		managers []client.Object
+		want     string
+	}{
+		"it reports":          {[]client.Object{manager("node1", running), manager("node2", running)}, ""},
+		"it does not":         {[]client.Object{manager("node1", running), manager("node2", silent)}, "is on node node2"},
+		"it never did":        {[]client.Object{manager("node1", running)}, "is on node node2"},
+		"another one says so": {[]client.Object{manager("node0", running), manager("node1", running)}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSnapshotter(t, time.Minute, append(x.managers, reportingNode("node2", "disk-1"))...)
+			for range 2 {
+				if err := s.syncContent(t.Context(), "content"); err != nil {
+					t.Error(err)
+				}
+			}
+			left, err := s.client.SnapshotV1().VolumeSnapshotContents().Get(t.Context(), "content", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			message := ""
+			if left.Status.Error != nil {
+				message = *left.Status.Error.Message
+			}
+			if (message != "") != (x.want != "") || !strings.Contains(message, x.want) {
+				t.Errorf("the error is %q", message)
+			}
+		})
+	}
+}
