@@ -143,7 +143,7 @@ func (w *world) begin() *velerov2.DataUpload {
 		n.Status.DiskStatus = map[string]*longhornv1.DiskStatus{"default-disk": {DiskUUID: w.tag}}
 	})
 	controlplane.Update(w.T, w.varve, manager, true, func(m *longhornv1.InstanceManager) {
-		m.Status.HeartbeatTime = ptr.To(metav1.NowMicro())
+		m.Status.CurrentState, m.Status.HeartbeatTime = longhornv1.ManagerRunning, ptr.To(metav1.NowMicro())
 	})
 	w.create(image)
 	controlplane.Update(w.T, w.varve, image, true, func(i *longhornv1.BackingImage) {

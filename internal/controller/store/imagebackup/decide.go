@@ -246,8 +246,7 @@ func (in *input) isReady(disk string) bool {
 // isFresh says whether the store of a node reports.
 func (in *input) isFresh(node string) bool {
 	return slices.ContainsFunc(in.managers, func(m longhornv1.InstanceManager) bool {
-		t := m.Status.HeartbeatTime
-		return m.Name == node && t != nil && in.now.Sub(t.Time) <= longhornv1.ReportTimeout
+		return m.Name == node && m.Status.HeartbeatTime != nil && m.Status.CurrentState == longhornv1.ManagerRunning
 	})
 }
 
