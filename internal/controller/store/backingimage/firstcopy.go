@@ -12,12 +12,8 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 )
 
-const (
-	// sourceStarts is how long a source pod may take until it runs.
-	sourceStarts = 10 * time.Minute
-	// sealBegins is how long a store may take to report that all of the source is on its disk.
-	sealBegins = time.Minute
-)
+// sourceStarts is how long a source pod may take until it runs.
+const sourceStarts = 10 * time.Minute
 
 // decideFirstCopy advances the first copy, and says what it waits for.
 func (in *input) decideFirstCopy(p *plan) reason {
@@ -131,10 +127,10 @@ func (in *input) followSource(p *plan, r report, place string) reason {
 		if s.FirstCopyWrittenTime == nil {
 			s.FirstCopyWrittenTime = ptr.To(metav1.NewTime(in.now).Rfc3339Copy())
 		}
-		if lost := s.FirstCopyWrittenTime.Add(sealBegins).Sub(in.now); r.Progress < 99 && lost <= 0 {
+		if r.Progress < 99 && in.sealOverdue {
 			return in.failFirstCopy(p, place+": what the source has written is not on the disk any more")
 		} else if r.Progress < 99 {
-			p.lookWithin(lost)
+			p.lookWithin(pollSeal)
 		}
 		in.removeSource(p)
 		return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(place+": the image is there, and is read back and "+

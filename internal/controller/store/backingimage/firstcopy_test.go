@@ -157,9 +157,16 @@ func TestFirstCopy_isFollowed(t *testing.T) {
 			func(f *fixture) {
 				f.reports("a", inProgress)
 				f.image.Status.FirstCopyWrittenTime = &metav1.Time{Time: now.Add(-2 * time.Minute)}
+				f.sealOverdue = true
 			},
 			func(o *outcome) { o.first, o.disks, o.reason = failed, "", longhornv1.ReasonFirstCopyFailed },
 			"what the source has written is not on the disk any more", 0,
+		},
+		"it was written, and its store was away for long": {
+			func(f *fixture) {
+				f.reports("a", inProgress)
+				f.image.Status.FirstCopyWrittenTime = &metav1.Time{Time: now.Add(-time.Hour)}
+			}, func(*outcome) {}, "read back and sealed", pollSeal,
 		},
 		"it was written, and the pod is gone": {
 			func(f *fixture) {

@@ -28,6 +28,8 @@ type input struct {
 	origin   origin
 	// reportedSince are the nodes whose stores have reported since the image is being deleted.
 	reportedSince map[string]bool
+	// sealOverdue: the first copy is written, and its store has reported for a while without having it.
+	sealOverdue bool
 }
 
 // diskView is a disk that a Node lists.

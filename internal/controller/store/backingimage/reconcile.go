@@ -38,6 +38,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	image, err := reconcile.Find(ctx, r.live, key, &longhornv1.BackingImage{})
 	if err == nil && image == nil {
 		r.deletions.forget(key)
+		r.seals.forget(key)
 	}
 	if err != nil || image == nil {
 		return ctrl.Result{}, err
@@ -95,6 +96,7 @@ func (r *reconciler) readInput(ctx context.Context, image *longhornv1.BackingIma
 		in.reportedSince = r.deletions.reportedSince(image, managers.Items)
 	}
 	in.addStores(nodes.Items, managers.Items)
+	r.noteSeal(in)
 	for i := range replicas.Items {
 		if replicas.Items[i].Spec.BackingImage == image.Name {
 			in.replicas = append(in.replicas, replicas.Items[i])
@@ -110,6 +112,18 @@ func (r *reconciler) readInput(ctx context.Context, image *longhornv1.BackingIma
 		return nil, err
 	}
 	return in, r.readSource(ctx, image, &in.source)
+}
+
+// noteSeal notes what the store of a first copy says since that is written.
+func (r *reconciler) noteSeal(in *input) {
+	key, s := client.ObjectKeyFromObject(in.image), &in.image.Status
+	if s.FirstCopyWrittenTime == nil {
+		r.seals.forget(key)
+		return
+	}
+	if report, ok := in.freshReport(s.V2FirstCopyDisk); ok {
+		in.sealOverdue = r.seals.isOverdue(key, s.UUID, s.V2FirstCopyDisk, report.store.heard, in.now)
+	}
 }
 
 // readSource reads what the source has. An image that is ready has none, except in the pass in which it got ready.

@@ -114,6 +114,8 @@ type reconciler struct {
 	live   client.Reader
 	// deletions remember what stores had reported when images were deleted.
 	deletions deletions
+	// seals remember what stores have reported since sources were written.
+	seals seals
 }
 
 // CachedObjects returns what the cache of the controllers' manager has of the kinds that only the controllers of images

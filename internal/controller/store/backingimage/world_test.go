@@ -45,6 +45,8 @@ type fixture struct {
 	origin   origin
 	// reportedSince are the nodes whose stores have reported since the image is being deleted.
 	reportedSince map[string]bool
+	// sealOverdue: the first copy's store has reported for a while that it does not have what was written.
+	sealOverdue bool
 }
 
 func newFixture() *fixture {
@@ -215,7 +217,7 @@ func (f *fixture) input() *input {
 	in := &input{
 		Options: Options{Namespace: "varve"}.withDefaults(), now: now, image: f.image, newUUID: "u",
 		replicas: f.replicas, volumes: f.volumes, source: f.source, origin: f.origin,
-		reportedSince: f.reportedSince,
+		reportedSince: f.reportedSince, sealOverdue: f.sealOverdue,
 	}
 	var nodes []longhornv1.Node
 	var managers []longhornv1.InstanceManager
