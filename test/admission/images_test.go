@@ -3,8 +3,10 @@
 package admission
 
 import (
+	"context"
 	"testing"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
@@ -35,6 +37,51 @@ func TestImages_areMadeInVarvesNamespace(t *testing.T) {
 			}
 			refused(t, err, elsewhere)
 		}
+	}
+}
+
+// Who may upload images cannot have a volume, a restore point or an address inside the cluster read for her.
+func TestImages_ofOtherSourcesTakeARight(t *testing.T) {
+	t.Parallel()
+	const ns = controlplane.SystemNamespace
+	admitted(t, cluster.InstallRoles(t.Context()))
+	may := func(role string) client.Client {
+		user := controlplane.User{Name: "source-" + role}.Restrict()
+		binding := &rbacv1.RoleBinding{
+			ObjectMeta: gen.Meta(ns, user.Name), RoleRef: rbacv1.RoleRef{
+				APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role,
+			},
+			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Name}},
+		}
+		admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), binding))
+		t.Cleanup(func() { _ = cluster.Client(t, controlplane.Admin).Delete(context.Background(), binding) })
+		c := cluster.Client(t, user)
+		controlplane.Eventually(t, func() error { // The API server learns of bindings from its own watches.
+			return c.List(t.Context(), &longhornv1.BackingImageList{}, client.InNamespace(ns))
+		})
+		return c
+	}
+	uploader, admin := may("varve-image-upload"), may("varve-admin")
+	for source, parameters := range map[longhornv1.SourceType]map[string]longhornv1.ParameterValue{
+		longhornv1.SourceUpload:   nil,
+		longhornv1.SourceDownload: {longhornv1.ParameterURL: "http://10.0.0.1/latest/meta-data"},
+		longhornv1.SourceExport:   {longhornv1.ParameterVolumeName: "pvc-1"},
+		longhornv1.SourceClone:    {longhornv1.ParameterBackingImage: "golden"},
+		longhornv1.SourceRestore: {
+			longhornv1.ParameterLocation: "default", longhornv1.ParameterSnapshotID: "varve1.disk.1",
+		},
+	} {
+		image := &longhornv1.BackingImage{
+			ObjectMeta: gen.Meta(ns, "source-"+string(source)),
+			Spec:       longhornv1.BackingImageSpec{SourceType: source, SourceParameters: parameters},
+		}
+		admitted(t, admin.Create(t.Context(), image.DeepCopy(), client.DryRunAll))
+		err := uploader.Create(t.Context(), image.DeepCopy(), client.DryRunAll)
+		if source == longhornv1.SourceUpload {
+			admitted(t, err)
+			continue
+		}
+		refused(t, err, "you may only create images with sourceType upload", "use-source")
 	}
 }
 

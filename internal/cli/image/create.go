@@ -12,10 +12,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
+	"github.com/varvebackup/varve/internal/errclass"
 )
 
 const (
@@ -164,7 +166,7 @@ checksum of that image, unless --checksum is another one.`,
 				return err
 			}
 			if err := c.Create(cmd.Context(), b); err != nil {
-				return fmt.Errorf("create image %s/%s: %w", b.Namespace, b.Name, err)
+				return explainSourceRights(fmt.Errorf("create image %s/%s: %w", b.Namespace, b.Name, err))
 			}
 			if err := output.PrintDone(cmd.OutOrStdout(), b, "created"); err != nil || !w.Wait {
 				return err
@@ -192,4 +194,16 @@ checksum of that image, unless --checksum is another one.`,
 		"a file with the certificates (PEM) of the server's authority (default: those of the image of Varve)")
 	w.AddFlags(c, "that many copies are ready", copyTimeout)
 	return c
+}
+
+// explainSourceRights says what a user must be allowed who makes images of anything.
+func explainSourceRights(err error) error {
+	if cluster.Classify(err) != cluster.Forbidden {
+		return err
+	}
+	return &failure.Error{
+		Err: err, Code: errclass.ExitRefused,
+		Hint: "ask for the verbs create and use-source on backingimages.longhorn.io in the namespace of the images, as " +
+			"varve-admin has them: see docs/images.md",
+	}
 }
