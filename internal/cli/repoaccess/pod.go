@@ -52,7 +52,7 @@ const (
 const controllerName = "varve-controller"
 
 // podStorage is a repository on a claim or an NFS export. A pod that this command makes in Varve's namespace mounts it, and serves its blobs
-// to this command alone. The pod has neither the password nor an account.
+// to this command alone, which has a key for it: others may forward ports there. The pod has neither the password nor an account.
 type podStorage struct {
 	session  *session.Session
 	cluster  *cluster.Client
@@ -110,7 +110,8 @@ func (p *podStorage) start(ctx context.Context, directory string) error {
 	if err != nil {
 		return err
 	}
-	job := newServeJob(p.location, mounted, image, directory)
+	key := blobhttp.NewKey()
+	job := newServeJob(p.location, mounted, image, directory, key.Digest())
 	if err := p.cluster.Create(ctx, job); err != nil {
 		return fmt.Errorf("create a Job in namespace %s, whose pod mounts %s: %w", layout.Namespace, p.place, err)
 	}
@@ -122,7 +123,7 @@ func (p *podStorage) start(ctx context.Context, directory string) error {
 		return err
 	}
 	p.forward = p.cluster.Forward(layout.Namespace, p.pod, datamove.StoragePort)
-	p.blobs = blobhttp.NewClient(p.place.String(), p.dial)
+	p.blobs = blobhttp.NewClient(p.place.String(), p.dial).Authorize(key)
 	if err := p.blobs.Ping(ctx); errors.Is(err, errclass.Expired) { // It has hardly run.
 		return &failure.Error{Err: err, Code: errclass.ExitCode(err), Hint: p.hint()}
 	} else if err != nil {
@@ -227,11 +228,11 @@ func (p *podStorage) findImage(ctx context.Context) (datamove.PodImage, error) {
 	return datamove.PodImage{Name: c.Image, PullPolicy: c.ImagePullPolicy}, nil
 }
 
-// newServeJob returns the Job that serves a directory. Kubernetes deletes it when it has ended, and with its location.
-func newServeJob(l *velerov1.BackupStorageLocation, s datamove.Storage, image datamove.PodImage, directory string) *batchv1.Job {
+// newServeJob returns the Job that serves a directory to who has the key of the digest. Kubernetes deletes it when it has ended, and with its location.
+func newServeJob(l *velerov1.BackupStorageLocation, s datamove.Storage, image datamove.PodImage, directory, keyDigest string) *batchv1.Job {
 	template := s.NewPod(image, datamove.ServeStorage)
 	container := &template.Spec.Containers[0]
-	container.Args = []string{"--directory=" + directory}
+	container.Args = []string{"--directory=" + directory, "--key-sha256=" + keyDigest}
 	container.Env = []corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "400MiB"}} // of the 512 that it may have
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, GenerateName: datamove.ServeStorage + "-", Labels: template.Labels},

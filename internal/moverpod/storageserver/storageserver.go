@@ -1,8 +1,8 @@
 // Package storageserver is the program of the pods that serve a directory of a claim or an NFS export to one command of a user, `varve mover
 // serve-storage`.
 //
-// The pod listens on its loopback alone, which a forwarded port reaches. It serves blobs that are encrypted, has no password, and ends when
-// nobody asks any more.
+// The pod listens on its loopback alone, which a forwarded port reaches, and answers the command alone, which sends its key. It serves blobs
+// that are encrypted, has no password, and ends when nobody asks any more.
 package storageserver
 
 import (
@@ -33,6 +33,8 @@ const (
 type Options struct {
 	// Directory is where the blobs are. It may appear, or become readable, while the server runs.
 	Directory string
+	// KeyDigest is that of the command's blobhttp.Key. Requests with another key, or without one, are refused, and do not keep the server.
+	KeyDigest string
 	// Listener is closed when Run returns.
 	Listener net.Listener
 	// Idle is how long nobody may ask before the server ends.
@@ -46,7 +48,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	s := &server{Options: o, asked: o.Clock.Now()}
 	defer func() { err = errors.Join(err, s.close(context.WithoutCancel(ctx))) }()
 	listener := &http.Server{
-		Handler: s.watch(blobhttp.NewHandler(s.open)), ReadHeaderTimeout: o.Idle, ReadTimeout: transferTimeout, WriteTimeout: transferTimeout,
+		Handler: s.handler(), ReadHeaderTimeout: o.Idle, ReadTimeout: transferTimeout, WriteTimeout: transferTimeout,
 		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) }, ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
 	ended := make(chan error, 1)
@@ -109,6 +111,11 @@ func (s *server) close(ctx context.Context) error {
 		return nil
 	}
 	return s.storage.Close(ctx)
+}
+
+// handler serves the requests that have the key.
+func (s *server) handler() http.Handler {
+	return blobhttp.Protect(s.KeyDigest, s.watch(blobhttp.NewHandler(s.open)))
 }
 
 // watch counts requests.

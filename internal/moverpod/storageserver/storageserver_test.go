@@ -35,12 +35,15 @@ func start(ctx context.Context, t *testing.T, directory string, c clock.WithTick
 		t.Fatal(err)
 	}
 	ended = make(chan error, 1)
+	key := blobhttp.NewKey()
 	go func() {
-		ended <- Run(ctx, Options{Directory: directory, Listener: l, Idle: time.Minute, Clock: c, Log: slog.New(slog.DiscardHandler)})
+		ended <- Run(ctx, Options{
+			Directory: directory, KeyDigest: key.Digest(), Listener: l, Idle: time.Minute, Clock: c, Log: slog.New(slog.DiscardHandler),
+		})
 	}()
 	client = blobhttp.NewClient("shelf", func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
-	})
+	}).Authorize(key)
 	t.Cleanup(client.Shut)
 	return client, ended
 }
@@ -76,6 +79,21 @@ func TestRun_servesADirectory(t *testing.T) {
 	}
 	if err := st.Close(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// Somebody else who forwards a port to the pod gets nothing, and does not keep the pod.
+func TestServer_answersItsCommandAlone(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Unix(0, 0))
+	s := &server{Options: Options{Clock: c, Idle: time.Minute, KeyDigest: blobhttp.NewKey().Digest()}, asked: c.Now()}
+	c.Step(time.Minute)
+	for _, path := range []string{"/v1/ping", "/v1/blobs"} {
+		w := httptest.NewRecorder()
+		s.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		if w.Code != errclass.HTTPStatus(errclass.Denied) || !s.isIdle() {
+			t.Errorf("%s: %d", path, w.Code)
+		}
 	}
 }
 

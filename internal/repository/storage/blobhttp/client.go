@@ -50,6 +50,7 @@ type Client struct {
 	name    string
 	http    http.Client
 	retries wait.Backoff
+	key     Key
 }
 
 // NewClient returns a client of the handler that dial reaches. Errors call the storage by its name. An error of dial that has another class
@@ -59,6 +60,12 @@ func NewClient(name string, dial func(context.Context) (net.Conn, error)) *Clien
 		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		MaxIdleConnsPerHost: idleConnections, DisableCompression: true, ExpectContinueTimeout: math.MaxInt64,
 	}}}
+}
+
+// Authorize has the client send a key with each request, and returns the client.
+func (c *Client) Authorize(k Key) *Client {
+	c.key = k
+	return c
 }
 
 // Shut ends the connections. Close, which kopia calls whenever it has opened the storage, leaves them.
@@ -227,6 +234,9 @@ func (c *Client) sendOnce(ctx context.Context, method, path string, query url.Va
 		return &finalError{err}
 	}
 	r.URL.RawQuery = query.Encode()
+	if c.key != (Key{}) {
+		r.Header.Set("Authorization", bearer+c.key.text)
+	}
 	if data != nil {
 		r.Body, r.ContentLength = data.Reader(), int64(data.Length())
 		if r.ContentLength == 0 {
