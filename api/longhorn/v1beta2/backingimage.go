@@ -184,6 +184,14 @@ type BackingImageDiskFileSpec struct {
 	DataEngine DataEngine `json:"dataEngine,omitempty"`
 }
 
+// FirstCopyMismatch counts first copies that did not have the checksum that they must have.
+type FirstCopyMismatch struct {
+	// checksum is spec.checksum as it was.
+	Checksum string `json:"checksum"`
+	// count is how many attempts in a row did not have it.
+	Count int32 `json:"count"`
+}
+
 // BackingImageStatus says what is there of an image.
 type BackingImageStatus struct {
 	// uuid identifies the image on disks. It never changes.
@@ -220,6 +228,10 @@ type BackingImageStatus struct {
 	// firstCopyMessage says why the first copy failed last. It is empty as soon as a copy is ready.
 	// +optional
 	FirstCopyMessage string `json:"firstCopyMessage,omitempty"`
+	// firstCopyMismatch is there if the source gave an image with another checksum than spec.checksum. What is the same
+	// again and again is tried less and less often, until spec.checksum changes.
+	// +optional
+	FirstCopyMismatch *FirstCopyMismatch `json:"firstCopyMismatch,omitempty"`
 	// firstCopyWrittenTime is when the source had written the whole image. From then on the disk's store seals it.
 	// +optional
 	FirstCopyWrittenTime *metav1.Time `json:"firstCopyWrittenTime,omitempty"`

@@ -95,6 +95,9 @@ type BackingImageV2CopyInfo struct {
 	// piecesChecksum is the SHA-256 of the SHA-256 of each MiB of the copy, one after the other.
 	// +optional
 	PiecesChecksum string `json:"piecesChecksum,omitempty"`
+	// refusedChecksum is spec.checksum of the image as it was when the first copy failed because it has another one.
+	// +optional
+	RefusedChecksum string `json:"refusedChecksum,omitempty"`
 	// message says why the copy failed, or what it waits for.
 	// +optional
 	Message string `json:"message,omitempty"`

@@ -114,6 +114,9 @@ func TestAgent_refusesAWrongChecksum(t *testing.T) {
 			t.Errorf("%q does not have %s", r.Message, digits)
 		}
 	}
+	if r.RefusedChecksum != hex.EncodeToString(wanted[:]) {
+		t.Errorf("the refused checksum is %q", r.RefusedChecksum)
+	}
 	c.eventually("that the head is gone", func() error {
 		if objects := a.disk().Objects(); len(objects) > 0 {
 			return fmt.Errorf("%+v", objects)
@@ -123,7 +126,8 @@ func TestAgent_refusesAWrongChecksum(t *testing.T) {
 	a.kill()
 	a.start()
 	c.eventually("that the new process knows the failure, too", func() error {
-		if all, _ := a.agent.ListCopies(); len(all) != 1 || all[0].State != longhornv1.StateFailed {
+		if all, _ := a.agent.ListCopies(); len(all) != 1 || all[0].State != longhornv1.StateFailed ||
+			all[0].RefusedChecksum != r.RefusedChecksum {
 			return fmt.Errorf("%+v", all)
 		}
 		return nil

@@ -122,8 +122,12 @@ func (a *agent) lookAtCopy(
 		Name: image.Name, UUID: image.Status.UUID, DiskUUID: key.diskUUID, State: d.state, Progress: d.progress,
 		Message: d.message, Size: v.record.Bytes,
 	}
-	if d.state == longhornv1.StateInProgress {
+	switch d.state {
+	case longhornv1.StateInProgress:
 		state.progress = d.progress
+	case longhornv1.StateFailed:
+		info.RefusedChecksum = state.refused
+	case longhornv1.StatePending, longhornv1.StateReady, longhornv1.StateUnknown:
 	}
 	if d.state == longhornv1.StateReady {
 		info.PiecesChecksum = s.open.sumPieces(ctx, *v.copy)

@@ -34,7 +34,9 @@ func (a *agent) recallReport(ctx context.Context) error {
 	for _, c := range im.Status.BackingImages {
 		key := copyKey{c.DiskUUID, c.UUID}
 		if c.State == longhornv1.StateFailed && a.copies[key] == nil {
-			a.copies[key] = &copyState{failure: c.Message, failedAt: a.Clock.Now(), recalled: true}
+			a.copies[key] = &copyState{
+				failure: c.Message, refused: c.RefusedChecksum, failedAt: a.Clock.Now(), recalled: true,
+			}
 		}
 	}
 	return nil

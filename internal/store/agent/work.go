@@ -44,7 +44,9 @@ type copyState struct {
 	record handover.Record
 	// failure says why the copy has failed, since failedAt. A first copy has failed in the attempt of the controller that
 	// firstAttempt counts.
-	failure      string
+	failure string
+	// refused is spec.checksum of the image if the failure is that the first copy has another one.
+	refused      string
 	failedAt     time.Time
 	failedFirst  bool
 	firstAttempt int32
@@ -195,10 +197,23 @@ func (a *agent) finishJob(s *copyState, firstAttempt int32) bool {
 	isWrong := isFirst && errors.Is(j.err, errclass.Corrupt) // which no further attempt changes
 	if s.attempts >= maxAttempts || isWrong {
 		*s = copyState{
-			turn: s.turn, failure: describeFailure(j.err), failedAt: a.Clock.Now(), failedFirst: isFirst, firstAttempt: firstAttempt,
+			turn: s.turn, failure: describeFailure(j.err), failedAt: a.Clock.Now(), failedFirst: isFirst,
+			firstAttempt: firstAttempt,
+		}
+		if isFirst {
+			s.refused = refusedChecksum(j.err)
 		}
 	}
 	return true
+}
+
+// refusedChecksum returns the checksum that an image was to have and has not, or "".
+func refusedChecksum(err error) string {
+	var wrong *disk.ChecksumError
+	if errors.As(err, &wrong) {
+		return wrong.Wanted
+	}
+	return ""
 }
 
 // describeFailure shortens the checksums of an error: a message has to fit into a line.

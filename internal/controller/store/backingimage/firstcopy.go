@@ -24,6 +24,7 @@ func (in *input) decideFirstCopy(p *plan) reason {
 				s.V2FirstCopyStatus, s.V2FirstCopyDisk = longhornv1.StateReady, disk
 			}
 			s.FirstCopyMessage, s.FirstCopyRetryTime, s.FirstCopyWrittenTime = "", nil, nil
+			s.FirstCopyMismatch = nil
 			break
 		}
 	}
@@ -61,7 +62,10 @@ func (in *input) startFirstCopy(p *plan) reason {
 		retry := ptr.Deref(s.FirstCopyRetryTime, metav1.Time{}).Time
 		waits = reason{longhornv1.ReasonFirstCopyFailed, fmt.Sprintf("attempt %d failed: %s; the next one begins at %s",
 			s.FirstCopyAttempts, s.FirstCopyMessage, retry.UTC().Format(time.RFC3339))}
-		if left := retry.Sub(in.now); left > 0 {
+		if s.FirstCopyMismatch != nil {
+			waits.message += ", or as soon as spec.checksum is another one"
+		}
+		if left := retry.Sub(in.now); left > 0 && !in.isCorrected(s) {
 			p.lookWithin(left)
 			return waits
 		}
@@ -110,7 +114,7 @@ func (in *input) followFirstCopy(p *plan) reason {
 	place := in.describeDisk(disk)
 	switch {
 	case copied.State == longhornv1.StateFailed:
-		return in.failFirstCopy(p, place+": "+copied.Message)
+		return in.refuseFirstCopy(p, place+": "+copied.Message, r.RefusedChecksum)
 	case r.State != longhornv1.StateInProgress: // it has not begun, for example because the disk has got full
 		return in.awaitFirstCopy(p, copied)
 	case in.image.Spec.SourceType.IsLocal():
@@ -217,6 +221,11 @@ func (in *input) awaitFirstCopy(p *plan, copied *longhornv1.BackingImageDiskFile
 
 // failFirstCopy ends an attempt.
 func (in *input) failFirstCopy(p *plan, why string) reason {
+	return in.refuseFirstCopy(p, why, "")
+}
+
+// refuseFirstCopy ends an attempt. refused is the checksum that its data does not have, or "" if something else failed.
+func (in *input) refuseFirstCopy(p *plan, why, refused string) reason {
 	s := &p.status
 	s.FirstCopyAttempts++
 	s.V2FirstCopyStatus, s.FirstCopyMessage, s.FirstCopyWrittenTime = longhornv1.StateFailed, why, nil
@@ -224,13 +233,46 @@ func (in *input) failFirstCopy(p *plan, why string) reason {
 	if in.image.Spec.SourceType == longhornv1.SourceUpload {
 		pause = firstCopyPause(1) // The user who tries again is there, and nobody else is spared.
 	}
+	switch m := ptr.Deref(s.FirstCopyMismatch, longhornv1.FirstCopyMismatch{}); {
+	case refused != "":
+		if m.Checksum != refused {
+			m = longhornv1.FirstCopyMismatch{Checksum: refused}
+		}
+		m.Count++
+		s.FirstCopyMismatch = &m
+		pause = mismatchPause(in.image.Spec.SourceType, m.Count)
+	case in.isCorrected(s):
+		s.FirstCopyMismatch = nil
+	}
 	s.FirstCopyRetryTime = ptr.To(metav1.NewTime(in.now.Add(pause)).Rfc3339Copy())
 	return in.startFirstCopy(p)
+}
+
+// isCorrected says whether spec.checksum is another one than that which attempts did not have.
+func (in *input) isCorrected(s *longhornv1.BackingImageStatus) bool {
+	return s.FirstCopyMismatch != nil && s.FirstCopyMismatch.Checksum != in.image.Spec.Checksum
 }
 
 // firstCopyPause returns the pause after so many failures: 1, 2, 4, and then 5 minutes.
 func firstCopyPause(attempts int32) time.Duration {
 	return min(time.Minute<<min(max(attempts-1, 0), 3), 5*time.Minute)
+}
+
+// longestPause is the longest pause before another attempt.
+const longestPause = 24 * time.Hour
+
+// mismatchPause returns the pause after so many attempts that did not have one checksum. What lies in a repository or on
+// a disk stays what it is: it is tried once more, if possible on another disk, because the first one may be bad, and
+// then once a day. An address may give something else any time, but not for ever within minutes.
+func mismatchPause(source longhornv1.SourceType, count int32) time.Duration {
+	switch {
+	case count <= 1:
+		return firstCopyPause(1)
+	case source.IsLocal() || source == longhornv1.SourceRestore:
+		return longestPause
+	}
+	doublings := min(max(count-4, 0), 16)
+	return min(firstCopyPause(count)<<doublings, longestPause)
 }
 
 // explainPodFailure says why a source pod failed: what the program says, or what became of it.

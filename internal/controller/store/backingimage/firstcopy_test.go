@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
@@ -326,6 +327,116 @@ func TestFirstCopy_fails(t *testing.T) {
 		if got := firstCopyPause(int32(attempts)); got != want { //nolint:gosec // a small number
 			t.Errorf("the pause after %d attempts is %s, want %s", attempts, got, want)
 		}
+	}
+}
+
+// What does not have its checksum is not made again and again, whatever else fails meanwhile, and at once if the
+// checksum is corrected.
+func TestFirstCopy_hasAnotherChecksum(t *testing.T) {
+	t.Parallel()
+	type pauses []time.Duration
+	const day = 24 * time.Hour
+	growing := pauses{
+		time.Minute, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute, 10 * time.Minute, 20 * time.Minute,
+		40 * time.Minute, 80 * time.Minute, 160 * time.Minute, 320 * time.Minute, 640 * time.Minute, 1280 * time.Minute, day, day,
+	}
+	twice := pauses{time.Minute, day, day}
+	for source, want := range map[longhornv1.SourceType]pauses{
+		longhornv1.SourceDownload: growing, longhornv1.SourceUpload: growing, longhornv1.SourceRestore: twice,
+		longhornv1.SourceClone: twice, longhornv1.SourceExport: twice,
+	} {
+		t.Run(string(source), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture()
+			f.image.Spec.SourceType, f.image.Spec.Checksum = source, "wanted"
+			var got pauses
+			for range want {
+				f.begun("a", inProgress)
+				f.reports("a", failed, func(i *longhornv1.BackingImageV2CopyInfo) {
+					i.Message, i.RefusedChecksum = "the SHA-256 is another one", "wanted"
+				})
+				p := f.decide()
+				got = append(got, p.status.FirstCopyRetryTime.Sub(now))
+				f.image.Status.FirstCopyMismatch = p.status.FirstCopyMismatch
+				c := meta.FindStatusCondition(p.status.Conditions, longhornv1.ConditionReady)
+				if at := p.status.FirstCopyRetryTime.UTC().Format(time.RFC3339); !strings.Contains(c.Message,
+					"the next one begins at "+at+", or as soon as spec.checksum is another one") {
+					t.Error(c.Message)
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestFirstCopy_checksumIsCorrected(t *testing.T) {
+	t.Parallel()
+	refused := func(f *fixture) {
+		f.begun("a", failed)
+		delete(f.image.Spec.DiskFileSpecMap, "disk-a")
+		f.image.Status.FirstCopyAttempts, f.image.Status.FirstCopyMessage = 2, "the SHA-256 is another one"
+		f.image.Status.FirstCopyRetryTime = ptr.To(metav1.NewTime(now.Add(time.Hour)))
+		f.image.Status.FirstCopyMismatch = &longhornv1.FirstCopyMismatch{Checksum: "wanted", Count: 2}
+	}
+	for name, c := range map[string]struct {
+		edit  func(*fixture)
+		first longhornv1.BackingImageState
+		want  *longhornv1.FirstCopyMismatch
+		retry time.Duration // 0: none
+	}{
+		"not yet": {func(f *fixture) {
+			refused(f)
+			f.image.Spec.Checksum = "wanted"
+		}, failed, &longhornv1.FirstCopyMismatch{Checksum: "wanted", Count: 2}, time.Hour},
+		"to another one": {func(f *fixture) {
+			refused(f)
+			f.image.Spec.Checksum = "other"
+		}, inProgress, &longhornv1.FirstCopyMismatch{Checksum: "wanted", Count: 2}, 0},
+		"to none": {refused, inProgress, &longhornv1.FirstCopyMismatch{Checksum: "wanted", Count: 2}, 0},
+		"and is wrong again": {func(f *fixture) {
+			refused(f)
+			f.begun("a", inProgress)
+			f.image.Spec.Checksum = "other"
+			f.reports("a", failed, func(i *longhornv1.BackingImageV2CopyInfo) { i.RefusedChecksum = "other" })
+		}, failed, &longhornv1.FirstCopyMismatch{Checksum: "other", Count: 1}, time.Minute},
+		"and something else fails": {func(f *fixture) {
+			refused(f)
+			f.begun("a", inProgress)
+			f.image.Spec.Checksum = "other"
+			f.reports("a", inProgress)
+			f.hasPod(corev1.PodFailed, "404")
+		}, failed, nil, 4 * time.Minute},
+		"not yet, and something else fails": {func(f *fixture) {
+			refused(f)
+			f.begun("a", inProgress)
+			f.image.Spec.Checksum = "wanted"
+			f.reports("a", inProgress)
+			f.hasPod(corev1.PodFailed, "404")
+		}, failed, &longhornv1.FirstCopyMismatch{Checksum: "wanted", Count: 2}, 4 * time.Minute},
+		"and is there": {func(f *fixture) {
+			refused(f)
+			f.begun("a", inProgress)
+			f.reports("a", ready)
+		}, ready, nil, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture()
+			c.edit(f)
+			s := f.decide().status
+			var retry time.Duration
+			if s.FirstCopyRetryTime != nil {
+				retry = s.FirstCopyRetryTime.Sub(now)
+			}
+			if s.V2FirstCopyStatus != c.first || retry != c.retry {
+				t.Errorf("%s, tried again in %s: %s", s.V2FirstCopyStatus, retry, s.FirstCopyMessage)
+			}
+			if diff := cmp.Diff(c.want, s.FirstCopyMismatch); diff != "" {
+				t.Error(diff)
+			}
+		})
 	}
 }
 

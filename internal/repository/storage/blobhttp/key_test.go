@@ -20,7 +20,8 @@ func TestProtect_takesTheKeyAlone(t *testing.T) {
 	t.Parallel()
 	key := NewKey()
 	served := 0
-	server := httptest.NewServer(Protect(key.Digest(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })))
+	count := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })
+	server := httptest.NewServer(Protect(key.Digest(), count))
 	t.Cleanup(server.Close)
 	dial := func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", server.Listener.Addr().String())
