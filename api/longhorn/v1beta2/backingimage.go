@@ -232,6 +232,10 @@ type BackingImageStatus struct {
 	// again and again is tried less and less often, until spec.checksum changes.
 	// +optional
 	FirstCopyMismatch *FirstCopyMismatch `json:"firstCopyMismatch,omitempty"`
+	// firstCopyFile identifies the uploaded file that the image was made of, as the command does that uploaded it.
+	// +kubebuilder:validation:MaxLength=64
+	// +optional
+	FirstCopyFile string `json:"firstCopyFile,omitempty"`
 	// firstCopyWrittenTime is when the source had written the whole image. From then on the disk's store seals it.
 	// +optional
 	FirstCopyWrittenTime *metav1.Time `json:"firstCopyWrittenTime,omitempty"`

@@ -183,8 +183,6 @@ type uploader struct {
 	written bool   // the source pod has taken all of the file
 	forward *cluster.Forwarder
 	problem string // why there is no connection; "": there is one, or nobody has tried yet
-	// lost is true if another command uploads the image.
-	lost bool
 	// attempts is how often the first copy had failed before the pod asked for the file.
 	attempts int32
 	// moved is how much had moved at the time movedAt.
@@ -254,15 +252,31 @@ func (u *uploader) follow(ctx context.Context, show func(progress.Report)) error
 			}
 			u.attempts = n
 		}
-		done := int(b.Status.ReadyCopies) >= wantedCopies(b)
-		if b.Status.ReadyCopies > 0 && (!asked || u.isLost()) {
-			return false, &failure.Error{
-				Err: errclass.Errorf(errclass.Conflict, "image %s was uploaded by another command, and not from %s", b.Name,
-					u.title), Code: errclass.ExitRefused, Hint: "choose another name, or delete the image",
+		if b.Status.ReadyCopies > 0 {
+			if err := u.checkFile(b); err != nil {
+				return false, err
 			}
 		}
-		return done, f.checkFailure(show, b)
+		return int(b.Status.ReadyCopies) >= wantedCopies(b), f.checkFailure(show, b)
 	})
+}
+
+// checkFile returns an error unless an image that is ready was made of this file, by whichever command.
+func (u *uploader) checkFile(b *longhornv1.BackingImage) error {
+	switch b.Status.FirstCopyFile {
+	case u.file.Identity():
+		return nil
+	case "":
+		return &failure.Error{
+			Err:  fmt.Errorf("image %s is ready, but the cluster does not say whether it was made from %s", b.Name, u.title),
+			Code: errclass.ExitFailure,
+			Hint: "compare status.checksum of the image with what `sha512sum` says of the raw image, or delete the image",
+		}
+	}
+	return &failure.Error{
+		Err: errclass.Errorf(errclass.Conflict, "image %s was made from another file than %s: another command has uploaded it",
+			b.Name, u.title), Code: errclass.ExitRefused, Hint: "choose another name, or delete the image",
+	}
 }
 
 // setPod notes whether the source pod of the image may be there.
@@ -303,19 +317,11 @@ func (u *uploader) note(err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	switch {
-	case errors.Is(err, errNoPod):
+	case err == nil, errors.Is(err, errNoPod):
 		u.problem = ""
-	case err == nil:
-		u.problem, u.lost = "", false
 	default:
-		u.problem, u.lost = err.Error(), u.lost || errors.Is(err, upload.ErrBusy)
+		u.problem = err.Error()
 	}
-}
-
-func (u *uploader) isLost() bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.lost
 }
 
 // watch shows how much was sent, and has the connections made anew when nothing moves.

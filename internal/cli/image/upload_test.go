@@ -169,9 +169,12 @@ func (w *uploadWorld) begin() {
 	})
 }
 
-func (w *uploadWorld) ready() {
+// ready has the image be made of the file with an ETag; "": nobody knows of which.
+func (w *uploadWorld) ready(etag string) {
 	w.Helper()
-	w.edit(func(s *longhornv1.BackingImageStatus) { s.V2FirstCopyStatus, s.ReadyCopies = longhornv1.StateReady, 1 })
+	w.edit(func(s *longhornv1.BackingImageStatus) {
+		s.V2FirstCopyStatus, s.ReadyCopies, s.FirstCopyFile = longhornv1.StateReady, 1, upload.ParseTag(etag)
+	})
 }
 
 // read plays the source pod, which asks for the file from a byte on.
@@ -229,7 +232,7 @@ func TestUpload_servesTheSourcePod(t *testing.T) {
 	}
 	w.edit(func(s *longhornv1.BackingImageStatus) { s.FirstCopyWrittenTime = ptr.To(metav1.Now()) })
 	w.says("golden.raw: Uploaded")
-	w.ready()
+	w.ready(tag)
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
@@ -267,15 +270,15 @@ func TestUpload_saysWhereItGoesOn(t *testing.T) {
 			if c.other {
 				want = w.content
 			}
-			data, _, err := w.read(3<<20, tag)
+			data, tag2, err := w.read(3<<20, tag)
 			for err != nil {
-				data, _, err = w.read(3<<20, tag)
+				data, tag2, err = w.read(3<<20, tag)
 			}
 			if !bytes.Equal(data, want) {
 				t.Fatalf("%d bytes", len(data))
 			}
 			w.says(c.words)
-			w.ready()
+			w.ready(tag2)
 			if err := <-second; err != nil {
 				t.Error(err)
 			}
@@ -306,8 +309,17 @@ func TestUpload_fails(t *testing.T) {
 			_, _, _ = w.read(0, "")
 		}, errclass.ExitCode(errclass.Conflict), "was changed while it was uploaded", ""},
 		"another command uploads it": {
-			false, false, (*uploadWorld).ready, errclass.ExitRefused,
-			"was uploaded by another command, and not from golden.raw", "",
+			false, false, func(w *uploadWorld) { w.ready(anotherTag) }, errclass.ExitRefused,
+			"image golden was made from another file than golden.raw", "choose another name",
+		},
+		// This one had sent all of its file, and another command took its place before the pod was done.
+		"another command uploads it in the end": {
+			false, true, func(w *uploadWorld) { w.ready(anotherTag) }, errclass.ExitRefused,
+			"image golden was made from another file than golden.raw", "choose another name",
+		},
+		"nobody knows": {
+			false, true, func(w *uploadWorld) { w.ready("") }, errclass.ExitFailure,
+			"the cluster does not say whether it was made from golden.raw", "sha512sum",
 		},
 		"no rights": {true, false, func(*uploadWorld) {}, errclass.ExitRefused, "forward a port", "varve-image-upload"},
 		"deleted": {false, true, func(w *uploadWorld) {
@@ -336,6 +348,26 @@ func TestUpload_fails(t *testing.T) {
 	}
 }
 
+// anotherTag is that of another file.
+const anotherTag = `"0123456789abcdef0123456789abcdef"`
+
+// Another command may have sent the same file: what counts is the file.
+func TestUpload_ofTheSameFileByAnother(t *testing.T) {
+	t.Parallel()
+	w := newUploadWorld(t, false)
+	file, err := upload.OpenFile(w.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = file.Close() })
+	w.begin()
+	ended, _ := w.start()
+	w.ready(`"` + file.Identity() + `"`)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // What another command has sent is not what this one was given.
 func TestUpload_isTakenOverByAnother(t *testing.T) {
 	t.Parallel()
@@ -361,9 +393,9 @@ func TestUpload_isTakenOverByAnother(t *testing.T) {
 	}
 	w.broken.Store(false)
 	w.says("golden.raw: Upload another command is uploading this image")
-	w.ready()
+	w.ready(anotherTag)
 	err = <-ended
-	if failure.Code(err) != errclass.ExitRefused || !strings.Contains(err.Error(), "was uploaded by another command") {
+	if failure.Code(err) != errclass.ExitRefused || !strings.Contains(err.Error(), "another command has uploaded it") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -20,6 +20,8 @@ const (
 	DeviceBytes = 8 << 40
 	// BlockBytes is the size of the record.
 	BlockBytes = 4096
+	// MaxFileBytes is how long Record.File may be.
+	MaxFileBytes = 64
 	// MaxImageBytes is the size of the largest image.
 	MaxImageBytes = DeviceBytes - 1<<30
 
@@ -39,6 +41,9 @@ type Record struct {
 	Complete bool `json:"complete"`
 	// Waits is true while the source can do nothing, because no command is connected that uploads the image.
 	Waits bool `json:"waits,omitempty"`
+	// File identifies the uploaded file that the image was made of, as the command does that has it. It is there only if
+	// the record is complete.
+	File string `json:"file,omitempty"`
 }
 
 // Percent returns the progress in percent: 100 only if the record is complete.
@@ -61,6 +66,9 @@ func (r Record) validate() error {
 		return errclass.Errorf(errclass.Invalid, "the image is empty")
 	case r.Done < 0 || r.Total < 0:
 		return errclass.Errorf(errclass.Invalid, "%d of %d bytes", r.Done, r.Total)
+	case len(r.File) > MaxFileBytes:
+		return errclass.Errorf(errclass.Invalid, "the name of the file has %d bytes, and the most is %d", len(r.File),
+			MaxFileBytes)
 	}
 	return nil
 }

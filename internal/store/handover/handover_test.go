@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -36,7 +37,7 @@ func TestRecord_comesBack(t *testing.T) {
 	for _, want := range []handover.Record{
 		{Bytes: handover.MaxImageBytes, Done: 1 << 50, Total: 1 << 51},
 		{Done: 7, Total: 9, Waits: true},
-		{Bytes: 1_000_001, Done: 7, Complete: true},
+		{Bytes: 1_000_001, Done: 7, Complete: true, File: "0123456789abcdef0123456789abcdef"},
 	} {
 		if err := handover.Write(device, want); err != nil {
 			t.Fatal(err)
@@ -58,6 +59,7 @@ func TestRead_refusesWhatNoSourceWrites(t *testing.T) {
 		"another format": `{"format":2,"bytes":1,"complete":true}`,
 		"too large":      `{"format":1,"bytes":9223372036854775807,"complete":true}`,
 		"negative":       `{"format":1,"bytes":-1}`,
+		"a long name":    `{"format":1,"bytes":1,"file":"` + strings.Repeat("f", handover.MaxFileBytes+1) + `"}`,
 		"empty":          `{"format":1,"complete":true}`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,6 +72,22 @@ func TestRead_refusesWhatNoSourceWrites(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 		})
+	}
+}
+
+// What a pod says that parses strangers' bytes is bounded, and need not be a result.
+func TestParseResult(t *testing.T) {
+	t.Parallel()
+	want := handover.Result{File: "0123456789abcdef"}
+	if got := handover.ParseResult(want.String() + "\n"); got != want {
+		t.Errorf("%+v", got)
+	}
+	for _, message := range []string{
+		"", "Invalid: the image is empty", `{"file":7}`, handover.Result{File: strings.Repeat("f", 65)}.String(),
+	} {
+		if got := handover.ParseResult(message); got != (handover.Result{}) {
+			t.Errorf("%q is %+v", message, got)
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/ulikunitz/xz"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/upload"
 )
 
 const (
@@ -153,6 +154,9 @@ func (j *job) attempt(ctx context.Context) (bytes int64, err error) {
 	bytes, err = j.writeContent(ctx, s)
 	if err != nil && s.err != nil {
 		err = s.err // It is what the others come from.
+	}
+	if err == nil && j.uploads != nil {
+		j.file = upload.ParseTag(s.version.etag)
 	}
 	return bytes, err
 }

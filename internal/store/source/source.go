@@ -48,7 +48,7 @@ type Options struct {
 	Config string
 	// Scratch is a directory for files that are needed during a conversion.
 	Scratch string
-	// TerminationLog is the file that gets the error in one line; empty: none.
+	// TerminationLog is the file that gets the error in one line, or the handover.Result of an upload; empty: none.
 	TerminationLog string
 	Log            *slog.Logger
 	// Transport replaces the transport of HTTP in tests; nil: the usual one.
@@ -99,6 +99,8 @@ type job struct {
 	uploads  *upload.Listener
 	device   *device
 	progress progress
+	// file identifies the uploaded file of the attempt that has succeeded.
+	file string
 }
 
 func (j *job) run(ctx context.Context) (err error) {
@@ -112,7 +114,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	record, err := handover.Read(j.device)
 	if err == nil && record.Complete {
 		j.options.Log.Info("the image is already on the device", "bytes", record.Bytes)
-		return nil
+		return j.tellFile(record)
 	}
 	// A record that cannot be read is one that was interrupted: what is on the device is removed below.
 	if err != nil && !errors.Is(err, errclass.Corrupt) {
@@ -162,7 +164,7 @@ func (j *job) complete(bytes int64) error {
 		return err
 	}
 	record := j.newRecord()
-	record.Bytes, record.Complete, record.Waits = bytes, true, false
+	record.Bytes, record.Complete, record.Waits, record.File = bytes, true, false, j.file
 	if err := handover.Write(j.device, record); err != nil {
 		return describeFull(err)
 	}
@@ -170,7 +172,15 @@ func (j *job) complete(bytes int64) error {
 		return err
 	}
 	j.options.Log.Info("the image is on the device", "bytes", bytes)
-	return nil
+	return j.tellFile(record)
+}
+
+// tellFile says of which uploaded file the image was made, so that the command that has it knows.
+func (j *job) tellFile(r handover.Record) error {
+	if r.File == "" {
+		return nil
+	}
+	return j.writeTerminationLog(handover.Result{File: r.File}.String())
 }
 
 // writeImage writes the image to the empty device, and returns its size in bytes. It starts again if a download cannot

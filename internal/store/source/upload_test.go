@@ -168,6 +168,43 @@ func TestUpload_writesEveryFormat(t *testing.T) {
 	}
 }
 
+// The pod says of which file the image was made, also one that takes the place of a pod that had written it, and not of
+// one that was replaced.
+func TestUpload_saysOfWhichFile(t *testing.T) {
+	t.Parallel()
+	log := filepath.Join(t.TempDir(), "log")
+	said := func() handover.Result {
+		text, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return handover.ParseResult(string(text))
+	}
+	content := image(16 * mib)
+	p := startPod(t, func(o *source.Options) { o.TerminationLog = log })
+	replaced := p.startSlow(writeFile(t, bytes.Repeat([]byte("other"), 4*mib)), 8*mib)
+	p.records("half of it", func(r handover.Record) bool { return r.Done > 7*mib })
+	replaced.kill()
+	if err := replaced.end(); err != nil {
+		t.Error(err)
+	}
+	c := p.startCommand(writeFile(t, content))
+	p.wants(content)
+	want := handover.Result{File: c.file.Identity()}
+	if got := said(); got != want || want.File == replaced.file.Identity() {
+		t.Errorf("it says %+v, want %+v", got, want)
+	}
+	if err := os.Remove(log); err != nil {
+		t.Fatal(err)
+	}
+	err := run(t, p.device, "", func(o *source.Options) {
+		o.Config, o.TerminationLog = handover.Source{Type: handover.TypeUpload, Image: "debian"}.String(), log
+	})
+	if err != nil || said() != want {
+		t.Errorf("the second pod says %+v: %v", said(), err)
+	}
+}
+
 // gate is a reader-side stop: the command serves no byte behind a position before it is opened.
 type gatedConn struct {
 	net.Conn

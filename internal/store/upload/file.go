@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -76,6 +77,19 @@ func identify(info os.FileInfo) string {
 	}
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:16])
+}
+
+// Identity is what the pod calls the file. Another file has another one, and so has this one after somebody wrote to it.
+func (f *File) Identity() string { return f.identity }
+
+var identities = regexp.MustCompile(`^"[0-9a-f]{32}"$`)
+
+// ParseTag returns the identity of the file that has an ETag, or "" if no command gave it.
+func ParseTag(tag string) string {
+	if !identities.MatchString(tag) {
+		return ""
+	}
+	return strings.Trim(tag, `"`)
 }
 
 // Close implements io.Closer.

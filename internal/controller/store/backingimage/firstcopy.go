@@ -10,6 +10,7 @@ import (
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/store/handover"
 )
 
 // sourceStarts is how long a source pod may take until it runs.
@@ -18,6 +19,9 @@ const sourceStarts = 10 * time.Minute
 // decideFirstCopy advances the first copy, and says what it waits for.
 func (in *input) decideFirstCopy(p *plan) reason {
 	s := &p.status
+	if pod := in.source.pod; s.FirstCopyFile == "" && pod != nil && pod.Status.Phase == corev1.PodSucceeded {
+		s.FirstCopyFile = findUploadedFile(pod)
+	}
 	for disk, copied := range s.DiskFileStatusMap {
 		if copied.State == longhornv1.StateReady && p.disks[disk] != nil {
 			if s.V2FirstCopyStatus != longhornv1.StateReady {
@@ -85,7 +89,7 @@ func (in *input) startFirstCopy(p *plan) reason {
 		return reason{longhornv1.ReasonNoDisk, why + afterFailure(s)}
 	}
 	s.V2FirstCopyStatus, s.V2FirstCopyDisk = longhornv1.StateInProgress, disk
-	s.FirstCopyWrittenTime, s.FirstCopyRetryTime = nil, nil
+	s.FirstCopyWrittenTime, s.FirstCopyRetryTime, s.FirstCopyFile = nil, nil, ""
 	in.addCopy(p, disk)
 	return reason{longhornv1.ReasonFirstCopyInProgress, in.describeDisk(disk) + " gets the first copy" + afterFailure(s)}
 }
@@ -273,6 +277,16 @@ func mismatchPause(source longhornv1.SourceType, count int32) time.Duration {
 	}
 	doublings := min(max(count-4, 0), 16)
 	return min(firstCopyPause(count)<<doublings, longestPause)
+}
+
+// findUploadedFile returns what a pod says of the uploaded file that it has written, or "".
+func findUploadedFile(pod *corev1.Pod) string {
+	for i := range pod.Status.ContainerStatuses {
+		if t := pod.Status.ContainerStatuses[i].State.Terminated; t != nil {
+			return handover.ParseResult(t.Message).File
+		}
+	}
+	return ""
 }
 
 // explainPodFailure says why a source pod failed: what the program says, or what became of it.

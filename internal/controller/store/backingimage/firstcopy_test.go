@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/store/handover"
 )
 
 func TestFirstCopy_disk(t *testing.T) {
@@ -501,6 +502,62 @@ func TestFirstCopy_isUploaded(t *testing.T) {
 			f.begun("a", inProgress)
 			c.edit(f)
 			c.want.compare(t, f.decide(), c.words)
+		})
+	}
+}
+
+// The image says of which file it was made: of that of the attempt that has succeeded.
+func TestFirstCopy_saysFromWhichFile(t *testing.T) {
+	t.Parallel()
+	const file = "0123456789abcdef0123456789abcdef"
+	wrote := handover.Result{File: file}.String()
+	for name, c := range map[string]struct {
+		edit func(*fixture)
+		want string
+	}{
+		"the pod writes": {func(f *fixture) {
+			f.reports("a", inProgress)
+			f.hasPod(corev1.PodRunning, "")
+		}, ""},
+		"the pod has written it": {func(f *fixture) {
+			f.reports("a", inProgress)
+			f.hasPod(corev1.PodSucceeded, wrote)
+		}, file},
+		"the pod does not say": {func(f *fixture) {
+			f.reports("a", inProgress)
+			f.hasPod(corev1.PodSucceeded, "")
+		}, ""},
+		"the pod has failed": {func(f *fixture) {
+			f.reports("a", inProgress)
+			f.hasPod(corev1.PodFailed, wrote)
+		}, ""},
+		"the pod is gone": {func(f *fixture) {
+			f.reports("a", inProgress)
+			f.image.Status.FirstCopyFile, f.image.Status.FirstCopyWrittenTime = file, ptr.To(metav1.NewTime(now))
+		}, file},
+		"it is sealed when that is first seen": {func(f *fixture) {
+			f.reports("a", ready)
+			f.hasPod(corev1.PodSucceeded, wrote)
+		}, file},
+		"it stays": {func(f *fixture) {
+			f.isReady("a")
+			f.image.Status.FirstCopyFile = file
+		}, file},
+		"another attempt begins": {func(f *fixture) {
+			f.begun("a", failed)
+			delete(f.image.Spec.DiskFileSpecMap, "disk-a")
+			f.image.Status.FirstCopyFile = file
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture()
+			f.image.Spec.SourceType = longhornv1.SourceUpload
+			f.begun("a", inProgress)
+			c.edit(f)
+			if got := f.decide().status.FirstCopyFile; got != c.want {
+				t.Errorf("file %q, want %q", got, c.want)
+			}
 		})
 	}
 }
