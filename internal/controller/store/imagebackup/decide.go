@@ -243,7 +243,8 @@ func (in *input) isReady(disk string) bool {
 	return stays && c != nil && c.State == longhornv1.StateReady
 }
 
-// isFresh says whether the store of a node reports.
+// isFresh says whether the store of a node reports. The state says so by the controller's clock; the time of a heartbeat
+// is of the node's.
 func (in *input) isFresh(node string) bool {
 	return slices.ContainsFunc(in.managers, func(m longhornv1.InstanceManager) bool {
 		return m.Name == node && m.Status.HeartbeatTime != nil && m.Status.CurrentState == longhornv1.ManagerRunning

@@ -49,7 +49,7 @@ func newInput() *input {
 		in.managers = append(in.managers, longhornv1.InstanceManager{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Status: longhornv1.InstanceManagerStatus{
-				CurrentState: longhornv1.ManagerRunning, HeartbeatTime: ptr.To(metav1.NewMicroTime(now)),
+				CurrentState: longhornv1.ManagerRunning, HeartbeatTime: ptr.To(metav1.NewMicroTime(now.Add(-10 * time.Second))),
 			},
 		})
 	}
@@ -112,7 +112,18 @@ func TestDecide(t *testing.T) {
 			func(in *input) { delete(in.image.Spec.DiskFileSpecMap, "disk-a") }, progress, makeChildren, "disk-b", "", false,
 		},
 		"a store that is silent": {
-			func(in *input) { in.managers[0].Status.CurrentState = longhornv1.ManagerUnknown }, progress, makeChildren, "disk-b", "", false,
+			func(in *input) { in.managers[0].Status.CurrentState = longhornv1.ManagerUnknown },
+			progress, makeChildren, "disk-b", "", false,
+		},
+		"a store that never reported": {
+			func(in *input) { in.managers[0].Status.HeartbeatTime = nil }, progress, makeChildren, "disk-b", "", false,
+		},
+		"nodes whose clocks are an hour slow": {
+			func(in *input) {
+				for i := range in.managers {
+					in.managers[i].Status.HeartbeatTime = ptr.To(metav1.NewMicroTime(now.Add(-time.Hour)))
+				}
+			}, progress, makeChildren, "disk-a", "", false,
 		},
 		"a storage that one node reaches": {
 			func(in *input) { in.storage.Nodes = map[string]bool{"b": true} }, progress, makeChildren, "disk-b", "", false,
