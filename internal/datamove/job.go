@@ -1,6 +1,8 @@
 package datamove
 
 import (
+	"crypto/sha512"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -71,6 +73,25 @@ func ReadDiskBytes(config map[string]string) (int64, error) {
 	return bytes, nil
 }
 
+// ConfigDiskChecksum is a key of spec.dataMoverConfig of a DataUpload of an image: the SHA-512 of the image, in lower-case
+// hexadecimal digits.
+const ConfigDiskChecksum = "diskChecksum"
+
+// ReadDiskChecksum returns what ConfigDiskChecksum says.
+func ReadDiskChecksum(config map[string]string) (string, error) {
+	sum := config[ConfigDiskChecksum]
+	if !isChecksum(sum) {
+		return "", fmt.Errorf("spec.dataMoverConfig: %s %.140q is not a SHA-512 of %d lower-case hexadecimal digits",
+			ConfigDiskChecksum, sum, hex.EncodedLen(sha512.Size))
+	}
+	return sum, nil
+}
+
+func isChecksum(text string) bool {
+	sum, err := hex.DecodeString(text)
+	return err == nil && len(sum) == sha512.Size && hex.EncodeToString(sum) == text
+}
+
 // ReadStoragePatience returns what ConfigStoragePatience says, or nil if it is not there.
 func ReadStoragePatience(config map[string]string) (*metav1.Duration, error) {
 	text, has := config[ConfigStoragePatience]
@@ -113,6 +134,9 @@ type Job struct {
 	Snapshot *SnapshotSource `json:"snapshot,omitempty"`
 	// DiskBytes is how many of the first bytes of a Block volume an upload stores; 0: all.
 	DiskBytes int64 `json:"diskBytes,omitempty"`
+	// DiskChecksum is the SHA-512 of these bytes, in lower-case hexadecimal digits: an upload of other bytes fails. It is
+	// there with DiskBytes only, and always.
+	DiskChecksum string `json:"diskChecksum,omitempty"`
 	// Labels are those of an upload's restore point.
 	Labels map[string]string `json:"labels,omitempty"`
 	// SnapshotID is what a download writes to the volume.
@@ -200,6 +224,8 @@ func (j Job) validate() error {
 		return errors.New("an image that is written to something else than a Block volume")
 	case j.DiskBytes < 0 || j.DiskBytes > 0 && (j.Kind != Upload || j.VolumeMode != corev1.PersistentVolumeBlock):
 		return errors.New("a number of bytes of something else than a Block volume")
+	case (j.DiskBytes > 0) != (j.DiskChecksum != "") || j.DiskChecksum != "" && !isChecksum(j.DiskChecksum):
+		return errors.New("the first bytes of a volume without their SHA-512, or one of something else")
 	case j.WaitForStorage() < 0:
 		return fmt.Errorf("a storagePatience of %s", j.StoragePatience.Duration)
 	case j.Kind != Upload && j.Kind != Download:

@@ -169,6 +169,15 @@ func TestDecodeJob_refuses(t *testing.T) {
 			"a number of bytes",
 		},
 		"less than nothing of a disk": {edited(uploadJob(), func(j *Job) { j.DiskBytes = -1 }), "a number of bytes"},
+		"an image without its checksum": {
+			edited(storedImageJob(), func(j *Job) { j.DiskChecksum = "" }), "without their SHA-512",
+		},
+		"a checksum of a whole volume": {
+			edited(storedImageJob(), func(j *Job) { j.DiskBytes = 0 }), "without their SHA-512",
+		},
+		"a checksum of another kind": {
+			edited(storedImageJob(), func(j *Job) { j.DiskChecksum = "abcd" }), "without their SHA-512",
+		},
 		"a download without a snapshot": {
 			edited(downloadJob(), func(j *Job) { j.SnapshotID = "" }),
 			"without a snapshotID",
@@ -186,6 +195,7 @@ func FuzzDecodeJob(f *testing.F) {
 	f.Add(tunnelJob().Encode())
 	f.Add(endpointJob().Encode())
 	f.Add(snapshotJob().Encode())
+	f.Add(storedImageJob().Encode())
 	f.Fuzz(func(t *testing.T, text string) {
 		j, err := DecodeJob(text)
 		if err != nil {
@@ -195,6 +205,26 @@ func FuzzDecodeJob(f *testing.F) {
 			t.Errorf("decoded once more: %v", err)
 		}
 	})
+}
+
+// storedImageJob stores an image.
+func storedImageJob() Job {
+	j := uploadJob()
+	j.VolumeMode, j.DiskBytes, j.DiskChecksum = corev1.PersistentVolumeBlock, 7, strings.Repeat("0a", 64)
+	return j
+}
+
+func TestReadDiskChecksum(t *testing.T) {
+	t.Parallel()
+	sum := strings.Repeat("0a", 64)
+	if got, err := ReadDiskChecksum(map[string]string{ConfigDiskChecksum: sum}); err != nil || got != sum {
+		t.Errorf("%s, %v", got, err)
+	}
+	for _, text := range []string{"", "0a", strings.Repeat("0A", 64), strings.Repeat("0g", 64), sum + "0a"} {
+		if got, err := ReadDiskChecksum(map[string]string{ConfigDiskChecksum: text}); err == nil || got != "" {
+			t.Errorf("%q: %q", text, got)
+		}
+	}
 }
 
 func TestReadDiskBytes(t *testing.T) {

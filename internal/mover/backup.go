@@ -144,7 +144,7 @@ func (q *BackupRequest) storeSources(ctx context.Context, r *repository.Reposito
 	point, err := r.Backup(ctx, repository.Request{
 		ID: q.ID, Source: q.History, Group: q.Group, Labels: q.Labels, Definition: q.Definition, Disks: opened.disks,
 		Parent: q.Parent, BlockBytes: blockBytes, Compression: q.Compression, Workers: q.Workers,
-		FlushEvery: q.FlushEvery, KeepTimeout: keepTimeout(q.CancelGrace),
+		FlushEvery: q.FlushEvery, KeepTimeout: keepTimeout(q.CancelGrace), Check: opened.checkAll,
 		Progress: func(p repository.Progress) {
 			q.Progress(Progress{Phase: PhaseStoring, ProcessedBytes: p.ReadBytes, TotalBytes: p.PlannedBytes, Backup: &p})
 		},

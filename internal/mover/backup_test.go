@@ -115,6 +115,28 @@ func TestBackup_followsTheCallersOwnSource(t *testing.T) {
 	}
 }
 
+// A check sees the disk when all of it was read, and one that fails leaves no restore point.
+func TestBackup_checksTheSource(t *testing.T) {
+	t.Parallel()
+	r := newRepository(t)
+	d := &memoryDisk{content: noise(1, 4<<20), identity: "of the disk"}
+	wrong := errors.New("wrong")
+	q := BackupRequest{History: r.Source("", "", "/web"), Sources: []Source{{
+		Name: "root", Open: d.open, Check: func(context.Context, disk.Source) error {
+			if d.read.Load() < 4<<20 || d.closed.Load() {
+				t.Errorf("checked after %d bytes", d.read.Load())
+			}
+			return wrong
+		},
+	}}}
+	if _, err := Backup(t.Context(), r, q); !errors.Is(err, wrong) {
+		t.Error(err)
+	}
+	if points, err := r.List(t.Context(), nil); err != nil || len(points) != 0 {
+		t.Errorf("%v: %v", points, err)
+	}
+}
+
 func TestBackup_returnsTheRestorePointWithItsID(t *testing.T) {
 	t.Parallel()
 	r := newRepository(t)

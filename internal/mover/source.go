@@ -29,6 +29,9 @@ type Source struct {
 	// Exclusive: Options.Bitmap exists on this disk alone, and never existed on another one. Otherwise the repository
 	// compares parts of the disk with its parent, to notice that it is another disk.
 	Exclusive bool
+	// Check is called with the opened disk when all of it was read, before the restore point is visible. An error fails
+	// the backup, and there is no restore point. It may be nil.
+	Check func(ctx context.Context, opened disk.Source) error
 }
 
 // isImage reports whether the source is a qcow2 image in a file, which can hold bitmaps.
@@ -39,6 +42,8 @@ type openedSources struct {
 	// disks describe the sources to the repository, in the same order.
 	disks  []repository.DiskSource
 	opened []disk.Source
+	// checks are those of the sources that have one.
+	checks []func(context.Context) error
 }
 
 // openSources opens the disks, and asks each of them what it holds and what has changed.
@@ -66,6 +71,24 @@ func (o *openedSources) openSource(ctx context.Context, s *Source) error {
 		return fmt.Errorf("disk %s: %w", s.Name, err)
 	}
 	o.disks = append(o.disks, described)
+	if s.Check != nil {
+		o.checks = append(o.checks, func(ctx context.Context) error {
+			if err := s.Check(ctx, opened); err != nil {
+				return fmt.Errorf("check disk %s: %w", s.Name, err)
+			}
+			return nil
+		})
+	}
+	return nil
+}
+
+// checkAll calls the checks of the sources.
+func (o *openedSources) checkAll(ctx context.Context) error {
+	for _, check := range o.checks {
+		if err := check(ctx); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -2,7 +2,10 @@ package moverpod
 
 import (
 	"context"
+	"crypto/sha512"
+	"encoding/hex"
 	"errors"
+	"fmt"
 
 	"github.com/varvebackup/varve/internal/disk"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -40,4 +43,38 @@ func (f *firstBytes) Data(ctx context.Context) (*extent.Set, error) {
 	}
 	first := data.Intersect(extent.NewSet(extent.Extent{Length: f.bytes}))
 	return &first, nil
+}
+
+// hashBuffer is how much of a disk is read at once for its hash, in bytes.
+const hashBuffer = 1 << 20
+
+// checkImage reads the image again and fails if it does not have its checksum, for example because a bit of the copy on
+// the node's disk has changed. It is called before the restore point is visible: there is none of something else.
+func (r *run) checkImage(ctx context.Context, opened disk.Source) error {
+	r.Log.Info("all was read: comparing with the checksum of the image", "bytes", opened.Bytes())
+	sum, err := hashDisk(ctx, opened)
+	if err != nil {
+		return fmt.Errorf("read it again for its checksum: %w", err)
+	}
+	if sum == r.Job.DiskChecksum {
+		return nil
+	}
+	return lasting(errclass.Errorf(errclass.Corrupt,
+		"what was read is not the image: its SHA-512 is %s, and that of the image %s", sum, r.Job.DiskChecksum),
+		"back up another copy")
+}
+
+// hashDisk returns the SHA-512 of a disk, in hexadecimal digits.
+func hashDisk(ctx context.Context, d disk.Source) (string, error) {
+	hash := sha512.New()
+	buffer := make([]byte, min(hashBuffer, d.Bytes()))
+	for at := int64(0); at < d.Bytes(); {
+		part := buffer[:min(int64(len(buffer)), d.Bytes()-at)]
+		if err := d.ReadAt(ctx, part, at); err != nil {
+			return "", err
+		}
+		hash.Write(part)
+		at += int64(len(part))
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
 }

@@ -67,6 +67,7 @@ func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, p
 		source.Open = func(ctx context.Context) (disk.Source, error) {
 			return openFirstBytes(ctx, path, source.Options, r.Job.DiskBytes)
 		}
+		source.Check = r.checkImage
 	}
 	return r.storeDisk(ctx, repo, id, source, "", judgeUpload)
 }

@@ -87,6 +87,9 @@ func (s *session) makePoint(parent *RestorePoint) (*RestorePoint, error) {
 	}
 	stop := s.flushPeriodically()
 	writers, err := s.writeDisks(parent)
+	if err == nil && s.q.Check != nil {
+		err = s.q.Check(s.ctx)
+	}
 	err = errors.Join(err, stop())
 	var p *RestorePoint
 	var root *snapshot.DirEntry

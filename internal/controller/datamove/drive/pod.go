@@ -180,7 +180,7 @@ func (in *podInput) job() datamove.Job {
 	if upload, ok := in.object.(*velerov2.DataUpload); ok {
 		job.StoragePatience, _ = datamove.ReadStoragePatience(upload.Spec.DataMoverConfig) // checked by viewOf
 		job.SourceNamespace, job.SourceClaim, job.SourceUID = upload.Spec.SourceNamespace, upload.Spec.SourcePVC, in.volume.SourceUID
-		job.DiskBytes = in.volume.DiskBytes
+		job.DiskBytes, job.DiskChecksum = in.volume.DiskBytes, in.volume.DiskChecksum
 		job.Endpoint, job.Tunnel, job.Snapshot = in.volume.Endpoint, in.volume.Tunnel, in.volume.Snapshot
 		for _, key := range []string{datamove.LabelBackupName, datamove.LabelBackupUID} {
 			if value := upload.Labels[key]; value != "" {

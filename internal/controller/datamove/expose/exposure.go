@@ -44,6 +44,8 @@ type Volume struct {
 	Bytes int64
 	// DiskBytes is how many of its first bytes are the disk that is stored; 0: all.
 	DiskBytes int64
+	// DiskChecksum is their SHA-512, with DiskBytes.
+	DiskChecksum string
 	// NodeAffinity is where the volume can be reached from; nil: from everywhere, or not known.
 	NodeAffinity *corev1.NodeSelector
 	// SourceUID is the UID of the claim that an upload's snapshot is of; "" if it is not known.

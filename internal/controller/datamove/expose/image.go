@@ -119,13 +119,17 @@ func (i *StoredImages) Expose(ctx context.Context, upload *velerov2.DataUpload) 
 	if err != nil {
 		return Exposure{}, refuse("%s", err)
 	}
+	checksum, err := datamove.ReadDiskChecksum(upload.Spec.DataMoverConfig)
+	if err != nil {
+		return Exposure{}, refuse("%s", err)
+	}
 	e, err := i.findImageVolume(ctx, imageVolume{
 		namespace: upload.Spec.SourceNamespace, claim: upload.Spec.SourcePVC, owner: metav1.GetControllerOfNoCopy(upload),
 		kind: "BackupBackingImage", isHandle: names.IsReader, what: "the image that the DataUpload is of",
 		advice: "create a BackupBackingImage instead of a DataUpload",
 	})
 	if e.Volume != nil {
-		e.Volume.ReadOnly, e.Volume.DiskBytes = true, bytes
+		e.Volume.ReadOnly, e.Volume.DiskBytes, e.Volume.DiskChecksum = true, bytes, checksum
 	}
 	return e, err
 }

@@ -182,6 +182,12 @@ func TestStoredImages_expose(t *testing.T) {
 			func(_ *velerov2.DataUpload, s *imageSource) { s.claim.OwnerReferences[0].UID = "other" },
 			"is not the image that the DataUpload is of",
 		},
+		"an image without a checksum": {
+			func(u *velerov2.DataUpload, _ *imageSource) {
+				delete(u.Spec.DataMoverConfig, datamove.ConfigDiskChecksum)
+			},
+			"diskChecksum",
+		},
 		"a volume of somebody's": {
 			func(_ *velerov2.DataUpload, s *imageSource) { s.volume.Spec.CSI.VolumeHandle = "pvc-1" },
 			"which is not the image that the DataUpload is of",
@@ -195,7 +201,9 @@ func TestStoredImages_expose(t *testing.T) {
 		}}
 		u.OwnerReferences[0].Kind, s.claim.OwnerReferences[0].Kind = "BackupBackingImage", "BackupBackingImage"
 		u.Spec.SourceNamespace, u.Spec.SourcePVC = "varve", "image-1"
-		u.Spec.DataMoverConfig = map[string]string{datamove.ConfigDiskBytes: "1000001"}
+		u.Spec.DataMoverConfig = map[string]string{
+			datamove.ConfigDiskBytes: "1000001", datamove.ConfigDiskChecksum: strings.Repeat("ab", 64),
+		}
 		c.edit(u, s)
 		live := fake.NewClientBuilder().WithObjects(s.claim, s.volume).Build()
 		images := &StoredImages{Access: Access{Live: live, Namespace: "varve"}}
@@ -206,7 +214,7 @@ func TestStoredImages_expose(t *testing.T) {
 				t.Errorf("%s: %+v, %v, want a refusal that says %q", name, e, err, c.refuses)
 			}
 		case err != nil || e.Volume == nil || !e.Volume.ReadOnly || e.Volume.DiskBytes != 1_000_001 ||
-			e.Volume.Claim != "image-1":
+			e.Volume.DiskChecksum != strings.Repeat("ab", 64) || e.Volume.Claim != "image-1":
 			t.Errorf("%s: %+v, %v", name, e, err)
 		}
 		for step, do := range map[string]func() (Progress, error){

@@ -103,7 +103,10 @@ func newUpload(b *longhornv1.BackupBackingImage) *velerov2.DataUpload {
 			SnapshotType: velerov2.SnapshotImage, SourceNamespace: m.Namespace, SourcePVC: m.Name,
 			BackupStorageLocation: b.Status.Location, DataMover: datamove.Mover,
 			OperationTimeout: velerov1.Duration{Duration: uploadTimeout},
-			DataMoverConfig:  map[string]string{datamove.ConfigDiskBytes: strconv.FormatInt(b.Status.Size, 10)},
+			DataMoverConfig: map[string]string{
+				datamove.ConfigDiskBytes:    strconv.FormatInt(b.Status.Size, 10),
+				datamove.ConfigDiskChecksum: b.Status.Checksum,
+			},
 		},
 	}
 }

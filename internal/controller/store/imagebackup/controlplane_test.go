@@ -247,7 +247,8 @@ func wholeLife(w *world) {
 	w.must(w.admin.Get(w.Context(), client.ObjectKeyFromObject(volume), volume))
 	from := volume.Spec.CSI.VolumeAttributes
 	if !metav1.IsControlledBy(u, w.backup) || u.Spec.SnapshotType != velerov2.SnapshotImage ||
-		u.Spec.DataMoverConfig[datamove.ConfigDiskBytes] != "1000001" || u.Spec.SourcePVC != u.Name ||
+		u.Spec.DataMoverConfig[datamove.ConfigDiskBytes] != "1000001" ||
+		u.Spec.DataMoverConfig[datamove.ConfigDiskChecksum] != strings.Repeat("ab", 64) || u.Spec.SourcePVC != u.Name ||
 		volume.Spec.CSI.VolumeHandle != u.Name || from[names.ContextDisk] != w.tag ||
 		from[names.ContextImage] != w.meta("golden").Name || from[names.ContextImageUUID] != w.tag {
 		w.Errorf("%+v, %+v", u, volume.Spec)
@@ -278,7 +279,7 @@ func wholeLife(w *world) {
 func backupFails(w *world) {
 	u := w.begin()
 	w.is(u, velerov2.PhaseFailed, func(s *velerov2.DataUploadStatus) { s.Message = "the bucket is full" })
-	w.says(longhornv1.BackupError, "DataUpload "+u.Name+" is Failed: the bucket is full")
+	w.says(longhornv1.BackupError, "DataUpload "+u.Name+" is Failed, of the copy on disk "+w.tag+": the bucket is full")
 	w.letGo(u)
 	w.gone(u)
 	w.volumeGone()

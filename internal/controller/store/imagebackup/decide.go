@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/store/storageplace"
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/reconcile"
+	"github.com/varvebackup/varve/internal/store/names"
 )
 
 const (
@@ -134,7 +135,7 @@ func (in *input) followUpload(p *plan) {
 		}
 		in.removeVolume(p)
 	case u.Status.Phase.Ended():
-		in.fail(p, joinReason("DataUpload "+u.Name+" is "+string(u.Status.Phase), u.Status.Message))
+		in.fail(p, joinReason("DataUpload "+u.Name+" is "+string(u.Status.Phase)+in.explainSource(), u.Status.Message))
 	case u.DeletionTimestamp != nil:
 		in.fail(p, "DataUpload "+u.Name+" was deleted by somebody else before the image was stored: make another backup")
 	default:
@@ -143,6 +144,14 @@ func (in *input) followUpload(p *plan) {
 			s.Progress = int(min(99, float64(u.Status.Progress.BytesDone)/float64(total)*100))
 		}
 	}
+}
+
+// explainSource says from which disk the image was read, as far as that is known.
+func (in *input) explainSource() string {
+	if v := in.children.volume; v != nil && v.Spec.CSI != nil {
+		return ", of the copy on disk " + v.Spec.CSI.VolumeAttributes[names.ContextDisk]
+	}
+	return ""
 }
 
 // begin makes what is missing, when the image and the location are there.

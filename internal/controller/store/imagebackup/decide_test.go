@@ -13,6 +13,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/store/names"
 )
 
 var now = time.Date(2026, 11, 30, 9, 0, 0, 0, time.UTC)
@@ -151,6 +152,14 @@ func TestDecide(t *testing.T) {
 		"a DataUpload that has failed": {
 			func(in *input) { in.hasUpload(velerov2.PhaseFailed, "the bucket is full") },
 			failed, removeUpload, "", "DataUpload image-b1 is Failed: the bucket is full", false,
+		},
+		"a DataUpload of a copy that has rotted": {
+			func(in *input) {
+				in.hasUpload(velerov2.PhaseFailed, "it is not the image")
+				in.children.volume.Spec.CSI = &corev1.CSIPersistentVolumeSource{
+					VolumeAttributes: map[string]string{names.ContextDisk: "disk-a"},
+				}
+			}, failed, removeUpload, "", "is Failed, of the copy on disk disk-a: it is not the image", false,
 		},
 		"a DataUpload that somebody deletes": {
 			func(in *input) {
