@@ -1,5 +1,5 @@
 // Package nodeselector says which nodes a NodeSelector selects, such as those that reach a PersistentVolume, as the
-// scheduler of Kubernetes does.
+// scheduler of Kubernetes does, and which nodes take pods.
 package nodeselector
 
 import (

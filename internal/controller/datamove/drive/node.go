@@ -6,14 +6,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/varvebackup/varve/internal/nodeselector"
 )
 
-const (
-	// lostAfter is how long a node is not ready until its objects are taken elsewhere, or fail.
-	lostAfter = time.Minute
-	// linux is the value of the label for the operating system of nodes that run mover pods.
-	linux = "linux"
-)
+// lostAfter is how long a node is not ready until its objects are taken elsewhere, or fail.
+const lostAfter = time.Minute
 
 // NodeState is what is known about a node.
 type NodeState struct {
@@ -76,29 +74,9 @@ func takesPods(node *corev1.Node, tolerations []corev1.Toleration) bool {
 	return isReady(node) && !isClosed(node, tolerations)
 }
 
-// isClosed says that a node takes no mover pods, ready or not: it is cordoned, has a taint that is not tolerated, or
-// runs something else than Linux.
+// isClosed says that a node takes no mover pods, ready or not.
 func isClosed(node *corev1.Node, tolerations []corev1.Toleration) bool {
-	if system := node.Labels[corev1.LabelOSStable]; node.Spec.Unschedulable || system != "" && system != linux {
-		return true
-	}
-	for i := range node.Spec.Taints {
-		taint := &node.Spec.Taints[i]
-		if taint.Effect == corev1.TaintEffectPreferNoSchedule {
-			continue
-		}
-		if !slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool { return tolerates(t, taint) }) {
-			return true
-		}
-	}
-	return false
-}
-
-func tolerates(t corev1.Toleration, taint *corev1.Taint) bool {
-	if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
-		return false
-	}
-	return t.Operator == corev1.TolerationOpExists || t.Key != "" && t.Value == taint.Value
+	return nodeselector.ExplainClosed(node, tolerations) != ""
 }
 
 // choose returns the index of the object to take next: of the namespace that has the fewest running, the oldest. running has the numbers

@@ -16,6 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/nodeselector"
 )
 
 const (
@@ -87,7 +88,7 @@ func moverPod(in podInput) *corev1.Pod {
 		EnableServiceLinks:            ptr.To(false),
 		PriorityClassName:             in.settings.Pod.PriorityClassName,
 		Tolerations:                   in.settings.Pod.Tolerations,
-		NodeSelector:                  map[string]string{corev1.LabelOSStable: linux},
+		NodeSelector:                  map[string]string{corev1.LabelOSStable: nodeselector.Linux},
 		Affinity:                      &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: in.nodes()}},
 		SecurityContext: &corev1.PodSecurityContext{
 			RunAsUser: ptr.To[int64](0), RunAsGroup: ptr.To[int64](0),

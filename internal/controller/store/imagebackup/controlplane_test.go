@@ -137,6 +137,12 @@ func (w *world) begin() *velerov2.DataUpload {
 	w.says(longhornv1.BackupPending, "the image "+image.Name+" does not exist")
 	node := &longhornv1.Node{ObjectMeta: w.meta("node"), Spec: longhornv1.NodeSpec{AllowScheduling: true}}
 	manager := &longhornv1.InstanceManager{ObjectMeta: w.meta("node"), Spec: longhornv1.InstanceManagerSpec{NodeID: "n"}}
+	kubeNode := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}
+	w.create(kubeNode)
+	controlplane.Update(w.T, w.admin, kubeNode, false, func(n *corev1.Node) { n.Spec.Taints = nil }) // by the API server
+	controlplane.Update(w.T, w.admin, kubeNode, true, func(n *corev1.Node) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	})
 	w.create(node)
 	w.create(manager)
 	controlplane.Update(w.T, w.varve, node, true, func(n *longhornv1.Node) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
@@ -13,6 +14,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/store/storageplace"
 	"github.com/varvebackup/varve/internal/location"
+	"github.com/varvebackup/varve/internal/nodeselector"
 	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/store/names"
 )
@@ -37,7 +39,10 @@ type input struct {
 	storage  storageplace.Place
 	nodes    []longhornv1.Node
 	managers []longhornv1.InstanceManager
-	children children
+	// kubeNodes are Kubernetes' nodes, and tolerations those of the pods that read images.
+	kubeNodes   []corev1.Node
+	tolerations []corev1.Toleration
+	children    children
 }
 
 // place is a disk that has the image, and its node.
@@ -220,7 +225,8 @@ func (in *input) explainNoLocation(l *velerov1.BackupStorageLocation, name strin
 	return ""
 }
 
-// choosePlace returns a disk that has the image: one on the node that uses a storage of one node if there is one.
+// choosePlace returns a disk that has the image, on a node that takes pods: the node that uses a storage of one node, if
+// there is one.
 func (in *input) choosePlace() (from place, waits string) {
 	var all []place
 	copies := 0
@@ -240,9 +246,27 @@ func (in *input) choosePlace() (from place, waits string) {
 		return place{}, fmt.Sprintf("none of %d copies of the image %s that are ready is on a node whose store reports and "+
 			"which reaches the storage of the location: make one there with 'varve image sync'", copies, in.image.Name)
 	}
-	return slices.MinFunc(all, func(a, b place) int {
+	open := slices.DeleteFunc(slices.Clone(all), func(p place) bool { return in.explainClosed(p.node) != "" })
+	if len(open) == 0 {
+		node := slices.MinFunc(all, func(a, b place) int { return cmp.Compare(a.node, b.node) }).node
+		return place{}, fmt.Sprintf("no node with a copy of the image %s that is ready takes pods, such as node %s, because "+
+			"%s: open one, or make a copy on another node with 'varve image sync'", in.image.Name, node, in.explainClosed(node))
+	}
+	return slices.MinFunc(open, func(a, b place) int {
 		return cmp.Or(in.storage.Compare(a.node, b.node), cmp.Compare(a.disk, b.disk))
 	}), ""
+}
+
+// explainClosed says why the pod that reads the image cannot run on a node, or "".
+func (in *input) explainClosed(name string) string {
+	i := slices.IndexFunc(in.kubeNodes, func(n corev1.Node) bool { return n.Name == name })
+	switch {
+	case i < 0:
+		return "the cluster does not have it"
+	case !nodeselector.IsReady(&in.kubeNodes[i]):
+		return "it is not ready"
+	}
+	return nodeselector.ExplainClosed(&in.kubeNodes[i], in.tolerations)
 }
 
 // isReady says whether a disk has a copy of the image that is ready, and stays.
@@ -252,8 +276,8 @@ func (in *input) isReady(disk string) bool {
 	return stays && c != nil && c.State == longhornv1.StateReady
 }
 
-// isFresh says whether the store of a node reports. The state says so by the controller's clock; the time of a heartbeat
-// is of the node's.
+// isFresh says whether the store of a node reports. The state says so by the controller's clock. A heartbeat has the time
+// of the node's.
 func (in *input) isFresh(node string) bool {
 	return slices.ContainsFunc(in.managers, func(m longhornv1.InstanceManager) bool {
 		return m.Name == node && m.Status.HeartbeatTime != nil && m.Status.CurrentState == longhornv1.ManagerRunning

@@ -47,6 +47,12 @@ func newInput() *input {
 				"default-disk": {DiskUUID: "disk-" + name}, "none": nil,
 			}},
 		})
+		in.kubeNodes = append(in.kubeNodes, corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
+				Type: corev1.NodeReady, Status: corev1.ConditionTrue,
+			}}},
+		})
 		in.managers = append(in.managers, longhornv1.InstanceManager{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Status: longhornv1.InstanceManagerStatus{
@@ -73,6 +79,7 @@ func TestDecide(t *testing.T) {
 	t.Parallel()
 	deleted := metav1.NewTime(now)
 	const pending, progress = longhornv1.BackupPending, longhornv1.BackupInProgress
+	tainted := []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}}
 	const completed, failed = longhornv1.BackupCompleted, longhornv1.BackupError
 	for name, c := range map[string]struct {
 		edit  func(*input)
@@ -118,6 +125,32 @@ func TestDecide(t *testing.T) {
 		},
 		"a store that never reported": {
 			func(in *input) { in.managers[0].Status.HeartbeatTime = nil }, progress, makeChildren, "disk-b", "", false,
+		},
+		"a node that is cordoned": {
+			func(in *input) {
+				in.kubeNodes[0].Spec.Unschedulable, in.storage.InUse = true, "a"
+			}, progress, makeChildren, "disk-b", "", false,
+		},
+		"a node that is not ready": {
+			func(in *input) { in.kubeNodes[0].Status.Conditions[0].Status = corev1.ConditionUnknown },
+			progress, makeChildren, "disk-b", "", false,
+		},
+		"a node that is gone": {
+			func(in *input) { in.kubeNodes = in.kubeNodes[1:] }, progress, makeChildren, "disk-b", "", false,
+		},
+		"a node that is tainted": {
+			func(in *input) { in.kubeNodes[0].Spec.Taints = tainted }, progress, makeChildren, "disk-b", "", false,
+		},
+		"a taint that movers tolerate": {
+			func(in *input) {
+				in.kubeNodes[0].Spec.Taints = tainted
+				in.tolerations = []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}
+			}, progress, makeChildren, "disk-a", "", false,
+		},
+		"no node that takes pods": {
+			func(in *input) {
+				in.kubeNodes[0].Spec.Unschedulable, in.kubeNodes[1].Spec.Taints = true, tainted
+			}, pending, nothing, "", "takes pods, such as node a, because it is cordoned: open one", false,
 		},
 		"nodes whose clocks are an hour slow": {
 			func(in *input) {

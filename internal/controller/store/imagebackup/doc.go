@@ -16,6 +16,7 @@ package imagebackup
 // +kubebuilder:rbac:groups=velero.io,namespace=varve,resources=datauploads,verbs=get;list;watch;create;delete
 // +kubebuilder:rbac:groups=velero.io,namespace=varve,resources=backupstoragelocations,verbs=get;list
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list
+// +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=varve,namespace=varve,verbs=get
 // +kubebuilder:rbac:groups="",resources=pods,namespace=varve,verbs=list
 // +kubebuilder:rbac:groups="",resources=persistentvolumes,verbs=get;create;delete
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch

@@ -22,6 +22,7 @@ import (
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/store/storageplace"
+	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -32,7 +33,7 @@ import (
 type Options struct {
 	// Namespace is Varve's own. Only its backups are served.
 	Namespace string
-	// Clock tells the time. Default: the machine's.
+	// Clock tells the time. Default: the kubeNode's.
 	Clock clock.PassiveClock
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
 	ControllerSuffix string
@@ -42,6 +43,8 @@ type reconciler struct {
 	Options
 	cached client.Client
 	live   client.Reader
+	// settings are those of the data mover, whose pods read images.
+	settings settings.LastGood
 }
 
 // Setup adds the controller to mgr. Its cache needs what backingimage.CachedObjects returns.
@@ -161,6 +164,9 @@ func (r *reconciler) readInput(ctx context.Context, b *longhornv1.BackupBackingI
 		}
 	}
 	in.locations, in.nodes, in.managers = locations.Items, nodes.Items, managers.Items
+	if err := r.readKubeNodes(ctx, in); err != nil {
+		return nil, err
+	}
 	name := b.Status.Location
 	if name == "" {
 		name = b.Spec.BackupTargetName
@@ -169,6 +175,20 @@ func (r *reconciler) readInput(ctx context.Context, b *longhornv1.BackupBackingI
 		in.storage, err = storageplace.Read(ctx, r.live, r.Namespace, l)
 	}
 	return in, err
+}
+
+// readKubeNodes reads on which nodes the data mover's pods can run.
+func (r *reconciler) readKubeNodes(ctx context.Context, in *input) error {
+	var kubeNodes corev1.NodeList
+	if err := r.live.List(ctx, &kubeNodes); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	current, err := r.settings.Read(ctx, r.live, r.Namespace)
+	if err != nil {
+		return err
+	}
+	in.kubeNodes, in.tolerations = kubeNodes.Items, current.Pod.Tolerations
+	return nil
 }
 
 // readChildren reads what was made for a backup from the API server, because the cache may be behind this controller's
