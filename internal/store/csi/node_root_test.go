@@ -63,7 +63,7 @@ type store struct {
 	disk       *reflink.Disk
 	controller csi.ControllerClient
 	node       csi.NodeClient
-	ready      func() error
+	driver     *driver.Driver
 	stop       func(tb testing.TB)
 }
 
@@ -159,7 +159,7 @@ func (s *store) runDriver(tb testing.TB) {
 	_ = os.Remove(o.Socket())
 	done := make(chan error, 1)
 	d := driver.New(o)
-	s.ready = d.Ready
+	s.driver = d
 	go func() { done <- d.Run(ctx) }()
 	connection, err := grpc.NewClient("unix://"+o.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
@@ -252,23 +252,35 @@ func (s *store) stage(tb testing.TB, v *csi.Volume, block, readOnly bool) string
 	return s.path("pod", v)
 }
 
-// unstage unpublishes and unstages a volume. Each call is made twice.
+// unstage unpublishes and unstages a volume. Each call is made twice, and again while a sweep works on the volume.
 func (s *store) unstage(tb testing.TB, v *csi.Volume) {
 	tb.Helper()
-	for range 2 {
-		if _, err := s.node.NodeUnpublishVolume(tb.Context(), &csi.NodeUnpublishVolumeRequest{
+	repeat := func(call func() error) {
+		for range 2 {
+			eventually(tb, func() string {
+				err := call()
+				if status.Code(err) == codes.Aborted {
+					return err.Error()
+				}
+				if err != nil {
+					tb.Fatal(err)
+				}
+				return ""
+			})
+		}
+	}
+	repeat(func() error {
+		_, err := s.node.NodeUnpublishVolume(tb.Context(), &csi.NodeUnpublishVolumeRequest{
 			VolumeId: v.GetVolumeId(), TargetPath: s.path("pod", v),
-		}); err != nil {
-			tb.Fatal(err)
-		}
-	}
-	for range 2 {
-		if _, err := s.node.NodeUnstageVolume(tb.Context(), &csi.NodeUnstageVolumeRequest{
+		})
+		return err
+	})
+	repeat(func() error {
+		_, err := s.node.NodeUnstageVolume(tb.Context(), &csi.NodeUnstageVolumeRequest{
 			VolumeId: v.GetVolumeId(), StagingTargetPath: s.path("staging", v),
-		}); err != nil {
-			tb.Fatal(err)
-		}
-	}
+		})
+		return err
+	})
 }
 
 func (s *store) delete(tb testing.TB, v *csi.Volume) error {
@@ -479,7 +491,7 @@ func TestRun_registersWithKubelet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.ready(); err == nil || !strings.Contains(err.Error(), "kubelet has not yet registered the CSI driver") {
+	if err := s.driver.Ready(); err == nil || !strings.Contains(err.Error(), "kubelet has not yet registered the CSI driver") {
 		t.Errorf("ready before kubelet has registered the driver: %v", err)
 	}
 	for _, answer := range []*registration.RegistrationStatus{
@@ -488,7 +500,7 @@ func TestRun_registersWithKubelet(t *testing.T) {
 		if _, err := kubelet.NotifyRegistrationStatus(t.Context(), answer); err != nil {
 			t.Fatal(err)
 		}
-		err := s.ready()
+		err := s.driver.Ready()
 		if answer.GetPluginRegistered() != (err == nil) || err != nil && !strings.Contains(err.Error(), answer.GetError()) {
 			t.Errorf("ready after %v: %v", answer, err)
 		}

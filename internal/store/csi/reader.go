@@ -76,6 +76,9 @@ func (d *Driver) sweepReader(ctx context.Context, handle string) error {
 		return nil //nolint:nilerr // it is being staged or unstaged
 	}
 	defer end()
+	if _, err := d.loops.FindName(handle); errors.Is(err, errclass.NotFound) {
+		d.dropLease(handle) // somebody else has detached the device
+	}
 	switch err := d.checkDetached(ctx, handle); {
 	case errors.Is(err, errclass.Conflict):
 		return nil // a pod reads it

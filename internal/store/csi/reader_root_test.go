@@ -15,14 +15,16 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	driver "github.com/varvebackup/varve/internal/store/csi"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/test/verdict"
 )
 
-// readerOf returns the volume from which an image of the disk is read.
-func readerOf(image string, uuid disk.UID) *csi.Volume {
-	return &csi.Volume{VolumeId: names.ReaderHandle("b1"), VolumeContext: map[string]string{
+// readerOf returns the volume from which an image of the disk is read for a backup. No two tests have one of the same UID:
+// a device is found by the name of its volume, too.
+func readerOf(backup, image string, uuid disk.UID) *csi.Volume {
+	return &csi.Volume{VolumeId: names.ReaderHandle(backup), VolumeContext: map[string]string{
 		names.ContextDisk: diskUUID, names.ContextImage: image, names.ContextImageUUID: string(uuid),
 	}}
 }
@@ -49,7 +51,7 @@ func TestReader_hasTheWholeImage(t *testing.T) {
 	s := newStore(t)
 	data := bytes.Repeat([]byte("varve.."), 1_000_001/7+1)[:1_000_001]
 	s.makeImage(t, "golden", "u1", data)
-	v := readerOf("golden", "u1")
+	v := readerOf("b1", "golden", "u1")
 	device := s.stage(t, v, true, true)
 	got, err := os.ReadFile(device)
 	if err != nil {
@@ -89,6 +91,33 @@ func TestReader_hasTheWholeImage(t *testing.T) {
 	}
 }
 
+// The clone goes also if its device was detached by somebody else, and no call tells: the image could not be deleted
+// until the store restarts.
+func TestReader_goesWithItsDevice(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.makeImage(t, "golden", "u1", make([]byte, 1<<20))
+	v := readerOf("b3", "golden", "u1")
+	s.stage(t, v, true, true)
+	if err := driver.SweepReaders(s.driver, t.Context()); err != nil || !s.hasReader(t, "b3") {
+		t.Fatalf("a clone was removed that is attached, or %v", err)
+	}
+	device, err := devices.FindName(v.GetVolumeId())
+	if err == nil {
+		err = devices.Detach(t.Context(), device)
+	}
+	if err == nil {
+		err = driver.SweepReaders(s.driver, t.Context())
+	}
+	if err != nil || s.hasReader(t, "b3") {
+		t.Fatalf("the clone is there, or %v", err)
+	}
+	s.unstage(t, v)
+	if err := s.disk.Delete(t.Context(), names.Image("golden", "u1")); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestReader_refuses(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -98,9 +127,9 @@ func TestReader_refuses(t *testing.T) {
 		block  bool
 		code   codes.Code
 	}{
-		"a file system":      {readerOf("golden", "u1"), false, codes.InvalidArgument},
-		"another image":      {readerOf("other", "u1"), true, codes.NotFound},
-		"an image of before": {readerOf("golden", "u0"), true, codes.NotFound},
+		"a file system":      {readerOf("b4", "golden", "u1"), false, codes.InvalidArgument},
+		"another image":      {readerOf("b4", "other", "u1"), true, codes.NotFound},
+		"an image of before": {readerOf("b4", "golden", "u0"), true, codes.NotFound},
 	} {
 		_, err := s.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
 			VolumeId: c.volume.GetVolumeId(), StagingTargetPath: s.path("staging", c.volume), VolumeCapability: writer(c.block),
@@ -110,10 +139,10 @@ func TestReader_refuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if s.hasReader(t, "b1") {
+	if s.hasReader(t, "b4") {
 		t.Error("a clone is left")
 	}
-	v := readerOf("golden", "u1")
+	v := readerOf("b4", "golden", "u1")
 	s.stage(t, v, true, true)
 	_, err := s.controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{
 		Name: "snapshot-1", SourceVolumeId: v.GetVolumeId(),
