@@ -1,8 +1,9 @@
 // Package diskguard keeps a disk that does not answer, such as one of a dead SAN, from holding up those who call it.
 //
 // A call runs in a goroutine of its own. If one takes longer than it may, the disk is silent: all callers that wait for
-// it get an error of class Transient, and so do later ones, at once, until the calls that took too long have returned. So no goroutines pile up. What a call does that was given up may still happen: the same call again
-// finds that out, as [disk.Disk] says of errors whose outcome is not known.
+// it get an error of class Transient, and so do later ones, at once, until the calls that took too long have returned. So
+// no goroutines pile up. The context of a call that was given up is canceled. What it does may still happen: the same
+// call again finds that out, as [disk.Disk] says of errors whose outcome is not known.
 package diskguard
 
 import (
@@ -96,11 +97,15 @@ func (c *Call) IsLate() bool { return c.guard.clock.Since(c.begun) >= c.patience
 
 // GiveUp makes the disk silent until the call returns, and returns an error that says so. It returns nil if it has
 // returned already.
-func (c *Call) GiveUp() error {
+func (c *Call) GiveUp() error { return c.giveUp(true) }
+
+// giveUp gives up a call that is late, or one that is not, because the disk is silent. It returns nil, and the call goes
+// on, if the disk is not silent any more.
+func (c *Call) giveUp(late bool) error {
 	g := c.guard
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if c.ended {
+	if c.ended || !late && g.late == 0 {
 		return nil
 	}
 	if !c.givenUp && c.patience != endless {
@@ -152,8 +157,10 @@ func run[T any](
 	}
 	returned := make(chan result, 1)
 	silenced := g.silenced()
+	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		value, err := f(ctx)
+		cancel(nil)
 		if c.End() {
 			if err == nil && discard != nil {
 				discard(value)
@@ -168,15 +175,19 @@ func run[T any](
 		defer timer.Stop()
 		expired = timer.C()
 	}
-	select {
-	case r := <-returned:
-		return r.value, r.err
-	case <-expired:
-	case <-silenced:
+	for {
+		late := false
+		select {
+		case r := <-returned:
+			return r.value, r.err
+		case <-expired:
+			late = true
+		case <-silenced:
+		}
+		if err := c.giveUp(late); err != nil {
+			cancel(err)
+			return none, err
+		}
+		silenced = g.silenced() // the disk has answered in this moment, or the call has returned
 	}
-	if err := c.GiveUp(); err != nil {
-		return none, err
-	}
-	r := <-returned // it has returned in this moment
-	return r.value, r.err
 }
