@@ -146,6 +146,9 @@ func SumPieces(pieces []PieceHash) string {
 	return hex.EncodeToString(all.Sum(nil))
 }
 
+// ErrBusy is an error of class Transient: another call is at work on the object, and ends without help.
+var ErrBusy = errclass.New(errclass.Transient, "busy")
+
 // FetchPiece fills want with the bytes that a piece of an image must have. has is what the disk has, or nil if it cannot
 // be read.
 type FetchPiece func(ctx context.Context, piece int, has, want []byte) error
@@ -216,8 +219,9 @@ type Disk interface {
 	MarkDamaged(ctx context.Context, name Name, uid UID, why string) error
 	// Repair reads a whole image that is damaged, and replaces what is not as its hashes say with what fetch returns. Then
 	// the image is ready again. If a piece cannot be fetched, fetch is still called for all others that are bad, and
-	// nothing changes. Clones keep the blocks that they share with what the image was. The error has class NotFound if the
-	// image does not have this UID.
+	// nothing changes. Clones keep the blocks that they share with what the image was, and those that are there when fetch is
+	// called are all: no more are made of a damaged image. The error has class NotFound if the image does not have this
+	// UID, and is ErrBusy while another repair goes on, or a clone of the image is being made.
 	Repair(ctx context.Context, name Name, uid UID, fetch FetchPiece) error
 	// Place returns, in order, where the data of a part of an object is, without holes. It reads no data, and works for a
 	// damaged object, too. What two objects of a disk have at the same offset and place they share.

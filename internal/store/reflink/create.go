@@ -69,6 +69,7 @@ func (d *Disk) beginCreate(wanted *entry, group string, made disk.Source) (sourc
 	}
 	if from != "" {
 		source = d.leaseObject(parent)
+		d.cloning[wanted.UID] = parent.UID
 	}
 	d.pending[wanted.UID] = wanted.Name
 	return source, false, nil
@@ -171,6 +172,7 @@ func (d *Disk) finishPending(made entry, group string, err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.pending, made.UID)
+	delete(d.cloning, made.UID)
 	path := filepath.Join(d.dir, group)
 	if err != nil {
 		return errors.Join(err, removeTree(path+newSuffix), d.removeVolume(group))

@@ -68,6 +68,7 @@ type Disk struct {
 	groups  map[string]metadata    // by directory: images/<UID>, volumes/<UID>/<UID>
 	damaged map[disk.UID]bool      // objects whose data was not intact at Open, or later
 	pending map[disk.UID]disk.Name // objects that are being made
+	cloning map[disk.UID]disk.UID  // by a head that is being made: what it is a clone of
 	sealing map[disk.UID]bool      // heads of which a snapshot or an image is being made
 	// exclusive are heads that nobody may lease until the data of an object that is being made of them is taken.
 	exclusive map[disk.UID]bool
@@ -176,7 +177,8 @@ func Open(ctx context.Context, dir string, o Options) (_ *Disk, err error) {
 	d := &Disk{
 		dir: dir, header: h, lock: lock, maxExtents: cmp.Or(o.MaxExtents, DefaultMaxExtents),
 		groups: map[string]metadata{}, damaged: map[disk.UID]bool{}, pending: map[disk.UID]disk.Name{},
-		sealing: map[disk.UID]bool{}, exclusive: map[disk.UID]bool{}, leases: map[disk.UID]int{},
+		cloning: map[disk.UID]disk.UID{}, sealing: map[disk.UID]bool{}, exclusive: map[disk.UID]bool{},
+		leases: map[disk.UID]int{},
 	}
 	if err := d.recoverState(ctx); err != nil {
 		return nil, err

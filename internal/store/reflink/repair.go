@@ -30,18 +30,12 @@ func (d *Disk) Repair(ctx context.Context, name disk.Name, uid disk.UID, fetch d
 }
 
 func (d *Disk) repairImage(ctx context.Context, name disk.Name, uid disk.UID, fetch disk.FetchPiece) (err error) {
-	source, err := d.leaseAny(ctx, name)
+	source, err := d.beginRepair(ctx, name, uid)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, source.Close()) }()
+	defer d.endRepair(source)
 	o := source.object
-	switch {
-	case o.UID != uid:
-		return errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
-	case o.Kind != disk.KindImage:
-		return errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
-	}
 	encoded, err := os.ReadFile(filepath.Join(d.dir, o.group, hashesFile))
 	if err != nil {
 		return err
@@ -68,6 +62,40 @@ func (d *Disk) repairImage(ctx context.Context, name disk.Name, uid disk.UID, fe
 		return errors.Join(err, removeTree(dir))
 	}
 	return d.exchangeGroup(o, dir)
+}
+
+// beginRepair leases an image, and reserves it, because a second repair would write the same files. A clone that is being
+// made of it must be there before: otherwise nobody could find out what it shares with what the image was.
+func (d *Disk) beginRepair(ctx context.Context, name disk.Name, uid disk.UID) (*lease, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o, err := d.findByName(name)
+	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
+		return nil, err
+	}
+	_, reserved := d.pending[o.UID]
+	switch {
+	case o.UID != uid:
+		return nil, errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
+	case o.Kind != disk.KindImage:
+		return nil, errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
+	case reserved:
+		return nil, errclass.Errorf(disk.ErrBusy, "another repair of it has not ended: try again")
+	}
+	for clone, from := range d.cloning {
+		if from == uid {
+			return nil, errclass.Errorf(disk.ErrBusy, "%q is being cloned from it: try again", d.pending[clone])
+		}
+	}
+	d.pending[uid] = name
+	return d.leaseObject(o), nil
+}
+
+func (d *Disk) endRepair(source *lease) {
+	d.mu.Lock()
+	delete(d.pending, source.object.UID)
+	d.mu.Unlock()
+	_ = source.Close() // it has no error
 }
 
 // leaseAny leases an object, damaged or not.

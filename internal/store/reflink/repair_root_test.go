@@ -192,3 +192,80 @@ func TestRepair_keepsWhatIsShared(t *testing.T) {
 		t.Errorf("%s, %v, %v", got, asked, err)
 	}
 }
+
+// A repair that was given up, and goes on, is alone: another one would take its files away, and the first would seal what
+// is left.
+func TestRepair_isAlone(t *testing.T) {
+	t.Parallel()
+	s := newFileSystem(t, "xfs")
+	d := s.openDisk(t, Options{})
+	data := disktest.Noise(6, repairBytes)
+	prepareDamaged(t, d, data, 17, 2<<20)
+	helper := disktest.Disk{Disk: d, TB: t}
+	var asked []int
+	begun, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+	go func() {
+		ended <- d.Repair(t.Context(), "image", "i", func(_ context.Context, piece int, _, want []byte) error {
+			if piece == 2 {
+				close(begun)
+				<-goOn
+			}
+			copy(want, data[piece*pieceBytes:])
+			return nil
+		})
+	}()
+	<-begun
+	if err := d.Repair(t.Context(), "image", "i", fetchFrom(data, &asked)); !errors.Is(err, disk.ErrBusy) {
+		t.Errorf("another repair: %v", err)
+	}
+	if got := helper.Find("image").State; got != disk.StateDamaged || len(asked) > 0 {
+		t.Errorf("it is %s while its repair goes on, and %v were fetched", got, asked)
+	}
+	close(goOn)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if got := helper.Find("image").State; got != disk.StateReady || !bytes.Equal(helper.Read("image"), data) {
+		verdict.Errorf(t, "it is %s and has wrong bytes", got)
+	}
+	if err := d.Repair(t.Context(), "image", "i", fetchFrom(data, &asked)); err != nil {
+		t.Errorf("a repair after that: %v", err)
+	}
+	wantNothingElse(t, d)
+}
+
+// A clone that is being made when its image is found to be damaged is there before the repair, so that fetch can see what
+// it shares.
+func TestRepair_waitsForClones(t *testing.T) {
+	t.Parallel()
+	s := newFileSystem(t, "xfs")
+	d := s.openDisk(t, Options{})
+	data := disktest.Noise(8, repairBytes)
+	(disktest.Disk{Disk: d, TB: t}).NewImage("image", "i", data)
+	cloned, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+	d.reached = func(step string) error {
+		if step == "clone" {
+			close(cloned)
+			<-goOn
+		}
+		return nil
+	}
+	go func() {
+		ended <- d.Create(t.Context(), "clone", disk.Source{UID: "c", Volume: "v", From: "image", Bytes: repairBytes})
+	}()
+	<-cloned
+	var asked []int
+	err := d.MarkDamaged(t.Context(), "image", "i", "a bit")
+	if busy := d.Repair(t.Context(), "image", "i", fetchFrom(data, &asked)); err != nil || !errors.Is(busy, disk.ErrBusy) {
+		t.Errorf("%v, %v", err, busy)
+	}
+	close(goOn)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	d.reached = nil
+	if err := d.Repair(t.Context(), "image", "i", fetchFrom(data, &asked)); err != nil {
+		t.Error(err)
+	}
+	wantNothingElse(t, d)
+}
