@@ -417,16 +417,8 @@ func copyOf(d diskset.Disk, o disk.Object) peer.Copy {
 func (w *worker) checkPiece(
 	ctx context.Context, d diskset.Disk, o disk.Object, piece int64,
 ) (read int64, err error) {
-	if w.hashesOf != o.UID {
-		hashes, err := d.Pieces(ctx, o.Name)
-		switch {
-		case errors.Is(err, errclass.Corrupt):
-			w.Copies.NoteDamage(ctx, copyOf(d, o), err.Error())
-			return 0, nil
-		case err != nil:
-			return 0, ignoreGone(err)
-		}
-		w.hashes, w.hashesOf = hashes, o.UID
+	if err := w.readHashes(ctx, d, o); err != nil || w.hashesOf != o.UID {
+		return 0, err
 	}
 	if piece >= int64(len(w.hashes)) {
 		return 0, nil
@@ -458,6 +450,32 @@ func (w *worker) checkPiece(
 		w.Copies.NoteDamage(ctx, copyOf(d, o), fmt.Sprintf("MiB %d is not what was sealed", piece))
 	}
 	return read, nil
+}
+
+// readHashes reads the hashes of an image's pieces, unless it has them, and marks the image as damaged if they are wrong or
+// cannot be read. An error is one of the disk.
+func (w *worker) readHashes(ctx context.Context, d diskset.Disk, o disk.Object) error {
+	if w.hashesOf == o.UID {
+		return nil
+	}
+	hashes, err := d.Pieces(ctx, o.Name)
+	if err != nil && errclass.Of(err) == errclass.None { // it may have been a fault on the way
+		hashes, err = d.Pieces(ctx, o.Name)
+	}
+	switch {
+	case err == nil:
+		w.hashes, w.hashesOf = hashes, o.UID
+	case errors.Is(err, errclass.Corrupt):
+		w.Copies.NoteDamage(ctx, copyOf(d, o), err.Error())
+	case errclass.Of(err) != errclass.None || ctx.Err() != nil:
+		return ignoreGone(err)
+	default: // one file that cannot be read must not end the scrub of all others
+		if err := w.reader.checkAnswers(d.Path); err != nil {
+			return fmt.Errorf("disk %s does not answer: %w", d.Name, err)
+		}
+		w.Copies.NoteDamage(ctx, copyOf(d, o), fmt.Sprintf("its hashes cannot be read: %v", err))
+	}
+	return nil
 }
 
 // ignoreGone returns no error for an image that was deleted, or found to be damaged, since it was listed. A disk that does

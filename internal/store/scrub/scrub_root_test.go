@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -331,4 +332,20 @@ func TestScrub_imageGoesAway(t *testing.T) {
 		t.Error(err)
 	}
 	b.open()
+}
+
+// An image whose hashes cannot be read is damaged, and the others are read on.
+func TestScrub_hashesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for i, uuid := range []string{"a", "b", "c"} {
+		b.image(uuid, uuid, disktest.Noise(byte(i), 1<<20))
+	}
+	path := filepath.Join(b.fs.Dir, "images/b/hashes")
+	if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil { // to read it fails, as with EIO
+		t.Fatal(err)
+	}
+	if got := b.pass(); got != 2 || len(b.damaged) != 1 || !strings.HasPrefix(b.damaged[0], "b: its hashes cannot be read") {
+		t.Errorf("it read %d MiB, and %q", got, b.damaged)
+	}
 }
