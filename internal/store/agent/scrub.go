@@ -110,16 +110,16 @@ func (a *agent) describeScrub(status *longhornv1.DiskStatus, s *scrub.Status) {
 		Type: longhornv1.ConditionVolumesIntact, Status: metav1.ConditionTrue, Reason: longhornv1.ReasonNoDamageKnown,
 		LastTransitionTime: metav1.NewTime(a.Clock.Now()),
 	}
-	if len(s.Shares) > 0 {
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, longhornv1.ReasonDamageShared, describeShares(s.Shares)
+	if len(s.Shares) > 0 || s.Omitted {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, longhornv1.ReasonDamageShared, describeShares(s)
 	}
 	meta.SetStatusCondition(&status.Conditions, c)
 }
 
 // describeShares says which volumes have wrong blocks.
-func describeShares(shares []scrub.Share) string {
+func describeShares(s *scrub.Status) string {
 	var all []string
-	for _, x := range shares {
+	for _, x := range s.Shares {
 		name := string(x.Object)
 		if handle, ok := names.IsHead(x.Object); ok {
 			name = "volume " + handle
@@ -132,6 +132,12 @@ func describeShares(shares []scrub.Share) string {
 	if more := len(all) - maxNamed; more > 0 {
 		text += fmt.Sprintf("; and %d more", more)
 	}
-	return shorten(text + ": restore them from backups. A volume leaves this list when it has overwritten these bytes, or is " +
-		"deleted")
+	if len(all) > 0 {
+		text += ": restore them from backups. A volume leaves this list when it has overwritten these bytes, or is deleted"
+	}
+	if s.Omitted {
+		text = "There were more volumes than can be listed, so others on this disk may have wrong bytes, too: restore those " +
+			"that are clones of the images named in the store's log. " + text
+	}
+	return shorten(text)
 }

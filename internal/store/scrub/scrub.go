@@ -77,8 +77,9 @@ type Status struct {
 	// GoesOn says that a pass goes on, and Percent how far it is.
 	GoesOn  bool
 	Percent int
-	// Shares are the volumes that have wrong blocks of a copy.
-	Shares []Share
+	// Shares are the volumes that have wrong blocks of a copy. Omitted says that there were more than can be noted.
+	Shares  []Share
+	Omitted bool
 }
 
 // New returns a Scrubber that has read nothing yet.
@@ -111,6 +112,7 @@ func (s *Scrubber) Status(uuid disk.UID) (status Status, ok bool) {
 	}
 	return Status{
 		LastEnded: w.state.Ended, GoesOn: w.state.GoesOn, Percent: w.percent, Shares: slices.Clone(w.state.Shares),
+		Omitted: w.state.Omitted,
 	}, true
 }
 
@@ -214,6 +216,7 @@ type worker struct {
 	percent int
 	triedAt map[disk.UID]time.Time // when to repair a copy was tried
 	trying  disk.UID
+	looked  map[disk.UID]bool // objects that were looked at, and share nothing but what is noted
 
 	savedAt time.Time // when the state was written, and whether it has changed since
 	dirty   bool
@@ -221,14 +224,15 @@ type worker struct {
 	// What only the worker itself reads:
 
 	prunedAt, leftUntil time.Time
-	hashes              []disk.PieceHash // of the image hashesOf
+	busyUntil           map[disk.UID]time.Time // when to repair a copy is tried again that somebody else works on
+	hashes              []disk.PieceHash       // of the image hashesOf
 	hashesOf            disk.UID
 }
 
 func (s *Scrubber) newWorker(uuid disk.UID) *worker {
 	return &worker{
 		Scrubber: s, uuid: uuid, reader: newReader(), wake: make(chan struct{}, 1), ended: make(chan struct{}),
-		triedAt: map[disk.UID]time.Time{},
+		triedAt: map[disk.UID]time.Time{}, busyUntil: map[disk.UID]time.Time{},
 	}
 }
 
@@ -333,7 +337,7 @@ func (w *worker) work(ctx context.Context, d diskset.Disk) (read int64, worked b
 	}
 	w.pruneShares(ctx, d)
 	for _, o := range objects {
-		if o.Kind == disk.KindImage && o.State == disk.StateDamaged && w.repairCopy(ctx, d, o, objects) {
+		if o.Kind == disk.KindImage && o.State == disk.StateDamaged && w.repairCopy(ctx, d, o) {
 			return 0, true, nil
 		}
 	}

@@ -349,3 +349,171 @@ func TestScrub_hashesThatCannotBeRead(t *testing.T) {
 		t.Errorf("it read %d MiB, and %q", got, b.damaged)
 	}
 }
+
+// noted returns the names of the volumes that the scrub's state has.
+func (b *bench) noted() (all []string) {
+	b.t.Helper()
+	st, err := readState(b.fs.Dir)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, x := range st.Shares {
+		all = append(all, fmt.Sprintf("%s %d+%d", x.Object, x.Offset(), x.Bytes()))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// cloneHead makes a volume of another one, through a snapshot that stays or goes.
+func (b *bench) cloneHead(from, name string, keep bool) {
+	b.t.Helper()
+	snapshot := disk.Name("snapshot/" + name)
+	err := b.files.Snapshot(b.t.Context(), names.Head(from), snapshot, disk.Seal{
+		UID: disk.UID("snapshot-" + name), Kind: disk.KindSnapshot,
+	})
+	if err == nil {
+		err = b.files.Create(b.t.Context(), names.Head(name), disk.Source{
+			UID: disk.UID(name), Volume: disk.UID(name), From: snapshot, Bytes: 2 << 20, Independent: true,
+		})
+	}
+	if err == nil && !keep {
+		err = b.files.Delete(b.t.Context(), snapshot)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// Volumes and snapshots that are made of one that shares what is wrong share it, too: they are named while the copy is
+// repaired and after that, also if the one that was named before is deleted.
+func TestScrub_namesClonesOfVolumes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	data := disktest.Noise(4, 2<<20)
+	b.image("bad", "a", data)
+	helper := disktest.Disk{Disk: b.files, TB: t}
+	helper.NewHead(names.Head("old"), "old", names.Image("bad", "a"), 2<<20)
+	helper.NewHead(names.Head("other"), "other", "", 2<<20)
+	b.flip(names.Image("bad", "a"), data, 1<<20+5)
+	b.fetch = func(piece int, p []byte) error {
+		copy(p, data[piece<<20:])
+		b.cloneHead("old", "meanwhile", true)
+		return nil
+	}
+	b.pass()
+	const wrong = " 1048576+4096"
+	want := []string{"snapshot/meanwhile" + wrong, "volume/meanwhile" + wrong, "volume/old" + wrong}
+	if got := b.noted(); !slices.Equal(got, want) {
+		t.Errorf("after the repair: %q", got)
+	}
+	b.cloneHead("old", "later", false)
+	b.look()
+	want = []string{"snapshot/meanwhile" + wrong, "volume/later" + wrong, "volume/meanwhile" + wrong, "volume/old" + wrong}
+	if got := b.noted(); !slices.Equal(got, want) {
+		t.Errorf("after another clone: %q", got)
+	}
+	for _, name := range []disk.Name{"snapshot/meanwhile", names.Head("meanwhile"), names.Head("old")} {
+		if err := b.files.Delete(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.cloneHead("later", "last", false)
+	if err := b.files.Delete(t.Context(), names.Head("later")); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	b.look()
+	if got, want := b.noted(), []string{"volume/last" + wrong}; !slices.Equal(got, want) {
+		t.Errorf("after the deletion of all that were noted: %q", got)
+	}
+	if err := b.files.Delete(t.Context(), names.Head("last")); err != nil {
+		t.Fatal(err)
+	}
+	b.look()
+	if got := b.noted(); len(got) > 0 {
+		t.Errorf("at the end: %q", got)
+	}
+}
+
+// look has the scrub look at what it has noted.
+func (b *bench) look() {
+	b.t.Helper()
+	b.clock.Step(lookInterval)
+	b.step()
+}
+
+// blindDisk does not say where the data of volumes is.
+type blindDisk struct {
+	disk.Disk
+
+	err error
+}
+
+func (d blindDisk) Place(ctx context.Context, name disk.Name, within extent.Extent) ([]disk.Placed, error) {
+	if _, isHead := names.IsHead(name); isHead {
+		return nil, d.err
+	}
+	return d.Disk.Place(ctx, name, within)
+}
+
+// A copy is not repaired before it is known who shares what is wrong. A volume of which that cannot be known is named.
+func TestScrub_volumesThatCannotBePlaced(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		err   error
+		noted int
+		state disk.State
+	}{
+		"a disk that is silent": {errclass.Errorf(errclass.Transient, "silent"), 0, disk.StateDamaged},
+		"a file with an error":  {errors.New("input/output error"), 1, disk.StateReady},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			data := disktest.Noise(4, 2<<20)
+			b.image("bad", "a", data)
+			helper := disktest.Disk{Disk: b.files, TB: t}
+			helper.NewHead(names.Head("pvc-1"), "pvc-1", names.Image("bad", "a"), 2<<20)
+			b.flip(names.Image("bad", "a"), data, 1<<20+5)
+			b.set.Put(diskset.Disk{Disk: blindDisk{b.files, c.err}, Name: "d", UUID: "disk-1", Path: b.fs.Dir})
+			b.fetch = func(piece int, p []byte) error { copy(p, data[piece<<20:]); return nil }
+			b.pass()
+			state := helper.Find(names.Image("bad", "a")).State
+			if got := b.noted(); len(got) != c.noted || state != c.state {
+				t.Errorf("%s, %q", state, got)
+			}
+		})
+	}
+}
+
+// A repair for which somebody else is in the way is tried again soon, and counts as not tried until then.
+func TestScrub_repairWaitsForAnotherOne(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	data := disktest.Noise(4, 1<<20)
+	b.image("bad", "a", data)
+	b.flip(names.Image("bad", "a"), data, 5)
+	b.fetch = func(piece int, p []byte) error { copy(p, data[piece<<20:]); return nil }
+	b.NoteDamage(t.Context(), peer.Copy{Image: "bad", UUID: "a"}, "a bit")
+	begun, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+	go func() { // which the guard of the disk has given up
+		ended <- b.files.Repair(t.Context(), names.Image("bad", "a"), "a", func(context.Context, int, []byte, []byte) error {
+			close(begun)
+			<-goOn
+			return errclass.Errorf(errclass.Transient, "canceled")
+		})
+	}()
+	<-begun
+	for range 3 {
+		b.look()
+		if !b.scrub.MayRepair("disk-1", "a") {
+			t.Error("it counts as tried")
+		}
+	}
+	close(goOn)
+	<-ended
+	b.look()
+	if got := (disktest.Disk{Disk: b.files, TB: t}).Find(names.Image("bad", "a")).State; got != disk.StateReady {
+		t.Error(got)
+	}
+}

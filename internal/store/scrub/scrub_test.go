@@ -17,7 +17,7 @@ func TestState_survives(t *testing.T) {
 	dir := t.TempDir()
 	want := state{
 		Format: stateVersion, Started: time.Unix(1000, 0).UTC(), Ended: time.Unix(900, 0).UTC(), GoesOn: true, Image: "u", Piece: 7,
-		Shares: []Share{{
+		Omitted: true, Shares: []Share{{
 			Image: "debian", ImageUUID: "u", Object: "volume/pvc-1", Piece: 5, Parts: []part{{5 << 20, 4096, 1 << 30}}, Found: time.Unix(990, 0).UTC(),
 		}},
 	}
@@ -95,5 +95,37 @@ func TestPause_keepsTheRate(t *testing.T) {
 	s := New(Options{BytesPerSecond: 20 << 20})
 	if got := s.pauseAfter(1 << 20); got != 50*time.Millisecond {
 		t.Error(got)
+	}
+}
+
+func TestMergeParts(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ a, b, want []part }{
+		"nothing":   {nil, nil, nil},
+		"the same":  {[]part{{0, 8, 100}}, []part{{0, 8, 100}}, []part{{0, 8, 100}}},
+		"apart":     {[]part{{20, 8, 100}}, []part{{0, 8, 500}}, []part{{0, 8, 500}, {20, 8, 100}}},
+		"overlap":   {[]part{{0, 8, 100}}, []part{{4, 8, 104}}, []part{{0, 8, 100}, {8, 4, 108}}},
+		"no place":  {[]part{{0, 8, disk.Unplaced}}, []part{{4, 8, disk.Unplaced}}, []part{{0, 8, -1}, {8, 4, -1}}},
+		"is inside": {[]part{{0, 8, 100}}, []part{{4, 2, 104}}, []part{{0, 8, 100}}},
+	} {
+		if diff := cmp.Diff(c.want, mergeParts(c.a, c.b)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// What is cut off is remembered, also when there is room again.
+func TestState_saysThatMoreWereCutOff(t *testing.T) {
+	t.Parallel()
+	st := state{Shares: make([]Share, maxShares-2)}
+	if !st.addShares(make([]Share, 2)) || st.Omitted {
+		t.Error("there was room")
+	}
+	if st.addShares(make([]Share, 1)) || !st.Omitted || len(st.Shares) != maxShares {
+		t.Errorf("%d are noted, omitted: %t", len(st.Shares), st.Omitted)
+	}
+	st.Shares = nil
+	if !st.addShares(make([]Share, 1)) || !st.Omitted {
+		t.Error("it is forgotten")
 	}
 }

@@ -19,8 +19,8 @@ const (
 	stateFile = "scrub.json"
 	// stateVersion is the version of its format.
 	stateVersion = 1
-	// maxStateBytes bounds what is read of it.
-	maxStateBytes = 4 << 20
+	// maxStateBytes bounds what is read of it: maxShares volumes, each with all blocks of a MiB apart.
+	maxStateBytes = 64 << 20
 	// maxShares bounds how many volumes are remembered.
 	maxShares = 1000
 )
@@ -37,6 +37,8 @@ type state struct {
 	Piece int64    `json:"piece,omitempty"`
 	// Shares are volumes that share wrong blocks with a copy that was damaged.
 	Shares []Share `json:"shares,omitempty"`
+	// Omitted says that there were more than maxShares. Nobody can tell when the others are gone, so it stays.
+	Omitted bool `json:"omitted,omitempty"`
 }
 
 // Share is a volume that has wrong blocks of a copy of an image, because it is a clone of it.

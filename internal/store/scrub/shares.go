@@ -1,0 +1,231 @@
+package scrub
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/extent"
+	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
+)
+
+// noteShares notes which volumes share parts of a piece of a damaged copy with it, in place of what was noted before. An
+// error means that this cannot be found out now: then the piece must stay as it is.
+//
+// The volumes that are there are all: no clone can be made of a damaged copy. One that is made later of such a volume, or
+// of its snapshot, is found by pruneShares.
+func (w *worker) noteShares(
+	ctx context.Context, d diskset.Disk, damaged disk.Object, piece int64, wrong []extent.Extent,
+) error {
+	objects, err := d.List(ctx)
+	if err != nil {
+		return err
+	}
+	var own []part
+	for _, e := range wrong {
+		placed, err := d.Place(ctx, damaged.Name, e)
+		if err != nil {
+			return err
+		}
+		for _, p := range placed {
+			own = append(own, partOf(p))
+		}
+	}
+	c := copyOf(d, damaged)
+	var found []Share
+	for _, o := range objects {
+		if o.Kind == disk.KindImage {
+			continue // which is read itself
+		}
+		parts, err := w.findShared(ctx, d, own, o.Name)
+		if err != nil {
+			return err
+		}
+		if len(parts) > 0 {
+			found = append(found, Share{
+				Image: c.Image, ImageUUID: c.UUID, Object: o.Name, Piece: piece, Parts: parts, Found: w.Clock.Now(),
+			})
+		}
+	}
+	isSame := func(x Share) bool { return x.ImageUUID == c.UUID && x.Piece == piece }
+	if !slices.ContainsFunc(w.current().Shares, isSame) && len(found) == 0 {
+		return nil
+	}
+	all := false
+	w.update(func(st *state) {
+		st.Shares = slices.DeleteFunc(slices.Clone(st.Shares), isSame)
+		all = st.addShares(found)
+		w.looked = map[disk.UID]bool{}
+	})
+	w.save(d) // before the repair, after which nothing shows it any more
+	w.logShares(d, found, !all)
+	return nil
+}
+
+// addShares adds as many volumes as there is room for, and remembers if there were more.
+func (st *state) addShares(found []Share) (all bool) {
+	n := min(len(found), maxShares-len(st.Shares))
+	st.Shares = append(st.Shares, found[:n]...)
+	all = n == len(found)
+	st.Omitted = st.Omitted || !all
+	return all
+}
+
+func (w *worker) logShares(d diskset.Disk, found []Share, omitted bool) {
+	if omitted {
+		w.Logger.Error("more volumes share what is wrong in damaged copies than can be noted: those that this log names last "+
+			"are not all in the Node's condition", "disk", d.Name, "noted", maxShares)
+	}
+	for _, x := range found {
+		w.Logger.Error("a volume shares what is wrong in a damaged copy of its image: restore it from its backup",
+			"disk", d.Name, "volume", x.Object, "offset", x.Offset(), "bytes", x.Bytes(), "image", x.Image)
+	}
+}
+
+// findShared returns which of some parts an object has at the same offset and place, or may have. An error means that the
+// disk does not say so now.
+func (w *worker) findShared(ctx context.Context, d diskset.Disk, parts []part, object disk.Name) ([]part, error) {
+	if len(parts) == 0 {
+		return nil, nil
+	}
+	first, last := parts[0], parts[len(parts)-1]
+	e := extent.Extent{Offset: first.Offset, Length: last.Offset + last.Length - first.Offset}
+	placed, err := d.Place(ctx, object, e)
+	switch {
+	case err == nil:
+		return overlapping(parts, placed), nil
+	case errors.Is(err, errclass.NotFound):
+		return nil, nil
+	case errclass.Of(err) != errclass.None || ctx.Err() != nil:
+		return nil, err
+	}
+	w.Logger.Error("whether a volume shares what is wrong with a copy cannot be found out, so it is named", "disk", d.Name,
+		"object", object, "error", err)
+	return parts, nil
+}
+
+// shareKey is a piece of an image that was wrong, and the object that shares it.
+type shareKey struct {
+	object disk.Name
+	image  string
+	piece  int64
+}
+
+func (s Share) key() shareKey { return shareKey{object: s.Object, image: s.ImageUUID, piece: s.Piece} }
+
+// pruneShares forgets volumes that are deleted, or have overwritten what was wrong, and adds those that were made of them
+// meanwhile. It looks once in lookInterval.
+func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
+	noted := w.current().Shares
+	if len(noted) == 0 || w.Clock.Since(w.prunedAt) < lookInterval {
+		return
+	}
+	w.prunedAt = w.Clock.Now()
+	left := map[shareKey][]part{}
+	for _, x := range noted {
+		parts, err := w.findShared(ctx, d, x.Parts, x.Object)
+		if err != nil {
+			parts = x.Parts
+		}
+		left[x.key()] = parts
+	}
+	// After that, so that a clone that was made of a volume before it overwrote its block is there.
+	added, looked, err := w.findClones(ctx, d, noted)
+	if err != nil {
+		return // what is forgotten now could not be found any more
+	}
+	changed, all := len(added) > 0, false
+	w.update(func(st *state) {
+		var next []Share
+		for _, x := range st.Shares {
+			parts, known := left[x.key()]
+			if known {
+				changed = changed || !slices.Equal(parts, x.Parts)
+				x.Parts = parts
+			}
+			if len(x.Parts) > 0 {
+				next = append(next, x)
+			}
+		}
+		st.Shares = next
+		if all = st.addShares(added); all {
+			w.looked = looked
+		}
+	})
+	if !changed {
+		return
+	}
+	w.save(d)
+	w.logShares(d, added, !all)
+	w.Changed()
+}
+
+// findClones returns which objects that are not noted have what was noted of others, and at which ones it has looked. One
+// that did not have it once never will: looking again would take long where files have many extents.
+func (w *worker) findClones(
+	ctx context.Context, d diskset.Disk, noted []Share,
+) (found []Share, looked map[disk.UID]bool, err error) {
+	objects, err := d.List(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	w.mu.Lock()
+	before := w.looked
+	w.mu.Unlock()
+	known := map[shareKey]bool{}
+	for _, x := range noted {
+		known[x.key()] = true
+	}
+	looked = map[disk.UID]bool{}
+	for _, o := range objects {
+		looked[o.UID] = true
+		if o.Kind == disk.KindImage || before[o.UID] {
+			continue
+		}
+		all := map[shareKey]int{} // where in found
+		for _, x := range noted {
+			x.Object = o.Name
+			if known[x.key()] {
+				continue
+			}
+			parts, err := w.findShared(ctx, d, x.Parts, o.Name)
+			if err != nil {
+				return nil, nil, err
+			}
+			if len(parts) == 0 {
+				continue
+			}
+			i, again := all[x.key()]
+			if !again {
+				i = len(found)
+				all[x.key()] = i
+				x.Parts, x.Found = nil, w.Clock.Now()
+				found = append(found, x)
+			}
+			found[i].Parts = mergeParts(found[i].Parts, parts)
+		}
+	}
+	return found, looked, nil
+}
+
+// mergeParts returns what is in either of two lists of parts, in order.
+func mergeParts(a, b []part) []part {
+	all := slices.Concat(a, b)
+	slices.SortFunc(all, func(x, y part) int { return cmp.Compare(x.Offset, y.Offset) })
+	var merged []part
+	var end int64
+	for _, p := range all {
+		if cut := end - p.Offset; cut > 0 {
+			if cut >= p.Length {
+				continue
+			}
+			p = part{Offset: end, Length: p.Length - cut, Physical: p.placeOf(end)}
+		}
+		merged = append(merged, p)
+		end = p.Offset + p.Length
+	}
+	return merged
+}
