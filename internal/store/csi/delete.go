@@ -71,7 +71,7 @@ func (d *Driver) deleteHead(ctx context.Context, handle string, known disk.UID) 
 	}
 	on, _, err := d.findHead(ctx, handle, known)
 	if errors.Is(err, errclass.NotFound) {
-		return d.deleteCloning(ctx, handle)
+		return d.deleteCloning(ctx, handle, known)
 	}
 	if err == nil {
 		err = d.checkDetached(ctx, handle)
@@ -83,14 +83,17 @@ func (d *Driver) deleteHead(ctx context.Context, handle string, known disk.UID) 
 	if err := on.Delete(ctx, names.Head(handle)); err != nil && !errors.Is(err, errclass.NotFound) {
 		return err
 	}
-	return d.deleteCloning(ctx, handle)
+	return deleteTemporary(ctx, on, handle)
 }
 
-// deleteCloning deletes the snapshot that a clone was being made from when that was given up.
-func (d *Driver) deleteCloning(ctx context.Context, handle string) error {
+// deleteCloning deletes the snapshot that a clone was being made from when that was given up. It is on the clone's disk,
+// and is looked for on all of them only if nobody knows which one that is.
+func (d *Driver) deleteCloning(ctx context.Context, handle string, known disk.UID) error {
 	var failed error
 	for _, on := range d.options.Disks.All() {
-		failed = errors.Join(failed, deleteTemporary(ctx, on, handle))
+		if known == "" || on.UUID == known {
+			failed = errors.Join(failed, deleteTemporary(ctx, on, handle))
+		}
 	}
 	return failed
 }

@@ -5,6 +5,13 @@ import (
 	"errors"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskguard"
@@ -32,5 +39,70 @@ func TestFindHead_looksAtTheOtherDisks(t *testing.T) {
 			errors.Is(err, errclass.NotFound) {
 			t.Errorf("a volume that may be on disk %q: %v", known, err)
 		}
+	}
+}
+
+// snapshottable is a disk with a head, of which snapshots are made.
+type snapshottable struct {
+	deletions
+
+	made []disk.Object
+}
+
+func (d *snapshottable) List(ctx context.Context) ([]disk.Object, error) {
+	heads, err := d.deletions.List(ctx)
+	return append(heads, d.made...), err
+}
+
+func (d *snapshottable) Snapshot(_ context.Context, _, name disk.Name, seal disk.Seal) error {
+	d.made = append(d.made, disk.Object{
+		Name: name, UID: seal.UID, Kind: seal.Kind, Volume: disk.UID(d.handle), State: disk.StateReady,
+	})
+	return nil
+}
+
+// newBesideSilent returns a driver of node1 with a silent disk, and another one with the volume pvc-1.
+func newBesideSilent(tb testing.TB) (*Driver, *snapshottable) {
+	tb.Helper()
+	scheme := runtime.NewScheme()
+	if err := longhornv1.AddToScheme(scheme); err != nil {
+		tb.Fatal(err)
+	}
+	replica := &longhornv1.Replica{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "pvc-1"}}
+	replica.Spec.NodeID, replica.Spec.DiskID = "node1", "disk-b"
+	good := &snapshottable{deletions: deletions{handle: "pvc-1"}}
+	disks := &diskset.Set{}
+	disks.Put(diskset.Disk{Disk: silentDisk{}, Name: "a", UUID: "disk-a"})
+	disks.Put(diskset.Disk{Disk: good, Name: "b", UUID: "disk-b"})
+	return New(Options{
+		Disks: disks, Node: "node1", Namespace: "varve", KubeletDir: tb.TempDir(), Clock: clock.RealClock{},
+		Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(replica).Build(),
+	}), good
+}
+
+// A disk that does not answer keeps nobody from making and deleting snapshots of volumes of another disk, and from
+// deleting those volumes.
+func TestSilentDisk_holdsUpNoOtherDisk(t *testing.T) {
+	t.Parallel()
+	d, good := newBesideSilent(t)
+	for range 2 { // the second call finds what the first one made
+		if _, err := d.createSnapshot(t.Context(), "pvc-1", "snapshot-1"); err != nil || len(good.made) != 1 {
+			t.Fatalf("a snapshot of a volume of the other disk: %v, %d are made", err, len(good.made))
+		}
+	}
+	if err := d.deleteVolume(t.Context(), "pvc-1", ""); err != nil || good.n != 1 {
+		t.Fatalf("the deletion of a volume of the other disk: %v, %d heads are deleted", err, good.n)
+	}
+	replica := &longhornv1.Replica{}
+	if err := d.options.Client.Get(t.Context(), d.objectKey("pvc-1"), replica); !apierrors.IsNotFound(err) {
+		t.Errorf("its Replica is left: %v", err)
+	}
+	// The volume is gone, and the call is repeated whose answer was lost.
+	made, err := d.createSnapshot(t.Context(), "pvc-1", "snapshot-1")
+	if err != nil || made.GetSnapshotId() != "disk-b/snapshot-1" {
+		t.Errorf("the snapshot of a volume that is gone: %v, %v", made, err)
+	}
+	if _, err := d.createSnapshot(t.Context(), "pvc-1", "snapshot-2"); !errors.Is(err, errclass.Transient) {
+		t.Errorf("a snapshot that may be on the silent disk: %v", err)
 	}
 }

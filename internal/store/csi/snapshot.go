@@ -61,19 +61,25 @@ func (d *Driver) createSnapshot(ctx context.Context, handle string, uid disk.UID
 		return nil, err
 	}
 	defer end()
-	on, there, err := d.findByUID(ctx, uid)
+	disks := d.options.Disks.All() // which may have the snapshot of a volume that is gone
+	on, volumeErr := d.findVolumeDisk(ctx, handle)
+	switch {
+	case volumeErr == nil:
+		disks = []diskset.Disk{on} // another one that does not answer is in nobody's way
+	case !errors.Is(volumeErr, errclass.NotFound):
+		return nil, volumeErr
+	}
+	having, there, err := d.findByUID(ctx, disks, uid)
 	switch {
 	case err == nil && there.Kind == disk.KindSnapshot && there.Volume == disk.UID(handle):
-		return d.describeSnapshot(ctx, on, there), nil
+		return d.describeSnapshot(ctx, having, there), nil
 	case err == nil:
 		return nil, errclass.Errorf(errDiffers, "a snapshot with this name is there already, of the volume %s: use another name",
 			there.Volume)
 	case !errors.Is(err, errclass.NotFound):
 		return nil, err
-	}
-	on, err = d.findVolumeDisk(ctx, handle)
-	if err != nil {
-		return nil, err
+	case volumeErr != nil:
+		return nil, volumeErr
 	}
 	name := names.Snapshot(handle, uid)
 	if err := d.sealVolume(ctx, on, handle, name, uid); err != nil {
@@ -135,16 +141,24 @@ func errOtherNode(what, node string) error {
 		node)
 }
 
-// findByUID returns an object of any open disk.
-func (d *Driver) findByUID(ctx context.Context, uid disk.UID) (diskset.Disk, disk.Object, error) {
-	for _, on := range d.options.Disks.All() {
+// findByUID returns an object of some of the open disks. A disk that cannot be read keeps nobody from what another one
+// has. An error is of class NotFound only if each disk was read.
+func (d *Driver) findByUID(
+	ctx context.Context, disks []diskset.Disk, uid disk.UID,
+) (diskset.Disk, disk.Object, error) {
+	var unread error
+	for _, on := range disks {
 		objects, err := on.List(ctx)
 		if err != nil {
-			return diskset.Disk{}, disk.Object{}, fmt.Errorf("list the objects of disk %s: %w", on.Name, err)
+			unread = cmp.Or(unread, fmt.Errorf("list the objects of disk %s: %w", on.Name, err))
+			continue
 		}
 		if i := slices.IndexFunc(objects, func(o disk.Object) bool { return o.UID == uid }); i >= 0 {
 			return on, objects[i], nil
 		}
+	}
+	if unread != nil {
+		return diskset.Disk{}, disk.Object{}, unread
 	}
 	return diskset.Disk{}, disk.Object{}, errclass.Errorf(errclass.NotFound, "the open disks of node %s have no %s",
 		d.options.Node, uid)

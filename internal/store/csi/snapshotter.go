@@ -325,7 +325,7 @@ func (s *snapshotter) deleteContent(ctx context.Context, c *snapshotv1.VolumeSna
 		return nil
 	}
 	uid := names.SnapshotUID(snapshotNamePrefix + string(c.Spec.VolumeSnapshotRef.UID))
-	on, there, err := s.findByUID(ctx, uid)
+	on, there, err := s.findByUID(ctx, s.options.Disks.All(), uid)
 	if errors.Is(err, errclass.NotFound) {
 		return nil
 	}
