@@ -14,6 +14,7 @@ import (
 	"github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -23,6 +24,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
@@ -325,7 +327,11 @@ func (s *snapshotter) deleteContent(ctx context.Context, c *snapshotv1.VolumeSna
 		return nil
 	}
 	uid := names.SnapshotUID(snapshotNamePrefix + string(c.Spec.VolumeSnapshotRef.UID))
-	on, there, err := s.findByUID(ctx, s.options.Disks.All(), uid)
+	disks, err := s.findContentDisks(ctx, ptr.Deref(c.Spec.Source.VolumeHandle, ""))
+	if err != nil {
+		return fmt.Errorf("find out whether its snapshot was made: %w", err)
+	}
+	on, there, err := s.findByUID(ctx, disks, uid)
 	if errors.Is(err, errclass.NotFound) {
 		return nil
 	}
@@ -335,20 +341,69 @@ func (s *snapshotter) deleteContent(ctx context.Context, c *snapshotv1.VolumeSna
 	return err
 }
 
+// findContentDisks returns the disks that can have a snapshot of a volume: that of the volume or, if it is gone, all of
+// the node. An error is of class Transient while one of them is not open: nobody knows what it has.
+func (s *snapshotter) findContentDisks(ctx context.Context, handle string) ([]diskset.Disk, error) {
+	replica := &longhornv1.Replica{}
+	err := s.options.Client.Get(ctx, s.objectKey(handle), replica)
+	switch {
+	case err == nil:
+		on, err := s.options.Disks.Find(disk.UID(replica.Spec.DiskID))
+		if err != nil {
+			return nil, errclass.Errorf(errclass.Transient, "%v: look at status.diskStatus of Node %s", err,
+				replica.Spec.NodeID)
+		}
+		return []diskset.Disk{on}, nil
+	case !apierrors.IsNotFound(err):
+		return nil, errclass.Errorf(errclass.Transient, "get Replica %s: %w", handle, err)
+	}
+	node := &longhornv1.Node{}
+	if err := s.options.Client.Get(ctx, s.objectKey(s.options.Node), node); err != nil {
+		return nil, errclass.Errorf(errclass.Transient, "get Node %s: %w", s.options.Node, err)
+	}
+	open := s.options.Disks.All()
+	for name := range node.Spec.Disks {
+		isOpen := slices.ContainsFunc(open, func(d diskset.Disk) bool { return d.Name == name })
+		if !isOpen && !isNeverUsed(node.Status.DiskStatus[name]) {
+			return nil, errclass.Errorf(errclass.Transient, "disk %s of Node %s is not open, and may have it: look at "+
+				"status.diskStatus, or remove the disk from spec.disks if it is gone for good", name, node.Name)
+		}
+	}
+	return open, nil
+}
+
+// isNeverUsed says whether a store has reported of a disk that it cannot use it, and has never used it: a disk that had
+// a UUID keeps it in its status.
+func isNeverUsed(status *longhornv1.DiskStatus) bool {
+	if status == nil || status.DiskUUID != "" {
+		return false
+	}
+	ready := meta.FindStatusCondition(status.Conditions, longhornv1.ConditionReady)
+	return ready != nil && ready.Status == metav1.ConditionFalse && ready.Reason == longhornv1.ReasonDiskUnusable
+}
+
 // isLost says whether the disk of a snapshot is gone for good: the content was deleted a while ago, each Node has said
-// of all its disks which they are, and this one is none of them. If it comes back, it names the snapshot as an orphan.
+// of all its disks which they are, or that they were never used, and this one is none of them. If it comes back, it names
+// the snapshot as an orphan.
 func (s *snapshotter) isLost(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, handle string) (bool, error) {
 	if c.DeletionTimestamp == nil || s.options.Clock.Since(c.DeletionTimestamp.Time) < lostPatience {
 		return false, nil
 	}
-	nodes := &longhornv1.NodeList{}
-	if err := s.options.Client.List(ctx, nodes, client.InNamespace(s.options.Namespace)); err != nil {
-		return false, fmt.Errorf("list the Nodes: %w", err)
+	nodes, managers := &longhornv1.NodeList{}, &longhornv1.InstanceManagerList{}
+	within := client.InNamespace(s.options.Namespace)
+	if err := errors.Join(
+		s.options.Client.List(ctx, nodes, within), s.options.Client.List(ctx, managers, within),
+	); err != nil {
+		return false, fmt.Errorf("list the Nodes and InstanceManagers: %w", err)
 	}
 	uuid, _, _ := names.ParseSnapshotHandle(handle)
 	for _, node := range nodes.Items {
+		reports := slices.ContainsFunc(managers.Items, func(m longhornv1.InstanceManager) bool {
+			return m.Name == node.Name && m.Status.CurrentState == longhornv1.ManagerRunning
+		})
 		for name := range node.Spec.Disks {
-			if status := node.Status.DiskStatus[name]; status == nil || status.DiskUUID == "" {
+			status := node.Status.DiskStatus[name]
+			if named := status != nil && status.DiskUUID != ""; !named && (!reports || !isNeverUsed(status)) {
 				return false, nil
 			}
 		}

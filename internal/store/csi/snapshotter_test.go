@@ -10,6 +10,7 @@ import (
 	snapshotfake "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/fake"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubernetesfake "k8s.io/client-go/kubernetes/fake"
@@ -20,6 +21,7 @@ import (
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 )
@@ -133,6 +135,20 @@ func reportingNode(name, disk string) *longhornv1.Node {
 	return n
 }
 
+// unusableNode returns a node whose only disk cannot be used, and the report of its store. A disk that was used before
+// has a UUID.
+func unusableNode(name, state, reason, disk string) []client.Object {
+	n := reportingNode(name, disk)
+	status := &longhornv1.DiskStatus{DiskUUID: disk}
+	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+		Type: longhornv1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason,
+	})
+	n.Status.DiskStatus = map[string]*longhornv1.DiskStatus{"d": status}
+	m := &longhornv1.InstanceManager{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: name}}
+	m.Status.CurrentState = state
+	return []client.Object{n, m}
+}
+
 // The deletion of a snapshot ends only if its disk is gone for good, and waits with words before that.
 func TestSnapshotter_deletesWhatIsLost(t *testing.T) {
 	t.Parallel()
@@ -147,6 +163,15 @@ func TestSnapshotter_deletesWhatIsLost(t *testing.T) {
 		"a Node has not reported":       {time.Hour, []client.Object{reportingNode("node1", "")}, false, "is not open"},
 		"the disk is this node's":       {time.Hour, []client.Object{reportingNode("node1", "disk-1")}, false, "is not open"},
 		"the disk is another node's":    {time.Hour, []client.Object{reportingNode("node2", "disk-1")}, false, ""},
+		"a Node's disk was never used": {
+			time.Hour, unusableNode("node1", longhornv1.ManagerRunning, longhornv1.ReasonDiskUnusable, ""), true, "",
+		},
+		"a Node's disk was never used, and its store is silent": {
+			time.Hour, unusableNode("node1", longhornv1.ManagerUnknown, longhornv1.ReasonDiskUnusable, ""), false, "is not open",
+		},
+		"a Node's disk is silent": {
+			time.Hour, unusableNode("node1", longhornv1.ManagerRunning, longhornv1.ReasonDiskSilent, ""), false, "is not open",
+		},
 		"another Node is the first one": {time.Hour, []client.Object{reportingNode("node0", "disk-9")}, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -165,6 +190,80 @@ func TestSnapshotter_deletesWhatIsLost(t *testing.T) {
 			}
 			if x.message != "" && !strings.Contains(ptr.Deref(left.Status.Error.Message, ""), x.message) {
 				t.Errorf("the error is %+v", left.Status.Error)
+			}
+		})
+	}
+}
+
+// A content whose snapshot may have been made goes only if each disk that can have it is open and does not have it.
+func TestSnapshotter_keepsWhatMayHaveASnapshot(t *testing.T) {
+	t.Parallel()
+	replica := func(disk string) client.Object {
+		r := &longhornv1.Replica{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "pvc-1"}}
+		r.Spec.NodeID, r.Spec.DiskID = "node1", disk
+		return r
+	}
+	uid := names.SnapshotUID(snapshotNamePrefix + "uid")
+	made := disk.Object{Name: names.Snapshot("pvc-1", uid), UID: uid, Kind: disk.KindSnapshot}
+	unused := unusableNode("node1", longhornv1.ManagerRunning, longhornv1.ReasonDiskUnusable, "")
+	for name, x := range map[string]struct {
+		disks   map[string]disk.Disk
+		objects []client.Object
+		message string
+	}{
+		"the volume's disk does not have it": {map[string]disk.Disk{"d": &snapshottable{}}, []client.Object{replica("disk-d")}, ""},
+		"the volume's disk has it": {
+			map[string]disk.Disk{"d": &snapshottable{made: []disk.Object{made}}}, []client.Object{replica("disk-d")}, "",
+		},
+		"another disk is silent": {
+			map[string]disk.Disk{"a": silentDisk{}, "d": &snapshottable{}}, []client.Object{replica("disk-d")}, "",
+		},
+		"the volume's disk is silent":   {map[string]disk.Disk{"d": silentDisk{}}, []client.Object{replica("disk-d")}, "silent"},
+		"the volume's disk is not open": {nil, []client.Object{replica("disk-d"), reportingNode("node1", "disk-d")}, "is not open"},
+		"no volume, and a disk that is not open": {
+			map[string]disk.Disk{"a": &snapshottable{}}, []client.Object{reportingNode("node1", "disk-d")}, "is not open",
+		},
+		"no volume, and all disks are open": {
+			map[string]disk.Disk{"d": &snapshottable{}}, []client.Object{reportingNode("node1", "disk-d")}, "",
+		},
+		"no volume, and a disk that was never used": {nil, unused, ""},
+		"no volume, and a disk is silent": {
+			map[string]disk.Disk{"d": silentDisk{}}, []client.Object{reportingNode("node1", "disk-d")}, "silent",
+		},
+		"no volume, and the Node is not known": {nil, nil, "get Node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSnapshotter(t, time.Hour, x.objects...)
+			for name, d := range x.disks {
+				s.options.Disks.Put(diskset.Disk{Disk: d, Name: name, UUID: disk.UID("disk-" + name)})
+			}
+			c, err := s.client.SnapshotV1().VolumeSnapshotContents().Get(t.Context(), "content", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Status = nil
+			if _, err := s.client.SnapshotV1().VolumeSnapshotContents().Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			err = s.syncContent(t.Context(), "content")
+			left, getErr := s.client.SnapshotV1().VolumeSnapshotContents().Get(t.Context(), "content", metav1.GetOptions{})
+			if getErr != nil && !apierrors.IsNotFound(getErr) {
+				t.Fatal(getErr)
+			}
+			if x.message != "" {
+				if !errors.Is(err, errclass.Transient) || len(left.Finalizers) == 0 ||
+					!strings.Contains(ptr.Deref(left.Status.Error.Message, ""), x.message) {
+					t.Errorf("%v, the finalizers are %v", err, left.Finalizers)
+				}
+				return
+			}
+			if err != nil || (getErr == nil && len(left.Finalizers) > 0) {
+				t.Errorf("%v, the finalizers are %v", err, left.Finalizers)
+			}
+			d, ok := x.disks["d"].(*snapshottable)
+			if ok && d.n != len(d.made) {
+				t.Errorf("%d snapshots are deleted, want %d", d.n, len(d.made))
 			}
 		})
 	}
