@@ -21,28 +21,29 @@ import (
 // question says who asks about which VolumeSnapshot.
 type question struct{ token, namespace, name string }
 
-// authorize returns an error unless the token is that of somebody who may get the VolumeSnapshot. No message has the
-// token.
-func (s *server) authorize(ctx context.Context, asked question) error {
+// authorize returns the name of the user whose token it is, and an error unless that one may get the VolumeSnapshot. No
+// message has the token.
+func (s *server) authorize(ctx context.Context, asked question) (user string, err error) {
 	if asked.token == "" || asked.namespace == "" || asked.name == "" {
-		return errclass.Errorf(errclass.Invalid, "security_token, namespace or the snapshot's name is empty: set all three")
+		return "", errclass.Errorf(errclass.Invalid, "security_token, namespace or the snapshot's name is empty: set all three")
 	}
 	review, err := s.o.Kubernetes.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: asked.token, Audiences: []string{names.Driver}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return errclass.Errorf(errclass.Transient, "have the API server review the token: %w", err)
+		return "", errclass.Errorf(errclass.Transient, "have the API server review the token: %w", err)
 	}
 	if !review.Status.Authenticated || !slices.Contains(review.Status.Audiences, names.Driver) {
-		return status.Errorf(codes.Unauthenticated, "the token is not valid for the audience %s", names.Driver)
+		return "", status.Errorf(codes.Unauthenticated, "the token is not valid for the audience %s", names.Driver)
 	}
+	user = review.Status.User.Username
 	extra := map[string]authorizationv1.ExtraValue{}
 	for key, values := range review.Status.User.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)
 	}
 	access, err := s.o.Kubernetes.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: review.Status.User.Username, UID: review.Status.User.UID, Groups: review.Status.User.Groups, Extra: extra,
+			User: user, UID: review.Status.User.UID, Groups: review.Status.User.Groups, Extra: extra,
 			ResourceAttributes: &authorizationv1.ResourceAttributes{
 				Verb: "get", Group: snapshotv1.GroupName, Resource: "volumesnapshots", Namespace: asked.namespace,
 				Name: asked.name,
@@ -50,13 +51,12 @@ func (s *server) authorize(ctx context.Context, asked question) error {
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return errclass.Errorf(errclass.Transient, "ask the API server who may get VolumeSnapshots: %w", err)
+		return "", errclass.Errorf(errclass.Transient, "ask the API server who may get VolumeSnapshots: %w", err)
 	}
 	if !access.Status.Allowed {
-		return errclass.Errorf(errclass.Denied, "%s may not get VolumeSnapshot %s/%s", review.Status.User.Username,
-			asked.namespace, asked.name)
+		return user, errclass.Errorf(errclass.Denied, "%s may not get VolumeSnapshot %s/%s", user, asked.namespace, asked.name)
 	}
-	return nil
+	return user, nil
 }
 
 // findHandle returns the CSI handle of a VolumeSnapshot of this driver. It and its content must name each other.

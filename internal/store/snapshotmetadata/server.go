@@ -16,6 +16,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -36,9 +37,11 @@ import (
 )
 
 const (
-	// maxAnswers is how many questions are answered at once, and maxAnswerTime how long one answer may take.
-	maxAnswers    = 32
-	maxAnswerTime = time.Hour
+	// maxAnswers is how many questions are answered at once, and maxAnswersOfUser how many of them are of one user.
+	maxAnswers       = 32
+	maxAnswersOfUser = 8
+	// defaultAnswerTime is how long one answer may take.
+	defaultAnswerTime = time.Hour
 	// A client that does not answer for keepaliveTime and keepaliveTimeout is gone.
 	keepaliveTime    = 20 * time.Second
 	keepaliveTimeout = 20 * time.Second
@@ -55,6 +58,8 @@ type Options struct {
 	// TLSDir has tls.crt and tls.key, whose certificate is for names.MetadataHost, too, and ca.crt.
 	TLSDir string
 	Local  *Local
+	// AnswerTime is how long one answer may take, also to a client that reads nothing: an hour if it is 0.
+	AnswerTime time.Duration
 	// Client knows the kinds of longhorn.io.
 	Client     client.Client
 	Kubernetes kubernetes.Interface
@@ -68,6 +73,9 @@ type server struct {
 
 	o       Options
 	answers chan struct{} // has room for maxAnswers
+
+	mu     sync.Mutex
+	ofUser map[string]int // how many answers each user is being given
 }
 
 // Run serves until ctx ends, and then returns nil.
@@ -85,13 +93,18 @@ func serve(ctx context.Context, o Options, listener net.Listener) error {
 	if o.PeerPort == 0 {
 		o.PeerPort = peer.DefaultPort
 	}
+	if o.AnswerTime == 0 {
+		o.AnswerTime = defaultAnswerTime
+	}
 	rpc := grpc.NewServer(
 		grpc.Creds(grpccredentials.NewTLS(peer.PublicTLS(o.TLSDir, "h2"))),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.MaxConcurrentStreams(maxAnswers),
 		grpc.MaxRecvMsgSize(maxRequestBytes),
 	)
-	api.RegisterSnapshotMetadataServer(rpc, &server{o: o, answers: make(chan struct{}, maxAnswers)})
+	api.RegisterSnapshotMetadataServer(rpc, &server{
+		o: o, answers: make(chan struct{}, maxAnswers), ofUser: map[string]int{},
+	})
 	stop := context.AfterFunc(ctx, rpc.Stop)
 	defer stop()
 	if err := rpc.Serve(listener); err != nil && ctx.Err() == nil {
@@ -139,9 +152,10 @@ func convertRanges(ranges []*csi.BlockMetadata) []*api.BlockMetadata {
 	return out
 }
 
-// serve answers a question about a VolumeSnapshot if whoever asks may get that.
+// serve answers a question about a VolumeSnapshot if whoever asks may get that. It returns when its time is over, whatever
+// the answer does: a client that reads nothing holds up a message, which ends only when the call has returned.
 func (s *server) serve(ctx context.Context, asked question, q query, send sender) error {
-	ctx, cancel := context.WithTimeout(ctx, maxAnswerTime)
+	ctx, cancel := context.WithTimeout(ctx, s.o.AnswerTime)
 	defer cancel()
 	select {
 	case s.answers <- struct{}{}:
@@ -149,18 +163,63 @@ func (s *server) serve(ctx context.Context, asked question, q query, send sender
 	default:
 		return describeError(errclass.Errorf(errclass.Transient, "%d questions are being answered: ask again later", maxAnswers))
 	}
-	err := s.authorize(ctx, asked)
+	user, err := s.authorize(ctx, asked)
 	if err == nil {
+		err = s.beginAnswer(user)
+	}
+	if err == nil {
+		defer s.endAnswer(user)
 		q.target, err = s.findHandle(ctx, asked)
 	}
 	if err == nil {
-		err = s.answer(ctx, q, send)
+		err = s.answerInTime(ctx, q, send)
 	}
-	if err != nil && ctx.Err() == nil {
+	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
 		s.o.Logger.Info("a question about a snapshot has no answer", "snapshot", asked.namespace+"/"+asked.name,
-			"base", q.base, "error", err)
+			"base", q.base, "user", user, "error", err)
 	}
 	return describeError(err)
+}
+
+// beginAnswer returns an error of class Transient if a user is being given as many answers as one may get at once.
+// Otherwise endAnswer must follow.
+func (s *server) beginAnswer(user string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ofUser[user] >= maxAnswersOfUser {
+		return errclass.Errorf(errclass.Transient, "%d questions of %s are being answered: end some of them, or ask again "+
+			"later", maxAnswersOfUser, user)
+	}
+	s.ofUser[user]++
+	return nil
+}
+
+func (s *server) endAnswer(user string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ofUser[user]--; s.ofUser[user] == 0 {
+		delete(s.ofUser, user)
+	}
+}
+
+// answerInTime returns when the answer has ended or ctx has. After that nothing more is sent.
+func (s *server) answerInTime(ctx context.Context, q query, send sender) error {
+	answered := make(chan error, 1)
+	go func() {
+		answered <- s.answer(ctx, q, func(bytes int64, ranges []*csi.BlockMetadata) error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			return send(bytes, ranges)
+		})
+	}()
+	select {
+	case err := <-answered:
+		return err
+	case <-ctx.Done():
+		return errclass.Errorf(errclass.Transient, "the answer has taken %s: ask for the rest of it with starting_offset, and "+
+			"read it without pauses: %w", s.o.AnswerTime, ctx.Err())
+	}
 }
 
 // answer answers here, or has the store answer whose node has reported the disk.

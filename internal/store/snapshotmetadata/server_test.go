@@ -2,6 +2,8 @@ package snapshotmetadata
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"iter"
@@ -10,12 +12,18 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/external-snapshot-metadata/pkg/api"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	snapshotfake "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/fake"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -108,7 +116,7 @@ func newFakes(tb testing.TB, handle, peerIP string) Options {
 	core.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		review := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview).DeepCopy()
 		r := review.Spec.ResourceAttributes
-		review.Status.Allowed = review.Spec.User == goodToken && r.Namespace == "app" && r.Verb == "get" &&
+		review.Status.Allowed = strings.HasPrefix(review.Spec.User, goodToken) && r.Namespace == "app" && r.Verb == "get" &&
 			r.Resource == "volumesnapshots"
 		return true, review, nil
 	})
@@ -255,6 +263,91 @@ func TestServer_refusesStrangers(t *testing.T) {
 				t.Errorf("%v, %v, want %v", got, err, x.class)
 			}
 		})
+	}
+}
+
+// newLongAnswer returns a disk with a snapshot of which an answer has more messages than gRPC keeps for a client.
+func newLongAnswer() *snapshots {
+	d := newDisk()
+	var many []extent.Extent
+	for i := range int64(1 << 20) {
+		many = append(many, extent.Extent{Offset: i * 8192, Length: 4096})
+	}
+	for i := range d.objects {
+		d.objects[i].Bytes = 1 << 40
+	}
+	d.changed[[2]disk.Name{names.Snapshot("pvc-1", "snapshot-2"), ""}] = many
+	return d
+}
+
+// Clients that read nothing keep nobody from an answer: each user has some of the places, and each answer its time.
+func TestServer_survivesClientsThatDoNotRead(t *testing.T) {
+	t.Parallel()
+	files := authority.New(t).ServiceFiles(t, names.StoreHost)
+	o := newFakes(t, "disk-1/snapshot-2", "127.0.0.1")
+	o.TLSDir, o.Local, o.AnswerTime = files, &Local{Disks: &diskset.Set{}}, 2*time.Second
+	o.Local.Disks.Put(diskset.Disk{Disk: newLongAnswer(), Name: "d", UUID: "disk-1"})
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, func(ctx context.Context) error { return serve(ctx, o, listener) })
+	roots := x509.NewCertPool()
+	ca, err := os.ReadFile(filepath.Join(files, "ca.crt"))
+	if err != nil || !roots.AppendCertsFromPEM(ca) {
+		t.Fatal(err)
+	}
+	// ask returns an answer of which the first message was read.
+	ask := func(user string) (grpc.ServerStreamingClient[api.GetMetadataAllocatedResponse], error) {
+		connection, err := grpc.NewClient(listener.Addr().String(),
+			grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13})))
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { _ = connection.Close() })
+		stream, err := api.NewSnapshotMetadataClient(connection).GetMetadataAllocated(t.Context(),
+			&api.GetMetadataAllocatedRequest{SecurityToken: user, Namespace: "app", SnapshotName: "s"})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return stream, err
+	}
+	var stalled []grpc.ServerStreamingClient[api.GetMetadataAllocatedResponse]
+	for i := range maxAnswersOfUser {
+		stream, err := ask(goodToken)
+		if err != nil {
+			t.Fatalf("question %d: %v", i, err)
+		}
+		stalled = append(stalled, stream)
+	}
+	_, err = ask(goodToken)
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), goodToken) {
+		t.Errorf("one question too many: %v", err)
+	}
+	if _, err := ask(goodToken + "-2"); err != nil {
+		t.Errorf("a question of another user: %v", err)
+	}
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for later := 0; later < maxAnswersOfUser; { // each of them has a place that one of the others had
+		if _, err := ask(goodToken); err == nil {
+			later++
+			continue
+		}
+		select {
+		case <-again.C:
+		case <-t.Context().Done():
+			t.Fatalf("%d questions were answered after the first ones: %v", later, t.Context().Err())
+		}
+	}
+	for _, stream := range stalled { // what the connections have can be read, and then the answer ends
+		for err = nil; err == nil; {
+			_, err = stream.Recv()
+		}
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "2s") {
+			t.Errorf("an answer that was not read in time: %v", err)
+		}
 	}
 }
 
