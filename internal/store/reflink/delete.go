@@ -15,7 +15,7 @@ import (
 // Delete implements [disk.Disk].
 func (d *Disk) Delete(ctx context.Context, name disk.Name) error {
 	if err := d.deleteObject(ctx, name); err != nil {
-		return fmt.Errorf("delete %q: %w", name, err)
+		return fmt.Errorf("delete %q: %w", name, describeFull(err))
 	}
 	return nil
 }
@@ -36,26 +36,26 @@ func (d *Disk) deleteObject(ctx context.Context, name disk.Name) error {
 	left := d.groups[o.group].without(o.entry)
 	rest := d.dataPath(o)
 	dir := filepath.Join(d.dir, o.group)
-	if len(left.Objects) > 0 {
-		err = d.writeMetadata(dir, left)
-	} else {
+	forget := func() error { return d.writeMetadata(dir, left) }
+	if len(left.Objects) == 0 {
 		rest = dir + goneSuffix
-		err = d.renameGroup(dir, rest)
+		forget = func() error { return d.renameGroup(dir, rest) }
 	}
-	if err != nil {
+	if err := d.withReserve(forget); err != nil {
 		return err
 	}
 	delete(d.damaged, o.UID)
 	if d.groups[o.group] = left; len(left.Objects) == 0 {
 		delete(d.groups, o.group)
 	}
-	err = errors.Join(removeTree(rest), d.removeVolume(o.group))
+	err = d.withReserve(func() error { return errors.Join(removeTree(rest), d.removeVolume(o.group)) })
 	if err == nil {
 		err = d.reach("done")
 	}
 	if err != nil {
 		return fmt.Errorf("it is deleted, but its space is free only when the disk is opened again: %w", err)
 	}
+	_ = d.fillReserve() // the object is deleted, and the next deletion or Open tries that again
 	return nil
 }
 

@@ -2,6 +2,7 @@
 // reflinks.
 //
 //	varve-disk.json                                            format version, UUID
+//	varve-reserve                                              blocks that a deletion on a full disk takes
 //	images/<image UID>/{meta.json, data, hashes}               hashes: SHA-256 of each MiB, and the SHA-512 of all
 //	images/<image UID>/damaged                                 why, if the data was found to be other than it was
 //	volumes/<volume UID>/<head UID>/{meta.json, head, snapshots/<snapshot UID>}
@@ -171,7 +172,7 @@ func Open(ctx context.Context, dir string, o Options) (_ *Disk, err error) {
 	if err == nil {
 		err = checkFileSystem(dir)
 	}
-	if err != nil {
+	if err != nil && !errclass.IsFull(err) { // a full disk must be opened, so that something on it can be deleted
 		return nil, err
 	}
 	d := &Disk{
@@ -182,6 +183,9 @@ func Open(ctx context.Context, dir string, o Options) (_ *Disk, err error) {
 	}
 	if err := d.recoverState(ctx); err != nil {
 		return nil, err
+	}
+	if err := d.fillReserve(); err != nil {
+		d.recovered = append(d.recovered, err.Error())
 	}
 	return d, nil
 }

@@ -37,7 +37,7 @@ func TestReflink_conformance(t *testing.T) {
 				d := s.openDisk(t, Options{})
 				t.Cleanup(func() {
 					if err := errors.Join(removeTree(filepath.Join(s.dir, imagesDir)), removeTree(filepath.Join(s.dir, volumesDir)),
-						removeTree(filepath.Join(s.dir, headerFile))); err != nil {
+						removeTree(filepath.Join(s.dir, headerFile)), removeTree(filepath.Join(s.dir, reserveFile))); err != nil {
 						t.Error(err)
 					}
 				})

@@ -106,7 +106,7 @@ func wantNothingElse(tb testing.TB, d *Disk) {
 			}
 		}
 	}
-	want = append(want, headerFile)
+	want = append(want, headerFile, reserveFile)
 	sort.Strings(want)
 	var got []string
 	err = fs.WalkDir(os.DirFS(d.dir), ".", func(path string, e fs.DirEntry, err error) error {
