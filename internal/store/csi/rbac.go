@@ -8,7 +8,6 @@ package csi
 // +kubebuilder:rbac:groups=longhorn.io,resources=volumes/status;replicas/status,verbs=patch
 // +kubebuilder:rbac:groups=longhorn.io,resources=backingimages,verbs=get
 // +kubebuilder:rbac:groups=longhorn.io,resources=instancemanagers;nodes,verbs=get;list
-// +kubebuilder:rbac:groups=longhorn.io,resources=nodes;instancemanagers,verbs=get;list
 // +kubebuilder:rbac:groups="",resources=persistentvolumes,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,verbs=get;list;watch;update
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims/status,verbs=update

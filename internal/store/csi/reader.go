@@ -70,7 +70,14 @@ func (d *Driver) sweepReaders(ctx context.Context) error {
 	return failed
 }
 
+// sweepReader deletes the head of a volume if it is detached. It does not take the handle of a volume that is attached,
+// so that a call of kubelet need not be repeated.
 func (d *Driver) sweepReader(ctx context.Context, handle string) error {
+	if _, err := d.loops.FindName(handle); !errors.Is(err, errclass.NotFound) {
+		if detached, err := d.isDetached(ctx, handle); err != nil || !detached {
+			return err
+		}
+	}
 	end, err := d.begin(handle)
 	if err != nil {
 		return nil //nolint:nilerr // it is being staged or unstaged
@@ -79,12 +86,19 @@ func (d *Driver) sweepReader(ctx context.Context, handle string) error {
 	if _, err := d.loops.FindName(handle); errors.Is(err, errclass.NotFound) {
 		d.dropLease(handle) // somebody else has detached the device
 	}
-	switch err := d.checkDetached(ctx, handle); {
-	case errors.Is(err, errclass.Conflict):
-		return nil // a pod reads it
-	case err != nil:
-		return fmt.Errorf("find out whether the volume %s is attached: %w", handle, err)
+	if detached, err := d.isDetached(ctx, handle); err != nil || !detached {
+		return err
 	}
 	d.removeReader(ctx, handle)
 	return nil
+}
+
+func (d *Driver) isDetached(ctx context.Context, handle string) (bool, error) {
+	switch err := d.checkDetached(ctx, handle); {
+	case errors.Is(err, errclass.Conflict):
+		return false, nil // a pod reads it
+	case err != nil:
+		return false, fmt.Errorf("find out whether the volume %s is attached: %w", handle, err)
+	}
+	return true, nil
 }

@@ -158,11 +158,11 @@ func TestSnapshotter_deletesWhatIsLost(t *testing.T) {
 		gone    bool
 		message string
 	}{
-		"no Node has the disk":          {time.Hour, []client.Object{reportingNode("node1", "disk-9")}, true, ""},
-		"the disk may come back":        {time.Minute, []client.Object{reportingNode("node1", "disk-9")}, false, "is not open"},
-		"a Node has not reported":       {time.Hour, []client.Object{reportingNode("node1", "")}, false, "is not open"},
-		"the disk is this node's":       {time.Hour, []client.Object{reportingNode("node1", "disk-1")}, false, "is not open"},
-		"the disk is another node's":    {time.Hour, []client.Object{reportingNode("node2", "disk-1")}, false, ""},
+		"no Node has the disk":       {time.Hour, []client.Object{reportingNode("node1", "disk-9")}, true, ""},
+		"the disk may come back":     {time.Minute, []client.Object{reportingNode("node1", "disk-9")}, false, "is not open"},
+		"a Node has not reported":    {time.Hour, []client.Object{reportingNode("node1", "")}, false, "is not open"},
+		"the disk is this node's":    {time.Hour, []client.Object{reportingNode("node1", "disk-1")}, false, "is not open"},
+		"the disk is another node's": {time.Hour, []client.Object{reportingNode("node2", "disk-1")}, false, ""},
 		"a Node's disk was never used": {
 			time.Hour, unusableNode("node1", longhornv1.ManagerRunning, longhornv1.ReasonDiskUnusable, ""), true, "",
 		},
