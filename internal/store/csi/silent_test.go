@@ -61,16 +61,19 @@ func (d *snapshottable) Snapshot(_ context.Context, _, name disk.Name, seal disk
 	return nil
 }
 
-// newBesideSilent returns a driver of node1 with a silent disk, and another one with the volume pvc-1.
+// besideSilent is a volume that no other test attaches: devices are those of the machine.
+const besideSilent = "pvc-beside-silent"
+
+// newBesideSilent returns a driver of node1 with a silent disk, and another one with the volume besideSilent.
 func newBesideSilent(tb testing.TB) (*Driver, *snapshottable) {
 	tb.Helper()
 	scheme := runtime.NewScheme()
 	if err := longhornv1.AddToScheme(scheme); err != nil {
 		tb.Fatal(err)
 	}
-	replica := &longhornv1.Replica{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "pvc-1"}}
+	replica := &longhornv1.Replica{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: besideSilent}}
 	replica.Spec.NodeID, replica.Spec.DiskID = "node1", "disk-b"
-	good := &snapshottable{deletions: deletions{handle: "pvc-1"}}
+	good := &snapshottable{deletions: deletions{handle: besideSilent}}
 	disks := &diskset.Set{}
 	disks.Put(diskset.Disk{Disk: silentDisk{}, Name: "a", UUID: "disk-a"})
 	disks.Put(diskset.Disk{Disk: good, Name: "b", UUID: "disk-b"})
@@ -86,23 +89,23 @@ func TestSilentDisk_holdsUpNoOtherDisk(t *testing.T) {
 	t.Parallel()
 	d, good := newBesideSilent(t)
 	for range 2 { // the second call finds what the first one made
-		if _, err := d.createSnapshot(t.Context(), "pvc-1", "snapshot-1"); err != nil || len(good.made) != 1 {
+		if _, err := d.createSnapshot(t.Context(), besideSilent, "snapshot-1"); err != nil || len(good.made) != 1 {
 			t.Fatalf("a snapshot of a volume of the other disk: %v, %d are made", err, len(good.made))
 		}
 	}
-	if err := d.deleteVolume(t.Context(), "pvc-1", ""); err != nil || good.n != 1 {
+	if err := d.deleteVolume(t.Context(), besideSilent, ""); err != nil || good.n != 1 {
 		t.Fatalf("the deletion of a volume of the other disk: %v, %d heads are deleted", err, good.n)
 	}
 	replica := &longhornv1.Replica{}
-	if err := d.options.Client.Get(t.Context(), d.objectKey("pvc-1"), replica); !apierrors.IsNotFound(err) {
+	if err := d.options.Client.Get(t.Context(), d.objectKey(besideSilent), replica); !apierrors.IsNotFound(err) {
 		t.Errorf("its Replica is left: %v", err)
 	}
 	// The volume is gone, and the call is repeated whose answer was lost.
-	made, err := d.createSnapshot(t.Context(), "pvc-1", "snapshot-1")
+	made, err := d.createSnapshot(t.Context(), besideSilent, "snapshot-1")
 	if err != nil || made.GetSnapshotId() != "disk-b/snapshot-1" {
 		t.Errorf("the snapshot of a volume that is gone: %v, %v", made, err)
 	}
-	if _, err := d.createSnapshot(t.Context(), "pvc-1", "snapshot-2"); !errors.Is(err, errclass.Transient) {
+	if _, err := d.createSnapshot(t.Context(), besideSilent, "snapshot-2"); !errors.Is(err, errclass.Transient) {
 		t.Errorf("a snapshot that may be on the silent disk: %v", err)
 	}
 }
