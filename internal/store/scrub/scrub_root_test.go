@@ -517,3 +517,31 @@ func TestScrub_repairWaitsForAnotherOne(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// An image that is made of a volume with a wrong block has the hash of that, so no pass finds it: it is named. One that
+// has no such block is not.
+func TestScrub_namesImagesOfVolumes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	data := disktest.Noise(4, 2<<20)
+	b.image("bad", "a", data)
+	b.image("good", "c", data)
+	(disktest.Disk{Disk: b.files, TB: t}).NewHead(names.Head("pvc-1"), "pvc-1", names.Image("bad", "a"), 2<<20)
+	b.flip(names.Image("bad", "a"), data, 1<<20+5)
+	b.fetch = func(piece int, p []byte) error { copy(p, data[piece<<20:]); return nil }
+	seal := func(uuid string) string {
+		name := names.Image("exported", uuid)
+		err := b.files.Snapshot(t.Context(), names.Head("pvc-1"), name, disk.Seal{UID: disk.UID(uuid), Kind: disk.KindImage})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(name) + " 1048576+4096"
+	}
+	want := []string{seal("d")}
+	b.pass()
+	want = append(want, seal("e"), "volume/pvc-1 1048576+4096")
+	b.look()
+	if got := b.noted(); !slices.Equal(got, want) {
+		t.Errorf("%q, not %q", got, want)
+	}
+}

@@ -37,8 +37,8 @@ func (w *worker) noteShares(
 	c := copyOf(d, damaged)
 	var found []Share
 	for _, o := range objects {
-		if o.Kind == disk.KindImage {
-			continue // which is read itself
+		if o.UID == damaged.UID { // another image may have been made of a volume with the wrong block, and has its hash
+			continue
 		}
 		parts, err := w.findShared(ctx, d, own, o.Name)
 		if err != nil {
@@ -182,13 +182,13 @@ func (w *worker) findClones(
 	looked = map[disk.UID]bool{}
 	for _, o := range objects {
 		looked[o.UID] = true
-		if o.Kind == disk.KindImage || before[o.UID] {
+		if before[o.UID] {
 			continue
 		}
 		all := map[shareKey]int{} // where in found
 		for _, x := range noted {
 			x.Object = o.Name
-			if known[x.key()] {
+			if known[x.key()] || string(o.UID) == x.ImageUUID {
 				continue
 			}
 			parts, err := w.findShared(ctx, d, x.Parts, o.Name)
