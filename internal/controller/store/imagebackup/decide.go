@@ -225,8 +225,8 @@ func (in *input) explainNoLocation(l *velerov1.BackupStorageLocation, name strin
 	return ""
 }
 
-// choosePlace returns a disk that has the image, on a node that takes pods: the node that uses a storage of one node, if
-// there is one.
+// choosePlace returns a disk that has the image, on a node that takes pods: one from which the image is not being evicted,
+// and the node that uses a storage of one node, if there are any.
 func (in *input) choosePlace() (from place, waits string) {
 	var all []place
 	copies := 0
@@ -253,8 +253,17 @@ func (in *input) choosePlace() (from place, waits string) {
 			"%s: open one, or make a copy on another node with 'varve image sync'", in.image.Name, node, in.explainClosed(node))
 	}
 	return slices.MinFunc(open, func(a, b place) int {
-		return cmp.Or(in.storage.Compare(a.node, b.node), cmp.Compare(a.disk, b.disk))
+		return cmp.Or(cmp.Compare(in.evictionOrder(a.disk), in.evictionOrder(b.disk)), in.storage.Compare(a.node, b.node),
+			cmp.Compare(a.disk, b.disk))
 	}), ""
+}
+
+// evictionOrder is larger for a disk from which the image is being evicted.
+func (in *input) evictionOrder(disk string) int {
+	if spec := in.image.Spec.DiskFileSpecMap[disk]; spec != nil && spec.EvictionRequested {
+		return 1
+	}
+	return 0
 }
 
 // explainClosed says why the pod that reads the image cannot run on a node, or "".

@@ -126,6 +126,11 @@ func TestDecide(t *testing.T) {
 		"a store that never reported": {
 			func(in *input) { in.managers[0].Status.HeartbeatTime = nil }, progress, makeChildren, "disk-b", "", false,
 		},
+		"a copy that is being evicted": {
+			func(in *input) {
+				in.image.Spec.DiskFileSpecMap["disk-a"] = &longhornv1.BackingImageDiskFileSpec{EvictionRequested: true}
+			}, progress, makeChildren, "disk-b", "", false,
+		},
 		"a node that is cordoned": {
 			func(in *input) {
 				in.kubeNodes[0].Spec.Unschedulable, in.storage.InUse = true, "a"
