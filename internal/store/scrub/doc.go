@@ -5,7 +5,7 @@
 // scrub.json on the disk, so that a restart goes on from there. A copy with a wrong MiB is marked as damaged, so that
 // nobody reads or clones it, and is then repaired with the MiB of another copy, if there is one that is ready. Volumes
 // that are clones of the copy keep the wrong block, because they share it. They are named until they have overwritten
-// it, or are deleted.
+// it, or are deleted, and so is what is made of them: clones, snapshots and images.
 //
 // One goroutine does all of that. What it knows is safe for concurrent use.
 package scrub
