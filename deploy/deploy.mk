@@ -5,15 +5,11 @@ CONTROLLER_GEN := $(GO) run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.2
 PROTO := internal/launcher/launcherpb
 STORE_PROTO := internal/store/storepb
 
-# The kind by which CSI drivers say where their metadata of snapshots is. Varve's store does so where it is installed.
-SNAPSHOT_METADATA := github.com/kubernetes-csi/external-snapshot-metadata/client
-
 .PHONY: install uninstall generate verify-generate docs
 
 install: images box ## Install Varve into the box, or bring it up to date, and wait until it runs
 	$(BOX_BIN) load build/images/*.tar
 	$(GO) run ./deploy/render
-	$(KUBECTL) apply --server-side -f "$$($(GO) list -m -f '{{.Dir}}' $(SNAPSHOT_METADATA))/config/crd"
 	KUBECTL=$(KUBECTL) deploy/install.sh build/deploy deploy/box/kubevirt.yaml
 
 uninstall: ## Remove Varve, its kinds and all their objects from the box; claims and backups on them stay
