@@ -79,7 +79,7 @@ func identify(info os.FileInfo) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// Identity is what the pod calls the file. Another file has another one, and so has this one after somebody wrote to it.
+// Identity is what the pod calls the file. Another file has another one, and so has this one after a write to it.
 func (f *File) Identity() string { return f.identity }
 
 var identities = regexp.MustCompile(`^"[0-9a-f]{32}"$`)

@@ -265,8 +265,8 @@ func firstCopyPause(attempts int32) time.Duration {
 // longestPause is the longest pause before another attempt.
 const longestPause = 24 * time.Hour
 
-// mismatchPause returns the pause after so many attempts that did not have one checksum. What lies in a repository or on
-// a disk stays what it is: it is tried once more, if possible on another disk, because the first one may be bad, and
+// mismatchPause returns the pause after so many attempts that did not have one checksum. What lies in a repository or
+// on a disk stays what it is: it is tried once more, if possible on another disk, because the first one may be bad, and
 // then once a day. An address may give something else any time, but not for ever within minutes.
 func mismatchPause(source longhornv1.SourceType, count int32) time.Duration {
 	switch {

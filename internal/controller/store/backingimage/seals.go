@@ -15,8 +15,8 @@ const (
 )
 
 // seals remember what the store of a first copy has reported since this process first saw that its source is written. A
-// store that is being replaced says nothing new, and loses nothing. Heartbeats are only compared with each other: clocks
-// of nodes differ. A controller that restarts begins to wait anew. The zero value is ready for use, also by several
+// store that is being replaced says nothing new, and loses nothing. Heartbeats are only compared with each other:
+// clocks of nodes differ. A controller that restarts begins to wait anew. The zero value is ready for use, also by several
 // goroutines.
 type seals struct {
 	mu    sync.Mutex
@@ -32,8 +32,8 @@ type seal struct {
 	begunAt, heardAt time.Time
 }
 
-// isOverdue notes the heartbeat of a store, and says whether reports have come for long enough that the store would have
-// said by now that the source is on its disk. The report to judge is the one with this heartbeat.
+// isOverdue notes the heartbeat of a store, and says whether reports have come for long enough that the store would
+// have said by now that the source is on its disk. The report to judge is the one with this heartbeat.
 func (s *seals) isOverdue(key types.NamespacedName, uuid, disk string, heartbeat, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
