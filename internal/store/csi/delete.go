@@ -86,8 +86,8 @@ func (d *Driver) deleteHead(ctx context.Context, handle string, known disk.UID) 
 	return deleteTemporary(ctx, on, handle)
 }
 
-// deleteCloning deletes the snapshot that a clone was being made from when that was given up. It is on the clone's disk,
-// and is looked for on all of them only if nobody knows which one that is.
+// deleteCloning deletes the snapshot that a clone was being made from when that was given up. It is on the clone's disk
+// and looked for on all disks only if nobody knows which one that is.
 func (d *Driver) deleteCloning(ctx context.Context, handle string, known disk.UID) error {
 	var failed error
 	for _, on := range d.options.Disks.All() {

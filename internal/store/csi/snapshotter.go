@@ -383,8 +383,8 @@ func isNeverUsed(status *longhornv1.DiskStatus) bool {
 }
 
 // isLost says whether the disk of a snapshot is gone for good: the content was deleted a while ago, each Node has said
-// of all its disks which they are, or that they were never used, and this one is none of them. If it comes back, it names
-// the snapshot as an orphan.
+// of all its disks which they are, or that they were never used, and this one is none of them. If it comes back, it
+// names the snapshot as an orphan.
 func (s *snapshotter) isLost(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, handle string) (bool, error) {
 	if c.DeletionTimestamp == nil || s.options.Clock.Since(c.DeletionTimestamp.Time) < lostPatience {
 		return false, nil

@@ -211,15 +211,21 @@ func TestSnapshotter_keepsWhatMayHaveASnapshot(t *testing.T) {
 		objects []client.Object
 		message string
 	}{
-		"the volume's disk does not have it": {map[string]disk.Disk{"d": &snapshottable{}}, []client.Object{replica("disk-d")}, ""},
+		"the volume's disk does not have it": {
+			map[string]disk.Disk{"d": &snapshottable{}}, []client.Object{replica("disk-d")}, "",
+		},
 		"the volume's disk has it": {
 			map[string]disk.Disk{"d": &snapshottable{made: []disk.Object{made}}}, []client.Object{replica("disk-d")}, "",
 		},
 		"another disk is silent": {
 			map[string]disk.Disk{"a": silentDisk{}, "d": &snapshottable{}}, []client.Object{replica("disk-d")}, "",
 		},
-		"the volume's disk is silent":   {map[string]disk.Disk{"d": silentDisk{}}, []client.Object{replica("disk-d")}, "silent"},
-		"the volume's disk is not open": {nil, []client.Object{replica("disk-d"), reportingNode("node1", "disk-d")}, "is not open"},
+		"the volume's disk is silent": {
+			map[string]disk.Disk{"d": silentDisk{}}, []client.Object{replica("disk-d")}, "silent",
+		},
+		"the volume's disk is not open": {
+			nil, []client.Object{replica("disk-d"), reportingNode("node1", "disk-d")}, "is not open",
+		},
 		"no volume, and a disk that is not open": {
 			map[string]disk.Disk{"a": &snapshottable{}}, []client.Object{reportingNode("node1", "disk-d")}, "is not open",
 		},
@@ -238,16 +244,17 @@ func TestSnapshotter_keepsWhatMayHaveASnapshot(t *testing.T) {
 			for name, d := range x.disks {
 				s.options.Disks.Put(diskset.Disk{Disk: d, Name: name, UUID: disk.UID("disk-" + name)})
 			}
-			c, err := s.client.SnapshotV1().VolumeSnapshotContents().Get(t.Context(), "content", metav1.GetOptions{})
+			contents := s.client.SnapshotV1().VolumeSnapshotContents()
+			c, err := contents.Get(t.Context(), "content", metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			c.Status = nil
-			if _, err := s.client.SnapshotV1().VolumeSnapshotContents().Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+			if _, err := contents.Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			err = s.syncContent(t.Context(), "content")
-			left, getErr := s.client.SnapshotV1().VolumeSnapshotContents().Get(t.Context(), "content", metav1.GetOptions{})
+			left, getErr := contents.Get(t.Context(), "content", metav1.GetOptions{})
 			if getErr != nil && !apierrors.IsNotFound(getErr) {
 				t.Fatal(getErr)
 			}

@@ -15,8 +15,8 @@ import (
 // that the disk would stay full for ever. What it holds means nothing, and anybody may remove it.
 const reserveFile = "varve-reserve"
 
-// XFS takes more than a file has, for inodes and for what a transaction might need. Guests that write take what is given
-// up, too, so it is given up in parts.
+// XFS takes more than a file has, for inodes and for what a transaction might need. Guests that write take what is
+// given up, too, so it is given up in parts.
 const (
 	reserveBytes = 16 << 20
 	reservePart  = 4 << 20
@@ -40,8 +40,8 @@ func (d *Disk) withReserve(change func() error) error {
 	return err
 }
 
-// giveReserve gives up a part of the reserve, if there is any. Its blocks are free when it returns, which they would not
-// be if it removed the file.
+// giveReserve gives up a part of the reserve, if there is any. Its blocks are free when it returns, which they would
+// not be if it removed the file.
 func (d *Disk) giveReserve() (given bool, err error) {
 	f, err := os.OpenFile(filepath.Join(d.dir, reserveFile), os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -58,8 +58,8 @@ func (d *Disk) giveReserve() (given bool, err error) {
 	return true, errors.Join(f.Truncate(max(info.Size()-reservePart, 0)), f.Sync())
 }
 
-// fillReserve makes the reserve as large as the disk allows, up to reserveBytes. Without it, all but deletions on a full
-// disk works.
+// fillReserve makes the reserve as large as the disk allows, up to reserveBytes. Without it, all but deletions on a
+// full disk works.
 func (d *Disk) fillReserve() error {
 	if err := d.growReserve(); err != nil {
 		return fmt.Errorf("keep space for deletions in %s: %w", reserveFile, err)

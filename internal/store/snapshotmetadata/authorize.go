@@ -25,7 +25,8 @@ type question struct{ token, namespace, name string }
 // message has the token.
 func (s *server) authorize(ctx context.Context, asked question) (user string, err error) {
 	if asked.token == "" || asked.namespace == "" || asked.name == "" {
-		return "", errclass.Errorf(errclass.Invalid, "security_token, namespace or the snapshot's name is empty: set all three")
+		return "", errclass.Errorf(errclass.Invalid, "security_token, namespace or the snapshot's name is empty: set "+
+			"all three")
 	}
 	review, err := s.o.Kubernetes.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: asked.token, Audiences: []string{names.Driver}},
@@ -54,7 +55,8 @@ func (s *server) authorize(ctx context.Context, asked question) (user string, er
 		return "", errclass.Errorf(errclass.Transient, "ask the API server who may get VolumeSnapshots: %w", err)
 	}
 	if !access.Status.Allowed {
-		return user, errclass.Errorf(errclass.Denied, "%s may not get VolumeSnapshot %s/%s", user, asked.namespace, asked.name)
+		return user, errclass.Errorf(errclass.Denied, "%s may not get VolumeSnapshot %s/%s", user, asked.namespace,
+			asked.name)
 	}
 	return user, nil
 }

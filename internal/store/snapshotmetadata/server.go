@@ -152,8 +152,8 @@ func convertRanges(ranges []*csi.BlockMetadata) []*api.BlockMetadata {
 	return out
 }
 
-// serve answers a question about a VolumeSnapshot if whoever asks may get that. It returns when its time is over, whatever
-// the answer does: a client that reads nothing holds up a message, which ends only when the call has returned.
+// serve answers a question about a VolumeSnapshot if whoever asks may get that. It returns when its time is over,
+// whatever the answer does: a client that reads nothing holds up a message, which ends only when the call has returned.
 func (s *server) serve(ctx context.Context, asked question, q query, send sender) error {
 	ctx, cancel := context.WithTimeout(ctx, s.o.AnswerTime)
 	defer cancel()
@@ -217,8 +217,8 @@ func (s *server) answerInTime(ctx context.Context, q query, send sender) error {
 	case err := <-answered:
 		return err
 	case <-ctx.Done():
-		return errclass.Errorf(errclass.Transient, "the answer has taken %s: ask for the rest of it with starting_offset, and "+
-			"read it without pauses: %w", s.o.AnswerTime, ctx.Err())
+		return errclass.Errorf(errclass.Transient, "the answer has taken %s: ask for the rest of it with starting_offset, "+
+			"and read it without pauses: %w", s.o.AnswerTime, ctx.Err())
 	}
 }
 
