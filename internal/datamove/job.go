@@ -216,22 +216,35 @@ func (j Job) validate() error {
 		return errors.New("an upload without a source")
 	case j.Kind == Download && j.SnapshotID == "":
 		return errors.New("a download without a snapshotID")
+	case j.WaitForStorage() < 0:
+		return fmt.Errorf("a storagePatience of %s", j.StoragePatience.Duration)
+	case j.Kind != Upload && j.Kind != Download:
+		return fmt.Errorf("unknown kind %q", j.Kind)
+	}
+	return errors.Join(j.validateVolume(), j.validateTunnel(), j.validateEndpoint(), j.validateSnapshot())
+}
+
+// validateVolume checks what depends on the mode of the volume.
+func (j Job) validateVolume() error {
+	switch {
 	case j.ReadDefinition && (j.Kind != Download || j.VolumeMode != ""):
 		return errors.New("a definition that is read beside something else")
 	case j.SkipEqual && (j.Kind != Download || j.VolumeMode != corev1.PersistentVolumeBlock):
 		return errors.New("a comparison with something else than the Block volume of a download")
 	case j.Image && (j.Kind != Download || j.VolumeMode != corev1.PersistentVolumeBlock):
 		return errors.New("an image that is written to something else than a Block volume")
+	}
+	return j.validateDiskBytes()
+}
+
+func (j Job) validateDiskBytes() error {
+	switch {
 	case j.DiskBytes < 0 || j.DiskBytes > 0 && (j.Kind != Upload || j.VolumeMode != corev1.PersistentVolumeBlock):
 		return errors.New("a number of bytes of something else than a Block volume")
 	case (j.DiskBytes > 0) != (j.DiskChecksum != "") || j.DiskChecksum != "" && !isChecksum(j.DiskChecksum):
 		return errors.New("the first bytes of a volume without their SHA-512, or one of something else")
-	case j.WaitForStorage() < 0:
-		return fmt.Errorf("a storagePatience of %s", j.StoragePatience.Duration)
-	case j.Kind != Upload && j.Kind != Download:
-		return fmt.Errorf("unknown kind %q", j.Kind)
 	}
-	return errors.Join(j.validateTunnel(), j.validateEndpoint(), j.validateSnapshot())
+	return nil
 }
 
 func (j Job) validateTunnel() error {

@@ -80,7 +80,7 @@ func (d *Driver) sweepReader(ctx context.Context, handle string) error {
 	}
 	end, err := d.begin(handle)
 	if err != nil {
-		return nil //nolint:nilerr // it is being staged or unstaged
+		return nil // it is being staged or unstaged
 	}
 	defer end()
 	if _, err := d.loops.FindName(handle); errors.Is(err, errclass.NotFound) {
