@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -53,9 +54,14 @@ var (
 	_ controller.DeletionGuard    = provisioner{}
 )
 
+// makingProvisioner is held while a ProvisionController is made: that writes client-go's scheme, which all share.
+var makingProvisioner sync.Mutex
+
 // newProvisioner returns the controller of the provisioner, for the claims of an informer that does not run yet.
 func (d *Driver) newProvisioner(claims cache.SharedIndexInformer) *controller.ProvisionController {
 	log := logr.FromSlogHandler(d.log.Handler())
+	makingProvisioner.Lock()
+	defer makingProvisioner.Unlock()
 	return controller.NewProvisionController(log, d.options.Kubernetes, names.Driver,
 		provisioner{&controllerServer{Driver: d}},
 		controller.ClaimsInformer(d.wakeable(claims)),
