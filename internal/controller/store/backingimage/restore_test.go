@@ -35,15 +35,18 @@ func TestDecideFirstCopy_restore(t *testing.T) {
 			func(f *fixture) {
 				f.origin.location = &velerov1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &deleted}}
 			},
-			outcome{first: pending, reason: longhornv1.ReasonSourceNotReady}, "is being deleted",
+			outcome{first: pending, reason: longhornv1.ReasonSourceNotReady},
+			"is being deleted",
 		},
 		"the beginning": {
 			func(*fixture) {},
-			outcome{first: inProgress, disk: "a", disks: "a", states: "a pending", reason: progress}, "gets the first copy",
+			outcome{first: inProgress, disk: "a", disks: "a", states: "a pending", reason: progress},
+			"gets the first copy",
 		},
 		"a storage that one node reaches": {
 			func(f *fixture) { f.origin.storage.Nodes = map[string]bool{"b": true, "z": true} },
-			outcome{first: inProgress, disk: "b", disks: "b", states: "b pending", reason: progress}, "gets the first copy",
+			outcome{first: inProgress, disk: "b", disks: "b", states: "b pending", reason: progress},
+			"gets the first copy",
 		},
 		"a storage that no node with a disk reaches": {
 			func(f *fixture) { f.origin.storage.Nodes = map[string]bool{"a": false, "z": true} },
@@ -52,7 +55,8 @@ func TestDecideFirstCopy_restore(t *testing.T) {
 		},
 		"a storage that one node uses": {
 			func(f *fixture) { f.origin.storage.InUse = "c" },
-			outcome{first: inProgress, disk: "c", disks: "c", states: "c pending", reason: progress}, "gets the first copy",
+			outcome{first: inProgress, disk: "c", disks: "c", states: "c pending", reason: progress},
+			"gets the first copy",
 		},
 		"a storage that one node uses, whose disk has failed": {
 			func(f *fixture) {
@@ -60,7 +64,8 @@ func TestDecideFirstCopy_restore(t *testing.T) {
 				f.begun("c", pending)
 				delete(f.image.Spec.DiskFileSpecMap, "disk-c")
 			},
-			outcome{first: inProgress, disk: "a", disks: "a", states: "a pending", reason: progress}, "gets the first copy",
+			outcome{first: inProgress, disk: "a", disks: "a", states: "a pending", reason: progress},
+			"gets the first copy",
 		},
 		"a head": {
 			func(f *fixture) { f.begun("a", inProgress); f.reports("a", inProgress) },
@@ -132,7 +137,8 @@ func TestDecideFirstCopy_restore(t *testing.T) {
 				f.hasDownload(velerov2.PhaseCanceling, "")
 				f.source.claim, f.source.volume = nil, nil
 			},
-			outcome{first: failed, disk: "a", source: removeSource, reason: failure}, "the next one begins at",
+			outcome{first: failed, disk: "a", source: removeSource, reason: failure},
+			"the next one begins at",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
