@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/peer"
 	"github.com/varvebackup/varve/test/authority"
+	"github.com/varvebackup/varve/test/wait"
 )
 
 const (
@@ -181,6 +183,7 @@ func newClient(tb testing.TB, local, handle, token, peerIP string) *csichanges.C
 			},
 		})
 	})
+	awaitListener(tb, net.JoinHostPort(peerIP, strconv.Itoa(peer.DefaultPort)))
 	o := newFakes(tb, handle, peerIP)
 	disks := &diskset.Set{}
 	disks.Put(diskset.Disk{Disk: newDisk(), Name: "d", UUID: disk.UID(local)})
@@ -202,6 +205,19 @@ func newClient(tb testing.TB, local, handle, token, peerIP string) *csichanges.C
 	}
 	tb.Cleanup(func() { _ = c.Close() })
 	return c
+}
+
+// awaitListener waits until a server takes connections.
+func awaitListener(tb testing.TB, address string) {
+	tb.Helper()
+	wait.Succeeds(tb, time.Minute, "a listener at "+address, func() error {
+		var d net.Dialer
+		c, err := d.DialContext(tb.Context(), "tcp", address)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	})
 }
 
 // Varve's own client gets the same answers of the store that has the disk and of any other one.
