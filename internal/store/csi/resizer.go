@@ -69,14 +69,9 @@ func (d *Driver) runResizer(ctx context.Context, claims cache.SharedIndexInforme
 	}); err != nil {
 		return fmt.Errorf("watch claims, to grow their volumes: %w", err)
 	}
-	stop := context.AfterFunc(ctx, r.queue.ShutDown)
-	defer stop()
-	g := errgroup.Group{}
-	for range resizeThreads {
-		g.Go(func() error { r.work(ctx); return nil })
-	}
-	_ = g.Wait()
-	return ctx.Err()
+	return runQueue(ctx, r.queue, resizeThreads, r.growClaim, func(name cache.ObjectName, err error) {
+		r.log.Error("grow the volume of a claim, which is tried again", "claim", name.String(), "error", err)
+	})
 }
 
 // runClaims runs what works on claims, provisioner and resizer, until ctx ends. They share what they know of them.
@@ -99,22 +94,6 @@ func needsGrowth(c *corev1.PersistentVolumeClaim) bool {
 	}
 	_, unfinished := c.Status.AllocatedResourceStatuses[corev1.ResourceStorage]
 	return wanted.Cmp(there) > 0 || unfinished
-}
-
-func (r *resizer) work(ctx context.Context) {
-	for {
-		name, shutdown := r.queue.Get()
-		if shutdown {
-			return
-		}
-		if err := r.growClaim(ctx, name); err != nil && ctx.Err() == nil {
-			r.log.Error("grow the volume of a claim, which is tried again", "claim", name.String(), "error", err)
-			r.queue.AddRateLimited(name)
-		} else {
-			r.queue.Forget(name)
-		}
-		r.queue.Done(name)
-	}
 }
 
 // growClaim grows the volume of a claim, as the API server has it now, if it is one of this node.

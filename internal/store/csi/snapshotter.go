@@ -12,7 +12,6 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
-	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -133,15 +132,10 @@ func (d *Driver) runSnapshotter(ctx context.Context) error {
 		return ctx.Err()
 	}
 	s.setContents(informer.GetStore())
-	stop := context.AfterFunc(ctx, s.queue.ShutDown)
-	defer stop()
-	g := errgroup.Group{}
-	for range snapshotThreads {
-		g.Go(func() error { s.work(ctx); return nil })
-	}
-	_ = g.Wait()
-	factory.Shutdown()
-	return ctx.Err()
+	defer factory.Shutdown()
+	return runQueue(ctx, s.queue, snapshotThreads, s.syncContent, func(name string, err error) {
+		s.log.Error("work on a VolumeSnapshotContent, which is tried again", "content", name, "error", err)
+	})
 }
 
 // waitForSnapshotKinds returns when the cluster has them, however late they are installed.
@@ -161,22 +155,6 @@ func (d *Driver) waitForSnapshotKinds(ctx context.Context) error {
 			return ctx.Err()
 		case <-ticker.C():
 		}
-	}
-}
-
-func (s *snapshotter) work(ctx context.Context) {
-	for {
-		name, shutdown := s.queue.Get()
-		if shutdown {
-			return
-		}
-		if err := s.syncContent(ctx, name); err != nil && ctx.Err() == nil {
-			s.log.Error("work on a VolumeSnapshotContent, which is tried again", "content", name, "error", err)
-			s.queue.AddRateLimited(name)
-		} else {
-			s.queue.Forget(name)
-		}
-		s.queue.Done(name)
 	}
 }
 

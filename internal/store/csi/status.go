@@ -54,21 +54,9 @@ func (d *Driver) findPending(handle string) pending {
 
 // runStatus writes the status of volumes that changed until ctx ends. No call waits for it.
 func (d *Driver) runStatus(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, d.changed.ShutDown)
-	defer stop()
-	for {
-		handle, shutdown := d.changed.Get()
-		if shutdown {
-			return ctx.Err()
-		}
-		if err := d.writeStatus(ctx, handle); err != nil && ctx.Err() == nil {
-			d.log.Error("write the status of a volume, which is tried again", "volume", handle, "error", err)
-			d.changed.AddRateLimited(handle)
-		} else {
-			d.changed.Forget(handle)
-		}
-		d.changed.Done(handle)
-	}
+	return runQueue(ctx, d.changed, 1, d.writeStatus, func(handle string, err error) {
+		d.log.Error("write the status of a volume, which is tried again", "volume", handle, "error", err)
+	})
 }
 
 // writeStatus writes the status of a volume and of its replica, if they are this node's.
