@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -60,7 +59,7 @@ func (d *Driver) cloneVolume(ctx context.Context, v *volume, size *csi.CapacityR
 			return "", err
 		}
 	}
-	if _, err := d.placeClone(ctx, *v, opened); err != nil {
+	if err := d.placeClone(ctx, *v, opened); err != nil {
 		return "", err
 	}
 	head := disk.Source{UID: disk.UID(v.handle), Volume: disk.UID(v.handle), Bytes: v.bytes, From: from.Name}
@@ -218,28 +217,17 @@ func findImage(ctx context.Context, on diskset.Disk, o disk.Object) (string, err
 }
 
 // placeClone makes Volume and Replica of a clone, unless they are there, if its disk can be used.
-func (d *Driver) placeClone(ctx context.Context, v volume, on diskset.Disk) (*longhornv1.Replica, error) {
-	replica := &longhornv1.Replica{}
-	err := d.options.Client.Get(ctx, d.objectKey(v.handle), replica)
-	if err == nil {
-		return replica, d.checkReplica(replica, v)
-	}
-	if !apierrors.IsNotFound(err) {
-		return nil, errclass.Errorf(errclass.Transient, "get Replica %s: %w", v.handle, err)
-	}
-	node := &longhornv1.Node{}
-	if err := d.options.Client.Get(ctx, d.objectKey(d.options.Node), node); err != nil {
-		return nil, errclass.Errorf(errclass.Transient, "get Node %s of longhorn.io, which the node's store makes: %w",
-			d.options.Node, err)
-	}
-	candidates, err := d.listCandidates(ctx, nil)
-	if err != nil {
-		return nil, err
-	}
-	candidates = slices.DeleteFunc(candidates, func(c candidate) bool { return c.uuid != on.UUID })
-	maps.DeleteFunc(node.Spec.Disks, func(name string, _ longhornv1.DiskSpec) bool { return name != on.Name })
-	if _, err := chooseDisk(node, candidates, v); err != nil {
-		return nil, fmt.Errorf("its disk is that of what it is made of: %w", err)
-	}
-	return d.writeObjects(ctx, v, on.UUID)
+func (d *Driver) placeClone(ctx context.Context, v volume, on diskset.Disk) error {
+	_, err := d.placeVolume(ctx, v, func(node *longhornv1.Node) (disk.UID, error) {
+		candidates, err := d.listCandidates(ctx, []diskset.Disk{on}, nil)
+		if err != nil {
+			return "", err
+		}
+		maps.DeleteFunc(node.Spec.Disks, func(name string, _ longhornv1.DiskSpec) bool { return name != on.Name })
+		if _, err := chooseDisk(node, candidates, v); err != nil {
+			return "", fmt.Errorf("its disk is that of what it is made of: %w", err)
+		}
+		return on.UUID, nil
+	})
+	return err
 }

@@ -95,7 +95,13 @@ func (d *Driver) createVolume(ctx context.Context, v volume) (disk.UID, error) {
 	if err != nil {
 		return "", err
 	}
-	replica, err := d.placeVolume(ctx, v, image)
+	replica, err := d.placeVolume(ctx, v, func(node *longhornv1.Node) (disk.UID, error) {
+		candidates, err := d.listCandidates(ctx, d.options.Disks.All(), image)
+		if err != nil {
+			return "", err
+		}
+		return chooseDisk(node, candidates, v)
+	})
 	if err != nil {
 		return "", err
 	}
@@ -138,11 +144,11 @@ func (d *Driver) getImage(ctx context.Context, v volume) (*longhornv1.BackingIma
 	return image, nil
 }
 
-// placeVolume returns the replica of a volume, and makes Volume and Replica if they are missing. From then on the
-// replica's disk is the volume's.
-func (d *Driver) placeVolume(ctx context.Context, v volume, image *longhornv1.BackingImage) (
-	*longhornv1.Replica, error,
-) {
+// placeVolume returns the replica of a volume, and makes Volume and Replica if they are missing, on the disk that choose
+// returns. From then on the replica's disk is the volume's.
+func (d *Driver) placeVolume(
+	ctx context.Context, v volume, choose func(*longhornv1.Node) (disk.UID, error),
+) (*longhornv1.Replica, error) {
 	replica := &longhornv1.Replica{}
 	err := d.options.Client.Get(ctx, d.objectKey(v.handle), replica)
 	if err == nil {
@@ -156,11 +162,7 @@ func (d *Driver) placeVolume(ctx context.Context, v volume, image *longhornv1.Ba
 		return nil, errclass.Errorf(errclass.Transient, "get Node %s of longhorn.io, which the node's store makes: %w",
 			d.options.Node, err)
 	}
-	disks, err := d.listCandidates(ctx, image)
-	if err != nil {
-		return nil, err
-	}
-	on, err := chooseDisk(node, disks, v)
+	on, err := choose(node)
 	if err != nil {
 		return nil, err
 	}
@@ -183,10 +185,12 @@ func (d *Driver) checkReplica(r *longhornv1.Replica, v volume) error {
 	return nil
 }
 
-// listCandidates returns the open disks.
-func (d *Driver) listCandidates(ctx context.Context, image *longhornv1.BackingImage) ([]candidate, error) {
+// listCandidates measures disks that are open. It leaves out those that cannot be measured.
+func (d *Driver) listCandidates(
+	ctx context.Context, disks []diskset.Disk, image *longhornv1.BackingImage,
+) ([]candidate, error) {
 	var all []candidate
-	for _, opened := range d.options.Disks.All() {
+	for _, opened := range disks {
 		usage, err := opened.Usage(ctx)
 		if err != nil {
 			d.log.Error("measure a disk, which is left out", "disk", opened.Name, "error", err)
