@@ -166,6 +166,16 @@ func (d *Driver) findDiskNode(ctx context.Context, uuid disk.UID) (string, error
 	return "", nil
 }
 
+// findSnapshotNode returns the node of a snapshot's disk, by the snapshot's handle, or nothing if no node has reported the
+// disk.
+func (d *Driver) findSnapshotNode(ctx context.Context, handle string) (string, error) {
+	uuid, _, _ := names.ParseSnapshotHandle(handle)
+	if _, err := d.options.Disks.Find(uuid); err == nil {
+		return d.options.Node, nil
+	}
+	return d.findDiskNode(ctx, uuid)
+}
+
 // findVolumeNode returns the node of a volume, or nothing if there is no such volume.
 func (d *Driver) findVolumeNode(ctx context.Context, handle string) (string, error) {
 	if handle == "" || names.VolumeHandle(handle) != handle {

@@ -167,11 +167,7 @@ func (p provisioner) findSourceNode(ctx context.Context, claim *corev1.Persisten
 	if handle := source.GetVolume().GetVolumeId(); handle != "" {
 		node, err = p.findVolumeNode(ctx, handle)
 	} else {
-		uuid, _, _ := names.ParseSnapshotHandle(source.GetSnapshot().GetSnapshotId())
-		if _, openErr := p.options.Disks.Find(uuid); openErr == nil {
-			return p.options.Node
-		}
-		node, err = p.findDiskNode(ctx, uuid)
+		node, err = p.findSnapshotNode(ctx, source.GetSnapshot().GetSnapshotId())
 	}
 	if err == nil && node != "" && node != p.options.Node {
 		manager := &longhornv1.InstanceManager{}

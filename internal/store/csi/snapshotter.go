@@ -216,24 +216,14 @@ func (s *snapshotter) noteSilence(ctx context.Context, c *snapshotv1.VolumeSnaps
 // store does. If no node has it, the first one says so.
 func (s *snapshotter) findOwner(ctx context.Context, c *snapshotv1.VolumeSnapshotContent) (string, error) {
 	var owner string
-	handle := cmp.Or(contentHandle(c), ptr.Deref(c.Spec.Source.SnapshotHandle, ""))
-	if handle != "" {
-		uuid, _, _ := names.ParseSnapshotHandle(handle)
-		if _, err := s.options.Disks.Find(uuid); err == nil {
-			return s.options.Node, nil
-		}
-		var err error
-		if owner, err = s.findDiskNode(ctx, uuid); err != nil {
-			return "", err
-		}
+	var err error
+	if handle := findContentHandle(c); handle != "" {
+		owner, err = s.findSnapshotNode(ctx, handle)
 	} else {
-		var err error
-		if owner, err = s.findVolumeNode(ctx, ptr.Deref(c.Spec.Source.VolumeHandle, "")); err != nil {
-			return "", err
-		}
+		owner, err = s.findVolumeNode(ctx, ptr.Deref(c.Spec.Source.VolumeHandle, ""))
 	}
-	if owner != "" {
-		return owner, nil
+	if err != nil || owner != "" {
+		return owner, err
 	}
 	nodes := &longhornv1.NodeList{}
 	if err := s.options.Client.List(ctx, nodes, client.InNamespace(s.options.Namespace)); err != nil {
@@ -251,6 +241,11 @@ func contentHandle(c *snapshotv1.VolumeSnapshotContent) string {
 		return ""
 	}
 	return ptr.Deref(c.Status.SnapshotHandle, "")
+}
+
+// findContentHandle returns the handle of the snapshot of a content, made or named, or nothing if it is yet to be made.
+func findContentHandle(c *snapshotv1.VolumeSnapshotContent) string {
+	return cmp.Or(contentHandle(c), ptr.Deref(c.Spec.Source.SnapshotHandle, ""))
 }
 
 // act does what was decided.
@@ -291,8 +286,7 @@ func (s *snapshotter) act(ctx context.Context, c *snapshotv1.VolumeSnapshotConte
 
 // deleteContent deletes the snapshot of a content, also one whose handle was never written.
 func (s *snapshotter) deleteContent(ctx context.Context, c *snapshotv1.VolumeSnapshotContent) error {
-	handle := cmp.Or(contentHandle(c), ptr.Deref(c.Spec.Source.SnapshotHandle, ""))
-	if handle != "" {
+	if handle := findContentHandle(c); handle != "" {
 		_, err := s.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: handle})
 		if !errors.Is(err, errclass.Transient) {
 			return err
