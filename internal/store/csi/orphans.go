@@ -49,10 +49,11 @@ func (d *Driver) DescribeOrphans(ctx context.Context, on diskset.Disk, deletable
 	if err != nil {
 		return []string{fmt.Sprintf("its snapshots are not known: %v", err)}
 	}
+	known := contents.List()
 	var orphans, notes []string
 	for _, o := range objects {
 		_, uid, ok := names.IsSnapshot(o.Name)
-		if !ok || o.Kind != disk.KindSnapshot || slices.ContainsFunc(contents.List(), func(c any) bool {
+		if !ok || o.Kind != disk.KindSnapshot || slices.ContainsFunc(known, func(c any) bool {
 			content, ok := c.(*snapshotv1.VolumeSnapshotContent)
 			return ok && ownsSnapshot(content, on.UUID, uid)
 		}) {
