@@ -13,12 +13,14 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/names"
 )
 
-// volumeOf returns the handle of the volume whose head an object is.
+// volumeOf returns the handle of the volume whose head an object is. A volume in which an image is made or from which one
+// is read does not count.
 func volumeOf(o disk.Object) (handle string, ok bool) {
-	handle, ok = strings.CutPrefix(string(o.Name), "volume/")
-	return handle, ok && o.Kind == disk.KindHead
+	handle, ok = names.IsHead(o.Name)
+	return handle, ok && o.Kind == disk.KindHead && !names.IsOfImage(handle)
 }
 
 // findReplicas notes which volumes have a Replica, every heartbeatInterval. A volume that is being deleted has its head a
