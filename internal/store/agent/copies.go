@@ -20,9 +20,6 @@ import (
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
-// maxNamed is how many objects a note names.
-const maxNamed = 10
-
 // lookAtCopies brings the copies on all disks nearer to what is wanted. Busy means that progress is to be reported.
 func (a *agent) lookAtCopies(
 	ctx context.Context, states []*diskState, images []longhornv1.BackingImage,
@@ -456,20 +453,11 @@ func describeDamage(objects []disk.Object, images []longhornv1.BackingImage) []s
 	}
 	var notes []string
 	if len(damaged) > 0 {
-		notes = append(notes, "damaged, and to be made again: "+listSome(damaged))
+		notes = append(notes, "damaged, and to be made again: "+names.ListSome(damaged))
 	}
 	if len(orphans) > 0 {
 		notes = append(notes, fmt.Sprintf("of images that no BackingImage has, so that they are not deleted unless the "+
-			"annotation %s of the Node has their UUIDs: %s", longhornv1.AnnotationDeleteOrphans, listSome(orphans)))
+			"annotation %s of the Node has their UUIDs: %s", longhornv1.AnnotationDeleteOrphans, names.ListSome(orphans)))
 	}
 	return notes
-}
-
-func listSome(all []string) string {
-	slices.Sort(all)
-	text := strings.Join(all[:min(len(all), maxNamed)], ", ")
-	if more := len(all) - maxNamed; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
 }

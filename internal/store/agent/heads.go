@@ -64,7 +64,7 @@ func (a *agent) describeHeads(objects []disk.Object) []string {
 	}
 	return []string{fmt.Sprintf("of volumes that no Replica has, so that they stay unless their PersistentVolumes are "+
 		"deleted or the annotation %s of the Node has their names (pvc-…): %s", longhornv1.AnnotationDeleteOrphans,
-		listSome(heads))}
+		names.ListSome(heads))}
 }
 
 // confirmLost asks the API server itself whether a volume has no object at all. Only a volume that is named after its

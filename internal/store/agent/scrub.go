@@ -128,8 +128,8 @@ func describeShares(s *scrub.Status) string {
 			name, x.Bytes(), x.Offset(), x.Image))
 	}
 	slices.Sort(all)
-	text := strings.Join(all[:min(len(all), maxNamed)], "; ")
-	if more := len(all) - maxNamed; more > 0 {
+	text := strings.Join(all[:min(len(all), names.MaxListed)], "; ")
+	if more := len(all) - names.MaxListed; more > 0 {
 		text += fmt.Sprintf("; and %d more", more)
 	}
 	if len(all) > 0 {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,9 +17,6 @@ import (
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 )
-
-// maxNamed is how many snapshots a note names.
-const maxNamed = 10
 
 // setContents notes what knows the VolumeSnapshotContents from now on.
 func (d *Driver) setContents(known cache.Store) {
@@ -68,12 +64,9 @@ func (d *Driver) DescribeOrphans(ctx context.Context, on diskset.Disk, deletable
 		}
 	}
 	if len(orphans) > 0 {
-		text := strings.Join(orphans[:min(len(orphans), maxNamed)], ", ")
-		if more := len(orphans) - maxNamed; more > 0 {
-			text += fmt.Sprintf(" and %d more", more)
-		}
 		notes = append(notes, fmt.Sprintf("snapshots that no VolumeSnapshotContent names, so that they are not deleted unless "+
-			"the annotation %s of the Node has their UIDs: %s", longhornv1.AnnotationDeleteOrphans, text))
+			"the annotation %s of the Node has their UIDs: %s", longhornv1.AnnotationDeleteOrphans,
+			names.ListSome(orphans)))
 	}
 	return notes
 }
