@@ -288,7 +288,7 @@ func (a *agent) lookAtAll(ctx context.Context) (time.Duration, error) {
 	if err := a.writeReport(ctx); err != nil {
 		return 0, err
 	}
-	a.measure(states)
+	a.updateMetrics(states)
 	if a.takeReady() && a.CopyReady != nil {
 		a.CopyReady()
 	}

@@ -422,12 +422,12 @@ func (s *diskState) condition() metav1.Condition {
 		c.Message = fmt.Sprintf("%d bytes are free, and spec.disks[%s].storageReserved is %d: free or add space",
 			s.usage.Available, s.name, s.spec.StorageReserved)
 	}
-	c.Message = shorten(c.Message)
+	c.Message = shortenMessage(c.Message)
 	return c
 }
 
-// shorten makes a message fit into a condition.
-func shorten(message string) string {
+// shortenMessage makes a message fit into a condition.
+func shortenMessage(message string) string {
 	if len(message) > maxMessage {
 		message = strings.ToValidUTF8(message[:maxMessage], "") + "…"
 	}

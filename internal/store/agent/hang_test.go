@@ -43,7 +43,7 @@ type fakeDisk struct {
 	waiting, opened int
 }
 
-func (f *fakeDisk) answer() {
+func (f *fakeDisk) awaitAnswer() {
 	f.mu.Lock()
 	hang := f.hang
 	f.waiting++
@@ -57,14 +57,14 @@ func (f *fakeDisk) answer() {
 }
 
 func (f *fakeDisk) List(context.Context) ([]disk.Object, error) {
-	f.answer()
+	f.awaitAnswer()
 	return []disk.Object{{
 		Name: names.Image("debian", "u"), UID: "u", Kind: disk.KindImage, Bytes: 1, State: disk.StateReady, Checksum: "c",
 	}}, nil
 }
 
 func (f *fakeDisk) Usage(context.Context) (disk.Usage, error) {
-	f.answer()
+	f.awaitAnswer()
 	return disk.Usage{Capacity: 100, Available: 50}, nil
 }
 
@@ -132,7 +132,7 @@ func newHangWorld(t *testing.T) *hangWorld {
 	}, w.client, w.client)
 	w.agent.openFiles = func(_ context.Context, dir string) (diskFiles, error) {
 		d := w.disks[filepath.Clean(dir)]
-		d.answer()
+		d.awaitAnswer()
 		d.opened++
 		return d, nil
 	}

@@ -69,13 +69,13 @@ func (a *agent) startLook(ctx context.Context, s *diskState) error {
 			}
 			l.opened = d
 		}
-		l.err = l.read(ctx, d)
+		l.err = l.readDisk(ctx, d)
 	}()
 	return nil
 }
 
-// read finds out what an open disk is like.
-func (l *look) read(ctx context.Context, d *openDisk) error {
+// readDisk finds out what an open disk is like.
+func (l *look) readDisk(ctx context.Context, d *openDisk) error {
 	found, err := reflink.ReadUUID(d.Path)
 	if err == nil && found != d.UUID {
 		err = errclass.Errorf(errclass.Conflict, "%s has the disk %s now", d.specPath, found)

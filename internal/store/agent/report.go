@@ -109,9 +109,9 @@ func (a *agent) writeReport(ctx context.Context) error {
 	return nil
 }
 
-// measure tells the metrics what was found and reported. A disk that is only slow is as it was. What is known of one
+// updateMetrics tells the metrics what was found and reported. A disk that is only slow is as it was. What is known of one
 // that does not answer is left out.
-func (a *agent) measure(states []*diskState) {
+func (a *agent) updateMetrics(states []*diskState) {
 	if a.Measures == nil {
 		return
 	}

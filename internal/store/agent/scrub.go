@@ -139,5 +139,5 @@ func describeShares(s *scrub.Status) string {
 		text = "There were more volumes than can be listed, so others on this disk may have wrong bytes, too: restore those " +
 			"that are clones of the images named in the store's log. " + text
 	}
-	return shorten(text)
+	return shortenMessage(text)
 }

@@ -88,8 +88,8 @@ func (n *node) writeVolume(handle string, offset int64) {
 	}
 }
 
-// intact waits until the disk's condition VolumesIntact has a status, and returns its message.
-func (n *node) intact(want metav1.ConditionStatus) (message string) {
+// awaitIntact waits until the disk's condition VolumesIntact has a status, and returns its message.
+func (n *node) awaitIntact(want metav1.ConditionStatus) (message string) {
 	n.c.t.Helper()
 	n.c.eventually("VolumesIntact "+string(want), func() error {
 		s := n.diskStatus()
@@ -106,8 +106,8 @@ func (n *node) intact(want metav1.ConditionStatus) (message string) {
 	return message
 }
 
-// reads checks what the node's copy has, on the disk and not in the page cache.
-func (n *node) reads(want []byte) {
+// wantContent checks what the node's copy has, on the disk and not in the page cache.
+func (n *node) wantContent(want []byte) {
 	n.c.t.Helper()
 	err := withFile(n.c.t.Context(), n.set.All()[0], names.Image(imageName, imageUUID), os.O_RDONLY, func(f *os.File) error {
 		got := make([]byte, len(want))
@@ -141,14 +141,14 @@ func TestScrub_findsAndRepairsAFlippedBit(t *testing.T) {
 		}
 		return nil
 	})
-	a.intact(metav1.ConditionTrue)
+	a.awaitIntact(metav1.ConditionTrue)
 	before := a.diskStatus().LastScrubTime.Time
 	a.flipOnDevice(at)
 	c.clock.Step(time.Hour)
 
-	message := a.intact(metav1.ConditionFalse)
+	message := a.awaitIntact(metav1.ConditionFalse)
 	c.eventually("the repair", func() error {
-		message = a.intact(metav1.ConditionFalse)
+		message = a.awaitIntact(metav1.ConditionFalse)
 		if !strings.Contains(message, fmt.Sprintf("volume pvc-shares has 4096 bytes at offset %d ", at/4096*4096)) {
 			return errors.New(message)
 		}
@@ -158,7 +158,7 @@ func TestScrub_findsAndRepairsAFlippedBit(t *testing.T) {
 		t.Error(message)
 	}
 	a.await(longhornv1.StateReady)
-	a.reads(data)
+	a.wantContent(data)
 	c.eventually("the pass to end", func() error {
 		if s := a.diskStatus(); !s.LastScrubTime.After(before) {
 			return fmt.Errorf("%v", s.LastScrubTime)
@@ -174,13 +174,13 @@ func TestScrub_findsAndRepairsAFlippedBit(t *testing.T) {
 		}
 		return nil
 	})
-	a.intact(metav1.ConditionFalse)
+	a.awaitIntact(metav1.ConditionFalse)
 	a.writeVolume("pvc-shares", at/4096*4096)
 	if err := a.set.All()[0].Delete(t.Context(), names.Head("pvc-wrote-near")); err != nil {
 		t.Fatal(err)
 	}
-	a.intact(metav1.ConditionTrue)
-	a.reads(data)
+	a.awaitIntact(metav1.ConditionTrue)
+	a.wantContent(data)
 }
 
 // Without another copy a flipped bit is found, and the copy has failed. It is repaired when there is one.
@@ -201,7 +201,7 @@ func TestScrub_repairsLater(t *testing.T) {
 	})
 	c.clock.Step(time.Hour)
 	a.await(longhornv1.StateReady)
-	a.reads(data)
+	a.wantContent(data)
 }
 
 // putImage makes a copy on a node's disk, as if it had been there before.

@@ -64,7 +64,7 @@ func (d *Driver) newProvisioner(claims cache.SharedIndexInformer) *controller.Pr
 	defer makingProvisioner.Unlock()
 	return controller.NewProvisionController(log, d.options.Kubernetes, names.Driver,
 		provisioner{&controllerServer{Driver: d}},
-		controller.ClaimsInformer(d.wakeable(claims)),
+		controller.ClaimsInformer(d.makeWakeable(claims)),
 		controller.LeaderElection(false),
 		controller.MetricsPort(0),
 		controller.Threadiness(provisionThreads),

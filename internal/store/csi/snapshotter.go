@@ -180,7 +180,7 @@ func (s *snapshotter) syncContent(ctx context.Context, name string) error {
 	}
 	limited, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
-	if err := s.act(limited, c, action); err != nil {
+	if err := s.applyAction(limited, c, action); err != nil {
 		return errors.Join(err, s.writeFailure(ctx, c, err))
 	}
 	return nil
@@ -248,8 +248,8 @@ func findContentHandle(c *snapshotv1.VolumeSnapshotContent) string {
 	return cmp.Or(contentHandle(c), ptr.Deref(c.Spec.Source.SnapshotHandle, ""))
 }
 
-// act does what was decided.
-func (s *snapshotter) act(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, action contentAction) error {
+// applyAction does what was decided for a content.
+func (s *snapshotter) applyAction(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, action contentAction) error {
 	switch action {
 	case contentCreate:
 		parameters, err := s.findParameters(ctx, ptr.Deref(c.Spec.VolumeSnapshotClassName, ""))

@@ -25,9 +25,9 @@ func (i wakingInformer) AddEventHandlerWithResyncPeriod(
 	return i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(h, resync)
 }
 
-// wakeable returns the informer of claims for the provisioner, whose queue is not accessible: WakeClaims tells it of a
+// makeWakeable returns the informer of claims for the provisioner, whose queue is not accessible: WakeClaims tells it of a
 // claim as the informer does.
-func (d *Driver) wakeable(claims cache.SharedIndexInformer) cache.SharedIndexInformer {
+func (d *Driver) makeWakeable(claims cache.SharedIndexInformer) cache.SharedIndexInformer {
 	return wakingInformer{claims, func(h cache.ResourceEventHandler) {
 		d.mu.Lock()
 		defer d.mu.Unlock()

@@ -50,7 +50,7 @@ func TestWakeClaims_tellsTheProvisioner(t *testing.T) {
 			woken = append(woken, string(claim.UID))
 		}
 	}}
-	if _, err := d.wakeable(below).AddEventHandlerWithResyncPeriod(handler, 0); err != nil {
+	if _, err := d.makeWakeable(below).AddEventHandlerWithResyncPeriod(handler, 0); err != nil {
 		t.Fatal(err)
 	}
 	d.WakeClaims()

@@ -50,10 +50,10 @@ func New(c clock.Clock) *Guard { return &Guard{clock: c, silence: make(chan stru
 func (g *Guard) Check() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.describe()
+	return g.describeSilence()
 }
 
-func (g *Guard) describe() error {
+func (g *Guard) describeSilence() error {
 	if g.late == 0 {
 		return nil
 	}
@@ -116,10 +116,11 @@ func (c *Call) giveUp(late bool) error {
 		g.late++
 	}
 	c.givenUp = true
-	return g.describe()
+	return g.describeSilence()
 }
 
-func (g *Guard) silenced() <-chan struct{} {
+// watchSilence returns a channel that is closed as soon as the disk is silent.
+func (g *Guard) watchSilence() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.silence
@@ -130,7 +131,7 @@ func (g *Guard) silenced() <-chan struct{} {
 func Do[T any](
 	ctx context.Context, g *Guard, what string, discard func(T), f func(context.Context) (T, error),
 ) (T, error) {
-	return run(ctx, g.Start(what), discard, f)
+	return runCall(ctx, g.Start(what), discard, f)
 }
 
 // doWithin is Do with another patience, for what returns only an error.
@@ -139,11 +140,11 @@ func doWithin(
 ) error {
 	c := g.Start(what)
 	c.patience = patience
-	_, err := run(ctx, c, nil, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
+	_, err := runCall(ctx, c, nil, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err
 }
 
-func run[T any](
+func runCall[T any](
 	ctx context.Context, c *Call, discard func(T), f func(context.Context) (T, error),
 ) (T, error) {
 	var none T
@@ -156,7 +157,7 @@ func run[T any](
 		err   error
 	}
 	returned := make(chan result, 1)
-	silenced := g.silenced()
+	silenced := g.watchSilence()
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		value, err := f(ctx)
@@ -188,6 +189,6 @@ func run[T any](
 			cancel(err)
 			return none, err
 		}
-		silenced = g.silenced() // the disk has answered in this moment, or the call has returned
+		silenced = g.watchSilence() // the disk has answered in this moment, or the call has returned
 	}
 }

@@ -82,7 +82,7 @@ func SnapshotUID(name string) disk.UID {
 	if uid.Validate() == nil && strings.HasPrefix(name, snapshotPrefix) {
 		return uid
 	}
-	return disk.UID(snapshotPrefix + "x-" + shorten(name))
+	return disk.UID(snapshotPrefix + "x-" + hashName(name))
 }
 
 // Snapshot returns the name that a snapshot of a volume has on a disk.
@@ -113,10 +113,10 @@ func ParseSnapshotHandle(handle string) (on, uid disk.UID, ok bool) {
 
 // Cloning returns the name and the UID of the snapshot that lasts while a volume with a handle is made from another one.
 func Cloning(handle string) (disk.Name, disk.UID) {
-	return disk.Name("cloning/" + handle), disk.UID(cloningPrefix + shorten(handle))
+	return disk.Name("cloning/" + handle), disk.UID(cloningPrefix + hashName(handle))
 }
 
-func shorten(name string) string {
+func hashName(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return hex.EncodeToString(sum[:16])
 }
@@ -130,7 +130,7 @@ func VolumeHandle(name string) string {
 	if valid {
 		return name
 	}
-	return "v-" + shorten(name)
+	return "v-" + hashName(name)
 }
 
 // Head returns the name that the head of a volume has on its disk.

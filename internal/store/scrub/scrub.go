@@ -248,7 +248,7 @@ func (w *worker) run(ctx context.Context) {
 		w.waitFor(ctx, pause, w.wake)
 	}
 	if d, err := w.Disks.Find(w.uuid); err == nil && w.loaded {
-		w.save(d)
+		w.saveState(d)
 	}
 }
 
@@ -258,12 +258,12 @@ func (w *worker) takeStep(ctx context.Context) (pause time.Duration, open bool) 
 	if err != nil {
 		return 0, false
 	}
-	w.load(d)
+	w.loadState(d)
 	if w.Clock.Now().Before(w.leftUntil) {
 		return lookInterval, true
 	}
 	defer w.takeTurn(ctx)()
-	read, worked, err := w.work(ctx, d)
+	read, worked, err := w.workOnDisk(ctx, d)
 	switch {
 	case err != nil && ctx.Err() == nil:
 		w.leftUntil = w.Clock.Now().Add(troubleInterval)
@@ -279,8 +279,8 @@ func (s *Scrubber) pauseAfter(read int64) time.Duration {
 	return time.Duration(float64(read) / float64(s.BytesPerSecond) * float64(time.Second))
 }
 
-// load reads the state from the disk, once.
-func (w *worker) load(d diskset.Disk) {
+// loadState reads the state from the disk, once.
+func (w *worker) loadState(d diskset.Disk) {
 	if w.loaded { // only this goroutine changes it
 		return
 	}
@@ -294,15 +294,15 @@ func (w *worker) load(d diskset.Disk) {
 	w.Changed()
 }
 
-// update changes the state. It replaces the slices in it, because current returns them.
-func (w *worker) update(change func(*state)) {
+// updateState changes the state. It replaces the slices in it, because currentState returns them.
+func (w *worker) updateState(change func(*state)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change(&w.state)
 	w.dirty = true
 }
 
-func (w *worker) current() state {
+func (w *worker) currentState() state {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.state
@@ -315,7 +315,7 @@ func (w *worker) isDue() bool {
 	return w.dirty && w.Clock.Since(w.savedAt) >= saveInterval
 }
 
-func (w *worker) save(d diskset.Disk) {
+func (w *worker) saveState(d diskset.Disk) {
 	w.mu.Lock()
 	next := w.state
 	w.savedAt, w.dirty = w.Clock.Now(), false
@@ -326,14 +326,14 @@ func (w *worker) save(d diskset.Disk) {
 	}
 }
 
-// work does one step on a disk, if there is one to do. It returns how many bytes it read.
-func (w *worker) work(ctx context.Context, d diskset.Disk) (read int64, worked bool, err error) {
+// workOnDisk does one step on a disk, if there is one to do. It returns how many bytes it read.
+func (w *worker) workOnDisk(ctx context.Context, d diskset.Disk) (read int64, worked bool, err error) {
 	objects, err := d.List(ctx)
 	if err != nil {
 		return 0, false, err
 	}
 	if w.isDue() {
-		w.save(d)
+		w.saveState(d)
 	}
 	w.pruneShares(ctx, d)
 	for _, o := range objects {
@@ -345,7 +345,7 @@ func (w *worker) work(ctx context.Context, d diskset.Disk) (read int64, worked b
 		return o.Kind != disk.KindImage || o.State != disk.StateReady
 	})
 	slices.SortFunc(images, func(a, b disk.Object) int { return strings.Compare(string(a.UID), string(b.UID)) })
-	if !w.current().GoesOn && !w.beginPass() {
+	if !w.currentState().GoesOn && !w.beginPass() {
 		return 0, false, nil
 	}
 	return w.continuePass(ctx, d, images)
@@ -354,12 +354,12 @@ func (w *worker) work(ctx context.Context, d diskset.Disk) (read int64, worked b
 // beginPass begins a pass if it is time.
 func (w *worker) beginPass() bool {
 	now := w.Clock.Now()
-	last := w.current()
+	last := w.currentState()
 	since := now.Sub(last.Started)
 	if !last.Ended.IsZero() && since >= 0 && since < w.Interval {
 		return false
 	}
-	w.update(func(st *state) { st.Started, st.GoesOn, st.Image, st.Piece = now, true, "", 0 })
+	w.updateState(func(st *state) { st.Started, st.GoesOn, st.Image, st.Piece = now, true, "", 0 })
 	return true
 }
 
@@ -367,13 +367,13 @@ func (w *worker) beginPass() bool {
 func (w *worker) continuePass(
 	ctx context.Context, d diskset.Disk, images []disk.Object,
 ) (read int64, worked bool, err error) {
-	next := w.current()
+	next := w.currentState()
 	i := slices.IndexFunc(images, func(o disk.Object) bool {
 		return o.UID > next.Image || o.UID == next.Image && next.Piece < countPieces(o)
 	})
 	if i < 0 {
-		w.update(func(st *state) { st.Ended, st.GoesOn, st.Image, st.Piece = w.Clock.Now(), false, "", 0 })
-		w.save(d)
+		w.updateState(func(st *state) { st.Ended, st.GoesOn, st.Image, st.Piece = w.Clock.Now(), false, "", 0 })
+		w.saveState(d)
 		w.Changed()
 		return 0, true, nil
 	}
@@ -386,7 +386,7 @@ func (w *worker) continuePass(
 	if err != nil {
 		return 0, false, err
 	}
-	w.update(func(st *state) { st.Image, st.Piece = o.UID, piece+1 })
+	w.updateState(func(st *state) { st.Image, st.Piece = o.UID, piece+1 })
 	w.mu.Lock()
 	w.percent = percentOf(images, o.UID, piece+1)
 	w.mu.Unlock()

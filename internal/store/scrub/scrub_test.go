@@ -57,7 +57,7 @@ func TestOverlapping(t *testing.T) {
 		"no place":               {[]disk.Placed{placed(50, 10, disk.Unplaced)}, []part{{50, 10, 1050}}},
 		"another offset":         {[]disk.Placed{placed(1, 100, 1000)}, nil},
 	} {
-		if diff := cmp.Diff(c.want, overlapping(a, c.b)); diff != "" {
+		if diff := cmp.Diff(c.want, findOverlaps(a, c.b)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}

@@ -51,16 +51,16 @@ func (w *worker) noteShares(
 		}
 	}
 	isSame := func(x Share) bool { return x.ImageUUID == c.UUID && x.Piece == piece }
-	if !slices.ContainsFunc(w.current().Shares, isSame) && len(found) == 0 {
+	if !slices.ContainsFunc(w.currentState().Shares, isSame) && len(found) == 0 {
 		return nil
 	}
 	all := false
-	w.update(func(st *state) {
+	w.updateState(func(st *state) {
 		st.Shares = slices.DeleteFunc(slices.Clone(st.Shares), isSame)
 		all = st.addShares(found)
 		w.looked = map[disk.UID]bool{}
 	})
-	w.save(d) // before the repair, after which nothing shows it any more
+	w.saveState(d) // before the repair, after which nothing shows it any more
 	w.logShares(d, found, !all)
 	return nil
 }
@@ -96,7 +96,7 @@ func (w *worker) findShared(ctx context.Context, d diskset.Disk, parts []part, o
 	placed, err := d.Place(ctx, object, e)
 	switch {
 	case err == nil:
-		return overlapping(parts, placed), nil
+		return findOverlaps(parts, placed), nil
 	case errors.Is(err, errclass.NotFound):
 		return nil, nil
 	case errclass.Of(err) != errclass.None || ctx.Err() != nil:
@@ -119,7 +119,7 @@ func (s Share) key() shareKey { return shareKey{object: s.Object, image: s.Image
 // pruneShares forgets volumes that are deleted, or have overwritten what was wrong, and adds those that were made of them
 // meanwhile. It looks once in lookInterval.
 func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
-	noted := w.current().Shares
+	noted := w.currentState().Shares
 	if len(noted) == 0 || w.Clock.Since(w.prunedAt) < lookInterval {
 		return
 	}
@@ -138,7 +138,7 @@ func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
 		return // what is forgotten now could not be found any more
 	}
 	changed, all := len(added) > 0, false
-	w.update(func(st *state) {
+	w.updateState(func(st *state) {
 		var next []Share
 		for _, x := range st.Shares {
 			parts, known := left[x.key()]
@@ -158,7 +158,7 @@ func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
 	if !changed {
 		return
 	}
-	w.save(d)
+	w.saveState(d)
 	w.logShares(d, added, !all)
 	w.Changed()
 }

@@ -115,8 +115,8 @@ func writeState(dir string, s state) error {
 	return durable.Write(filepath.Join(dir, stateFile), append(data, '\n'))
 }
 
-// overlapping returns the parts of b that are at the same offset and place in a, or may be.
-func overlapping(a []part, b []disk.Placed) []part {
+// findOverlaps returns the parts of b that are at the same offset and place in a, or may be.
+func findOverlaps(a []part, b []disk.Placed) []part {
 	var shared []part
 	for _, x := range a {
 		for _, y := range b {

@@ -71,7 +71,7 @@ func (l *Local) GetMetadataDelta(
 
 // answer sends at least one message, so that an answer without ranges still says which volume it is about.
 func (l *Local) answer(ctx context.Context, q query, send sender) error {
-	on, target, base, err := l.find(ctx, q)
+	on, target, base, err := l.findSnapshots(ctx, q)
 	if err != nil {
 		return err
 	}
@@ -106,9 +106,9 @@ func (l *Local) answer(ctx context.Context, q query, send sender) error {
 	return send(target.Bytes, ranges)
 }
 
-// find returns the disk, the snapshot and the name of the base, which must be a snapshot of the same volume. An error is
+// findSnapshots returns the disk, the snapshot and the name of the base, which must be a snapshot of the same volume. An error is
 // of class NotFound if one of them is not there.
-func (l *Local) find(ctx context.Context, q query) (diskset.Disk, disk.Object, disk.Name, error) {
+func (l *Local) findSnapshots(ctx context.Context, q query) (diskset.Disk, disk.Object, disk.Name, error) {
 	none := func(err error) (diskset.Disk, disk.Object, disk.Name, error) {
 		return diskset.Disk{}, disk.Object{}, "", err
 	}

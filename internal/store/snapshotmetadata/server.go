@@ -119,7 +119,7 @@ func (s *server) GetMetadataAllocated(
 ) error {
 	asked := question{token: r.GetSecurityToken(), namespace: r.GetNamespace(), name: r.GetSnapshotName()}
 	q := query{start: r.GetStartingOffset(), most: r.GetMaxResults()}
-	return s.serve(stream.Context(), asked, q, func(bytes int64, ranges []*csi.BlockMetadata) error {
+	return s.serveQuestion(stream.Context(), asked, q, func(bytes int64, ranges []*csi.BlockMetadata) error {
 		return stream.Send(&api.GetMetadataAllocatedResponse{
 			BlockMetadataType: api.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: bytes,
 			BlockMetadata: convertRanges(ranges),
@@ -136,7 +136,7 @@ func (s *server) GetMetadataDelta(
 	if q.base == "" {
 		return describeError(errclass.Errorf(errclass.Invalid, "base_snapshot_id is empty: name the earlier snapshot"))
 	}
-	return s.serve(stream.Context(), asked, q, func(bytes int64, ranges []*csi.BlockMetadata) error {
+	return s.serveQuestion(stream.Context(), asked, q, func(bytes int64, ranges []*csi.BlockMetadata) error {
 		return stream.Send(&api.GetMetadataDeltaResponse{
 			BlockMetadataType: api.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: bytes,
 			BlockMetadata: convertRanges(ranges),
@@ -152,9 +152,9 @@ func convertRanges(ranges []*csi.BlockMetadata) []*api.BlockMetadata {
 	return out
 }
 
-// serve answers a question about a VolumeSnapshot if whoever asks may get that. It returns when its time is over,
+// serveQuestion answers a question about a VolumeSnapshot if whoever asks may get that. It returns when its time is over,
 // whatever the answer does: a client that reads nothing holds up a message, which ends only when the call has returned.
-func (s *server) serve(ctx context.Context, asked question, q query, send sender) error {
+func (s *server) serveQuestion(ctx context.Context, asked question, q query, send sender) error {
 	ctx, cancel := context.WithTimeout(ctx, s.o.AnswerTime)
 	defer cancel()
 	select {
