@@ -26,17 +26,9 @@ func (d *Disk) MarkDamaged(ctx context.Context, name disk.Name, uid disk.UID, wh
 func (d *Disk) markDamaged(ctx context.Context, name disk.Name, uid disk.UID, why string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	o, err := d.findByName(name)
-	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
+	o, err := d.findImage(ctx, name, uid)
+	if err != nil || d.damaged[o.UID] {
 		return err
-	}
-	switch {
-	case o.UID != uid:
-		return errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
-	case o.Kind != disk.KindImage:
-		return errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
-	case d.damaged[o.UID]:
-		return nil
 	}
 	d.damaged[o.UID] = true // until the disk is closed, if it cannot be written
 	return durable.Write(filepath.Join(d.dir, o.group, damagedFile), []byte(why[:min(len(why), maxReason)]))

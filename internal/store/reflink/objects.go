@@ -2,6 +2,7 @@ package reflink
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"path/filepath"
@@ -50,6 +51,21 @@ func (d *Disk) findIntact(name disk.Name) (located, error) {
 		err = errclass.Errorf(errclass.Corrupt, "the data of %q (%s) is damaged: delete it, and make it again", name, o.UID)
 	}
 	return o, err
+}
+
+// findImage returns an image, damaged or not. An error is of class NotFound if the image does not have this UID.
+func (d *Disk) findImage(ctx context.Context, name disk.Name, uid disk.UID) (located, error) {
+	o, err := d.findByName(name)
+	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
+		return located{}, err
+	}
+	switch {
+	case o.UID != uid:
+		return located{}, errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
+	case o.Kind != disk.KindImage:
+		return located{}, errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
+	}
+	return o, nil
 }
 
 // volumeOf returns the volume whose replica a group is, or nothing.

@@ -69,17 +69,11 @@ func (d *Disk) repairImage(ctx context.Context, name disk.Name, uid disk.UID, fe
 func (d *Disk) beginRepair(ctx context.Context, name disk.Name, uid disk.UID) (*lease, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	o, err := d.findByName(name)
-	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
+	o, err := d.findImage(ctx, name, uid)
+	if err != nil {
 		return nil, err
 	}
-	_, reserved := d.pending[o.UID]
-	switch {
-	case o.UID != uid:
-		return nil, errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
-	case o.Kind != disk.KindImage:
-		return nil, errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
-	case reserved:
+	if _, reserved := d.pending[uid]; reserved {
 		return nil, errclass.Errorf(disk.ErrBusy, "another repair of it has not ended: try again")
 	}
 	for clone, from := range d.cloning {
