@@ -81,15 +81,16 @@ func matchPieces(ctx context.Context, path string, size int64, seal disk.Seal) (
 	return hashes{pieces: seal.Pieces, all: [sha512.Size]byte(all)}, nil
 }
 
-var (
-	zeroPiece       [pieceBytes]byte
-	hashOfZeroPiece = sha256.Sum256(zeroPiece[:])
-)
+var zeroPiece [pieceBytes]byte
+
+// hashZeroPiece returns the hash of a piece of zeroes. It computes it once, when the first such piece is read: most
+// processes that have this package never read one.
+var hashZeroPiece = sync.OnceValue(func() disk.PieceHash { return sha256.Sum256(zeroPiece[:]) })
 
 // hashPiece returns the hash of a piece.
 func hashPiece(piece []byte) disk.PieceHash {
 	if bytes.Equal(piece, zeroPiece[:]) {
-		return hashOfZeroPiece
+		return hashZeroPiece()
 	}
 	return sha256.Sum256(piece)
 }
