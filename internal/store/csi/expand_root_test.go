@@ -16,9 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/test/verdict"
 )
@@ -37,9 +35,8 @@ func (s *store) grow(tb testing.TB, v *csi.Volume, size int64) {
 			tb.Errorf("%v, want %d bytes and nothing to do on the node", resp, size)
 		}
 	}
-	volume, replica := &longhornv1.Volume{}, &longhornv1.Replica{}
-	key := client.ObjectKey{Namespace: namespace, Name: v.GetVolumeId()}
-	if err := errors.Join(s.client.Get(tb.Context(), key, volume), s.client.Get(tb.Context(), key, replica)); err != nil {
+	volume, replica, err := s.readObjects(tb, v.GetVolumeId())
+	if err != nil {
 		tb.Fatal(err)
 	}
 	if volume.Spec.Size != size || replica.Spec.VolumeSize != size {

@@ -317,13 +317,20 @@ func (s *store) makeImage(tb testing.TB, name string, uuid disk.UID, data []byte
 	}
 }
 
+// readObjects returns the Volume and the Replica of a volume.
+func (s *store) readObjects(tb testing.TB, handle string) (*longhornv1.Volume, *longhornv1.Replica, error) {
+	tb.Helper()
+	volume, replica := &longhornv1.Volume{}, &longhornv1.Replica{}
+	key := client.ObjectKey{Namespace: namespace, Name: handle}
+	return volume, replica, errors.Join(s.client.Get(tb.Context(), key, volume), s.client.Get(tb.Context(), key, replica))
+}
+
 // wantStatus waits until Volume and Replica have states.
 func (s *store) wantStatus(tb testing.TB, v *csi.Volume, state, robustness, replicaState string) {
 	tb.Helper()
-	key := client.ObjectKey{Namespace: namespace, Name: v.GetVolumeId()}
 	eventually(tb, func() string {
-		volume, replica := &longhornv1.Volume{}, &longhornv1.Replica{}
-		if err := errors.Join(s.client.Get(tb.Context(), key, volume), s.client.Get(tb.Context(), key, replica)); err != nil {
+		volume, replica, err := s.readObjects(tb, v.GetVolumeId())
+		if err != nil {
 			return err.Error()
 		}
 		got := []string{volume.Status.State, volume.Status.Robustness, replica.Status.CurrentState}
@@ -388,7 +395,6 @@ func readDevice(tb testing.TB, path string, n int) []byte {
 	return data
 }
 
-// A Block volume keeps its data while the driver restarts, attached or not, and is not deleted while it is attached.
 // wantSectors checks the size of a device's sectors.
 func wantSectors(tb testing.TB, device string, want int) {
 	tb.Helper()
@@ -402,6 +408,7 @@ func wantSectors(tb testing.TB, device string, want int) {
 	}
 }
 
+// A Block volume keeps its data while the driver restarts, attached or not, and is not deleted while it is attached.
 func TestNode_blockVolumeSurvivesRestarts(t *testing.T) {
 	for _, kind := range []string{"xfs", "btrfs"} {
 		t.Run(kind, func(t *testing.T) { checkBlockVolume(t, kind) })

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/store/disk"
@@ -273,9 +272,8 @@ func TestClone_keepsImage(t *testing.T) {
 	s.mustClone(t, "pvc-2", 2*mib, fromSnapshot(made))
 	s.mustClone(t, "pvc-3", 2*mib, fromVolume(v))
 	for handle, want := range map[string]string{"pvc-2": "debian", "pvc-3": ""} {
-		volume, replica := &longhornv1.Volume{}, &longhornv1.Replica{}
-		key := client.ObjectKey{Namespace: namespace, Name: handle}
-		if err := errors.Join(s.client.Get(t.Context(), key, volume), s.client.Get(t.Context(), key, replica)); err != nil {
+		volume, replica, err := s.readObjects(t, handle)
+		if err != nil {
 			t.Fatal(err)
 		}
 		if volume.Spec.BackingImage != want || replica.Spec.BackingImage != want || volume.Spec.DataSource == "" {
