@@ -191,9 +191,7 @@ func TestSync_refusesAFlippedBit(t *testing.T) {
 			verdict.Errorf(t, "a copy with a flipped bit is an image: %+v", o)
 		}
 	}
-	c.editImage(func(image *longhornv1.BackingImage) {
-		image.Status.DiskFileStatusMap[good.uuid()] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
-	})
+	c.noteReady(good)
 	b.await(longhornv1.StateReady)
 	if !bytes.Equal(b.disk().Read(names.Image(imageName, imageUUID)), data) {
 		verdict.Errorf(t, "the copy")

@@ -266,6 +266,15 @@ func (c *cluster) makeImage(first *node, checksum string) {
 	}
 }
 
+// noteReady has the image's status say that a node's copy is ready.
+func (c *cluster) noteReady(n *node) {
+	c.t.Helper()
+	uuid := n.uuid()
+	c.editImage(func(image *longhornv1.BackingImage) {
+		image.Status.DiskFileStatusMap[uuid] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
+	})
+}
+
 // editImage changes the image and its status.
 func (c *cluster) editImage(edit func(*longhornv1.BackingImage)) {
 	c.t.Helper()

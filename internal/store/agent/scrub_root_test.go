@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
-	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/test/verdict"
@@ -37,55 +36,20 @@ func newScrubbed(t *testing.T, data []byte, others bool) (c *cluster, a, good *n
 	good = c.addNode("good")
 	c.addDisk(good)
 	good.await(longhornv1.StateReady)
-	uuid := good.uuid()
-	c.editImage(func(image *longhornv1.BackingImage) {
-		image.Status.DiskFileStatusMap[uuid] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
-	})
+	c.noteReady(good)
 	return c, a, good
-}
-
-// flipOnDevice flips a bit of the image's copy where the file system has it, so that clones have the wrong bit, too.
-func (n *node) flipOnDevice(offset int64) {
-	n.c.t.Helper()
-	image := names.Image(imageName, imageUUID)
-	placed, err := n.set.All()[0].Place(n.c.t.Context(), image, extent.Extent{Offset: offset, Length: 1})
-	if err != nil || len(placed) != 1 {
-		n.c.t.Fatalf("%v, %v", placed, err)
-	}
-	f, err := os.OpenFile(n.fs.Device, os.O_RDWR, 0)
-	if err != nil {
-		n.c.t.Fatal(err)
-	}
-	one := make([]byte, 1)
-	_, err = f.ReadAt(one, placed[0].Physical)
-	one[0] ^= 1
-	_, errWrite := f.WriteAt(one, placed[0].Physical)
-	if err := errors.Join(err, errWrite, f.Sync(), f.Close()); err != nil {
-		n.c.t.Fatal(err)
-	}
 }
 
 // clone makes a volume of the image.
 func (n *node) clone(handle string, size int64) {
 	n.c.t.Helper()
-	err := n.set.All()[0].Create(n.c.t.Context(), names.Head(handle), disk.Source{
-		UID: disk.UID(handle), Volume: disk.UID(handle), From: names.Image(imageName, imageUUID), Bytes: size,
-	})
-	if err != nil {
-		n.c.t.Fatal(err)
-	}
+	n.disk().NewHead(names.Head(handle), disk.UID(handle), names.Image(imageName, imageUUID), size)
 }
 
 // writeVolume overwrites a block of a volume.
 func (n *node) writeVolume(handle string, offset int64) {
 	n.c.t.Helper()
-	err := withFile(n.c.t.Context(), n.set.All()[0], names.Head(handle), os.O_RDWR, func(f *os.File) error {
-		_, err := f.WriteAt(bytes.Repeat([]byte{7}, 4096), offset)
-		return errors.Join(err, f.Sync())
-	})
-	if err != nil {
-		n.c.t.Fatal(err)
-	}
+	n.disk().Write(names.Head(handle), offset, bytes.Repeat([]byte{7}, 4096))
 }
 
 // awaitIntact waits until the disk's condition VolumesIntact has a status, and returns its message.
@@ -143,7 +107,7 @@ func TestScrub_findsAndRepairsAFlippedBit(t *testing.T) {
 	})
 	a.awaitIntact(metav1.ConditionTrue)
 	before := a.diskStatus().LastScrubTime.Time
-	a.flipOnDevice(at)
+	a.disk().FlipBit(a.fs.Device, names.Image(imageName, imageUUID), at)
 	c.clock.Step(time.Hour)
 
 	message := a.awaitIntact(metav1.ConditionFalse)
@@ -195,10 +159,7 @@ func TestScrub_repairsLater(t *testing.T) {
 	c.addDisk(good)
 	good.putImage(data)
 	good.await(longhornv1.StateReady)
-	uuid := good.uuid()
-	c.editImage(func(image *longhornv1.BackingImage) {
-		image.Status.DiskFileStatusMap[uuid] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
-	})
+	c.noteReady(good)
 	c.clock.Step(time.Hour)
 	a.await(longhornv1.StateReady)
 	a.wantContent(data)

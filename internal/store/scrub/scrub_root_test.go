@@ -111,6 +111,12 @@ func (b *bench) image(name, uuid string, data []byte) {
 	(disktest.Disk{Disk: b.files, TB: b.t}).NewImage(names.Image(name, uuid), disk.UID(uuid), data)
 }
 
+// flip flips a bit of an object where the file system has it.
+func (b *bench) flip(name disk.Name, offset int64) {
+	b.t.Helper()
+	disktest.Disk{Disk: b.files, TB: b.t}.FlipBit(b.fs.Device, name, offset)
+}
+
 // pass takes turns until a pass ends, and returns how long it paused for what it read, in MiB.
 func (b *bench) pass() (mebibytes int) {
 	b.t.Helper()
@@ -191,7 +197,7 @@ func TestScrub_marksWhatIsWrong(t *testing.T) {
 	data := disktest.Noise(4, 3<<20)
 	b.image("bad", "a", data)
 	b.image("good", "b", data)
-	b.flip(names.Image("bad", "a"), data, 1<<20+5)
+	b.flip(names.Image("bad", "a"), 1<<20+5)
 	b.pass()
 	if want := []string{"bad: MiB 1 is not what was sealed"}; !slices.Equal(b.damaged, want) {
 		t.Errorf("%v", b.damaged)
@@ -207,23 +213,6 @@ func TestScrub_marksWhatIsWrong(t *testing.T) {
 	}
 }
 
-// flip flips a bit of an object where the file system has it.
-func (b *bench) flip(name disk.Name, data []byte, offset int64) {
-	b.t.Helper()
-	placed, err := b.files.Place(b.t.Context(), name, extent.Extent{Offset: offset, Length: 1})
-	if err != nil || len(placed) != 1 {
-		b.t.Fatal(placed, err)
-	}
-	f, err := os.OpenFile(b.fs.Device, os.O_RDWR, 0)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	_, err = f.WriteAt([]byte{data[offset] ^ 4}, placed[0].Physical)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
 // Which volumes share what is wrong is on the disk before the repair, after which nothing would show it any more.
 func TestScrub_notesVolumesBeforeTheRepair(t *testing.T) {
 	t.Parallel()
@@ -231,28 +220,18 @@ func TestScrub_notesVolumesBeforeTheRepair(t *testing.T) {
 	data := disktest.Noise(4, 2<<20)
 	b.image("bad", "a", data)
 	(disktest.Disk{Disk: b.files, TB: t}).NewHead(names.Head("pvc-1"), "pvc-1", names.Image("bad", "a"), 2<<20)
-	b.flip(names.Image("bad", "a"), data, 1<<20+5)
-	shares := func() (all []string) {
-		st, err := readState(b.fs.Dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, x := range st.Shares {
-			all = append(all, fmt.Sprintf("%s %d+%d", x.Object, x.Offset(), x.Bytes()))
-		}
-		return all
-	}
+	b.flip(names.Image("bad", "a"), 1<<20+5)
 	fetched := 0
 	b.fetch = func(piece int, p []byte) error {
 		fetched++
-		if got, want := shares(), []string{"volume/pvc-1 1048576+1048576"}; !slices.Equal(got, want) {
+		if got, want := b.noted(), []string{"volume/pvc-1 1048576+1048576"}; !slices.Equal(got, want) {
 			t.Errorf("before the repair the disk has %q", got)
 		}
 		copy(p, data[piece<<20:])
 		return nil
 	}
 	b.pass()
-	if got, want := shares(), []string{"volume/pvc-1 1048576+4096"}; !slices.Equal(got, want) || fetched != 1 {
+	if got, want := b.noted(), []string{"volume/pvc-1 1048576+4096"}; !slices.Equal(got, want) || fetched != 1 {
 		t.Errorf("after the repair the disk has %q; %d pieces were fetched", got, fetched)
 	}
 	b.restart()
@@ -394,7 +373,7 @@ func TestScrub_namesClonesOfVolumes(t *testing.T) {
 	helper := disktest.Disk{Disk: b.files, TB: t}
 	helper.NewHead(names.Head("old"), "old", names.Image("bad", "a"), 2<<20)
 	helper.NewHead(names.Head("other"), "other", "", 2<<20)
-	b.flip(names.Image("bad", "a"), data, 1<<20+5)
+	b.flip(names.Image("bad", "a"), 1<<20+5)
 	b.fetch = func(piece int, p []byte) error {
 		copy(p, data[piece<<20:])
 		b.cloneHead("old", "meanwhile", true)
@@ -474,7 +453,7 @@ func TestScrub_volumesThatCannotBePlaced(t *testing.T) {
 			b.image("bad", "a", data)
 			helper := disktest.Disk{Disk: b.files, TB: t}
 			helper.NewHead(names.Head("pvc-1"), "pvc-1", names.Image("bad", "a"), 2<<20)
-			b.flip(names.Image("bad", "a"), data, 1<<20+5)
+			b.flip(names.Image("bad", "a"), 1<<20+5)
 			b.set.Put(diskset.Disk{Disk: blindDisk{b.files, c.err}, Name: "d", UUID: "disk-1", Path: b.fs.Dir})
 			b.fetch = func(piece int, p []byte) error { copy(p, data[piece<<20:]); return nil }
 			b.pass()
@@ -492,7 +471,7 @@ func TestScrub_repairWaitsForAnotherOne(t *testing.T) {
 	b := newBench(t)
 	data := disktest.Noise(4, 1<<20)
 	b.image("bad", "a", data)
-	b.flip(names.Image("bad", "a"), data, 5)
+	b.flip(names.Image("bad", "a"), 5)
 	b.fetch = func(piece int, p []byte) error { copy(p, data[piece<<20:]); return nil }
 	b.NoteDamage(t.Context(), peer.Copy{Image: "bad", UUID: "a"}, "a bit")
 	begun, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error)
@@ -527,7 +506,7 @@ func TestScrub_namesImagesOfVolumes(t *testing.T) {
 	b.image("bad", "a", data)
 	b.image("good", "c", data)
 	(disktest.Disk{Disk: b.files, TB: t}).NewHead(names.Head("pvc-1"), "pvc-1", names.Image("bad", "a"), 2<<20)
-	b.flip(names.Image("bad", "a"), data, 1<<20+5)
+	b.flip(names.Image("bad", "a"), 1<<20+5)
 	b.fetch = func(piece int, p []byte) error { copy(p, data[piece<<20:]); return nil }
 	seal := func(uuid string) string {
 		name := names.Image("exported", uuid)

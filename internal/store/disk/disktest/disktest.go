@@ -148,6 +148,23 @@ func (d Disk) NewSnapshot(head, name disk.Name, uid disk.UID) {
 	d.must(d.Snapshot(context.Background(), head, name, disk.Seal{UID: uid, Kind: disk.KindSnapshot}))
 }
 
+// FlipBit flips a bit of an object on the device of the disk's file system. What shares the block has the wrong bit, too.
+func (d Disk) FlipBit(device string, name disk.Name, offset int64) {
+	d.TB.Helper()
+	placed, err := d.Place(context.Background(), name, extent.Extent{Offset: offset, Length: 1})
+	d.must(err)
+	if len(placed) != 1 || placed[0].Physical == disk.Unplaced {
+		d.TB.Fatalf("byte %d of %q is at %v", offset, name, placed)
+	}
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	d.must(err)
+	b := make([]byte, 1)
+	_, err = f.ReadAt(b, placed[0].Physical)
+	b[0] ^= 1
+	_, errWrite := f.WriteAt(b, placed[0].Physical)
+	d.must(errors.Join(err, errWrite, f.Sync(), f.Close()))
+}
+
 func (d Disk) must(err error) {
 	d.TB.Helper()
 	if err != nil {
