@@ -4,6 +4,7 @@ package names
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strings"
 
 	"github.com/varvebackup/varve/internal/store/disk"
@@ -124,10 +125,9 @@ func hashName(name string) string {
 // VolumeHandle returns the CSI handle of a volume that was asked for by a name: the name if it can be one, and
 // otherwise one that is made from it. It is a valid name of a Kubernetes object, and a valid disk.UID.
 func VolumeHandle(name string) string {
-	valid := disk.UID(name).Validate() == nil && len(name) <= 63 && !strings.HasPrefix(name, "-") &&
-		!strings.HasSuffix(name, "-") && !strings.HasPrefix(name, sourcePrefix) && !strings.HasPrefix(name, readerPrefix) &&
-		!strings.HasPrefix(name, snapshotPrefix) && !strings.HasPrefix(name, cloningPrefix)
-	if valid {
+	reserved := slices.ContainsFunc([]string{"-", sourcePrefix, readerPrefix, snapshotPrefix, cloningPrefix},
+		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	if disk.UID(name).Validate() == nil && len(name) <= 63 && !reserved && !strings.HasSuffix(name, "-") {
 		return name
 	}
 	return "v-" + hashName(name)
