@@ -156,14 +156,22 @@ func (d *Driver) findDiskNode(ctx context.Context, uuid disk.UID) (string, error
 	if err := d.options.Client.List(ctx, nodes, client.InNamespace(d.options.Namespace)); err != nil {
 		return "", errclass.Errorf(errclass.Transient, "list the Nodes, to find disk %s: %w", uuid, err)
 	}
-	for _, node := range nodes.Items {
-		for _, status := range node.Status.DiskStatus {
-			if status != nil && status.DiskUUID == string(uuid) {
-				return node.Name, nil
-			}
+	for i := range nodes.Items {
+		if hasReported(&nodes.Items[i], uuid) {
+			return nodes.Items[i].Name, nil
 		}
 	}
 	return "", nil
+}
+
+// hasReported says whether a node has reported a disk.
+func hasReported(node *longhornv1.Node, uuid disk.UID) bool {
+	for _, status := range node.Status.DiskStatus {
+		if status != nil && status.DiskUUID == string(uuid) {
+			return true
+		}
+	}
+	return false
 }
 
 // findSnapshotNode returns the node of a snapshot's disk, by the snapshot's handle, or nothing if no node has reported the

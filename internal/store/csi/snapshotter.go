@@ -370,17 +370,15 @@ func (s *snapshotter) isLost(ctx context.Context, c *snapshotv1.VolumeSnapshotCo
 	}
 	uuid, _, _ := names.ParseSnapshotHandle(handle)
 	for _, node := range nodes.Items {
+		if hasReported(&node, uuid) {
+			return false, nil
+		}
 		reports := slices.ContainsFunc(managers.Items, func(m longhornv1.InstanceManager) bool {
 			return m.Name == node.Name && m.Status.CurrentState == longhornv1.ManagerRunning
 		})
 		for name := range node.Spec.Disks {
 			status := node.Status.DiskStatus[name]
 			if named := status != nil && status.DiskUUID != ""; !named && (!reports || !isNeverUsed(status)) {
-				return false, nil
-			}
-		}
-		for _, status := range node.Status.DiskStatus {
-			if status != nil && status.DiskUUID == string(uuid) {
 				return false, nil
 			}
 		}
