@@ -299,8 +299,8 @@ func (a *agent) lookAtAll(ctx context.Context) (time.Duration, error) {
 	return heartbeatInterval, nil
 }
 
-// closeAll waits for the jobs and the looks, whose context has ended, and closes the disks. What a disk that hangs holds
-// up ends with the process.
+// closeAll waits for the jobs and the looks, whose context has ended, and closes the disks. Whatever still waits for a
+// disk that hangs ends with the process.
 func (a *agent) closeAll() {
 	timer := a.diskClock.NewTimer(closePatience)
 	defer timer.Stop()

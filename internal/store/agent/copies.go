@@ -388,8 +388,9 @@ func (a *agent) confirmUnwanted(ctx context.Context, image, uuid, diskUUID strin
 	return nil
 }
 
-// deleteOrphans deletes copies of images that no BackingImage has, and heads of volumes that have no object, whose UUIDs
-// and names a user has written into an annotation of the Node. It returns notes of those that cannot be deleted yet.
+// deleteOrphans deletes copies of images that no BackingImage has, and heads of volumes that have no object, if a user
+// has written their UUIDs or names into an annotation of the Node. It returns notes of those that cannot be deleted
+// yet.
 func (a *agent) deleteOrphans(ctx context.Context, s *diskState, images []longhornv1.BackingImage) (notes []string) {
 	for _, o := range s.objects {
 		_, uuid, isCopy := copyOf(o)

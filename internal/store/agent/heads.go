@@ -16,15 +16,15 @@ import (
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
-// volumeOf returns the handle of the volume whose head an object is. A volume in which an image is made or from which one
-// is read does not count.
+// volumeOf returns the handle of the volume whose head an object is. Volumes in which images are made or from which
+// they are read do not count.
 func volumeOf(o disk.Object) (handle string, ok bool) {
 	handle, ok = names.IsHead(o.Name)
 	return handle, ok && o.Kind == disk.KindHead && !names.IsOfImage(handle)
 }
 
-// findReplicas notes which volumes have a Replica, every heartbeatInterval. A volume that is being deleted has its head a
-// moment longer than that, so a head counts as one without a Replica when it was that twice.
+// findReplicas notes which volumes have a Replica, every heartbeatInterval. The head of a volume that is being deleted
+// outlives its Replica for a moment, so a head counts as one without a Replica only when it had none twice in a row.
 func (a *agent) findReplicas(ctx context.Context, states []*diskState) {
 	if a.Clock.Since(a.replicasFoundAt) < heartbeatInterval {
 		return
@@ -50,8 +50,8 @@ func (a *agent) findReplicas(ctx context.Context, states []*diskState) {
 	a.withoutReplica = without
 }
 
-// describeHeads names the heads of volumes that no Replica has: their node or disk was given up, or the cluster was made
-// anew.
+// describeHeads names the heads of volumes that have no Replica: somebody gave up their node or disk, or made the
+// cluster anew.
 func (a *agent) describeHeads(objects []disk.Object) []string {
 	var heads []string
 	for _, o := range objects {

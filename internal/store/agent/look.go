@@ -11,8 +11,8 @@ import (
 	"github.com/varvebackup/varve/internal/store/reflink"
 )
 
-// look is one look at a disk of spec.disks, in a goroutine of its own. There is one at a time for each disk, so that one
-// that hangs costs one goroutine.
+// look is one look at a disk of spec.disks, in a goroutine of its own. Each disk has one look at a time, so a disk that
+// hangs costs one goroutine.
 type look struct {
 	call *diskguard.Call
 	done chan struct{}
@@ -90,7 +90,8 @@ func (l *look) readDisk(ctx context.Context, d *openDisk) error {
 	return err
 }
 
-// awaitLooks waits for the looks that have begun, but for those that were given up, and not for long.
+// awaitLooks waits for the looks that have begun, at most as long as lookPatience. It does not wait for those that are
+// late.
 func (a *agent) awaitLooks(ctx context.Context) {
 	timer := a.diskClock.NewTimer(a.lookPatience)
 	defer timer.Stop()

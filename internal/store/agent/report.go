@@ -109,8 +109,8 @@ func (a *agent) writeReport(ctx context.Context) error {
 	return nil
 }
 
-// updateMetrics tells the metrics what was found and reported. A disk that is only slow is as it was. What is known of one
-// that does not answer is left out.
+// updateMetrics tells the metrics what was found and reported. A disk that is only slow keeps its earlier values. A
+// disk that does not answer has no sizes.
 func (a *agent) updateMetrics(states []*diskState) {
 	if a.Measures == nil {
 		return

@@ -174,8 +174,8 @@ func hasReported(node *longhornv1.Node, uuid disk.UID) bool {
 	return false
 }
 
-// findSnapshotNode returns the node of a snapshot's disk, by the snapshot's handle, or nothing if no node has reported the
-// disk.
+// findSnapshotNode returns the node that has the disk of a snapshot, by the snapshot's handle, or nothing if no node
+// has reported the disk.
 func (d *Driver) findSnapshotNode(ctx context.Context, handle string) (string, error) {
 	uuid, _, _ := names.ParseSnapshotHandle(handle)
 	if _, err := d.options.Disks.Find(uuid); err == nil {

@@ -144,8 +144,8 @@ func (d *Driver) getImage(ctx context.Context, v volume) (*longhornv1.BackingIma
 	return image, nil
 }
 
-// placeVolume returns the replica of a volume, and makes Volume and Replica if they are missing, on the disk that choose
-// returns. From then on the replica's disk is the volume's.
+// placeVolume returns the replica of a volume. If Volume and Replica are missing, it makes them, on the disk that
+// choose returns. From then on the replica's disk is the volume's.
 func (d *Driver) placeVolume(
 	ctx context.Context, v volume, choose func(*longhornv1.Node) (disk.UID, error),
 ) (*longhornv1.Replica, error) {

@@ -209,8 +209,8 @@ func (d *Driver) begin(handle string) (end func(), err error) {
 }
 
 // findHead returns the head of a volume, and its disk: the one that is named, or any. An error is of class NotFound if
-// the open disks lack the head, and Transient if the disk is not open. A disk that cannot be read is in the way of
-// volumes on others only if these are on none.
+// the open disks lack the head, and Transient if the disk is not open. findHead passes over a disk that cannot be read,
+// and returns that disk's error only if no other one has the head.
 func (d *Driver) findHead(ctx context.Context, handle string, on disk.UID) (diskset.Disk, disk.Object, error) {
 	disks := d.options.Disks.All()
 	if on != "" {

@@ -90,9 +90,9 @@ func (d *Driver) growDevice(ctx context.Context, handle string) error {
 	return growFileSystem(mounted, device.Path)
 }
 
-// growMounted grows the file system that was just mounted, if it is smaller than its device, before anybody uses it. A
-// file system with errors does not grow before it was checked. One that the kernel does not grow at all, resize2fs grows
-// while it is not mounted. If nothing helps, the volume is used as it is: its data comes first.
+// growMounted grows the file system that was just mounted, if it is smaller than its device, before anybody uses it.
+// The kernel does not grow a file system that has errors, so e2fsck checks it. If the kernel still refuses, resize2fs
+// grows it while it is not mounted. If nothing helps, the volume is used as it is: its data comes first.
 func (n *nodeServer) growMounted(ctx context.Context, r *csi.NodeStageVolumeRequest, device string) error {
 	target := r.GetStagingTargetPath()
 	err := growFileSystem(target, device)
@@ -123,7 +123,7 @@ func (d *Driver) checkFileSystem(ctx context.Context, device string) error {
 	return d.runTool(ctx, 1, device, "e2fsck", "-f", "-p") // 1: it has mended something
 }
 
-// resizeUnmounted checks the file system first, as resize2fs demands it after each mount.
+// resizeUnmounted checks the file system first: resize2fs demands that after each mount.
 func (d *Driver) resizeUnmounted(ctx context.Context, device string) error {
 	if err := d.checkFileSystem(ctx, device); err != nil {
 		return err

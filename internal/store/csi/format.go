@@ -17,9 +17,10 @@ import (
 	"github.com/varvebackup/varve/internal/store/diskset"
 )
 
-// formatBlank makes a file system on a volume that nobody has ever written: the disk has no extent of its head. So a
-// clone of what is blank is formatted, too, and no other clone. A signature proves less, because what it does not know looks blank. A file among the driver's own
-// says that a file system is being made: what a crash leaves of one is discarded at the next call.
+// formatBlank makes a file system on a volume that nobody has ever written: the disk has no extent of its head. So it
+// formats a clone of a blank volume, and no other clone. A signature proves less, because what it does not know looks
+// blank. A file among the driver's own says that a file system is being made: what a crash leaves of one is discarded
+// at the next call.
 func (d *Driver) formatBlank(ctx context.Context, on diskset.Disk, head disk.Object, device string) error {
 	if err := d.discardUnfinished(head, device); err != nil {
 		return err
@@ -106,7 +107,8 @@ func (d *Driver) makeFileSystem(ctx context.Context, device string) error {
 	return nil
 }
 
-// runTool runs a program of e2fsprogs for a device: this process's own, or the node's. Its exit code may be 0 to highest.
+// runTool runs a program of e2fsprogs on a device: this process's own, or the node's. Exit codes from 0 to highest are
+// success.
 func (d *Driver) runTool(ctx context.Context, highest int, device, tool string, args ...string) error {
 	program, err := exec.LookPath(tool)
 	var chroot string

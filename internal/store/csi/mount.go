@@ -57,8 +57,8 @@ func findMount(path string) (*mountinfo.Info, error) {
 	return all[len(all)-1], nil
 }
 
-// findDeviceMount returns where the file system of a device is mounted, or nothing. A bind of a device's file is no mount
-// of its file system.
+// findDeviceMount returns where the file system of a device is mounted, or nothing. The file of a device that is bound
+// somewhere does not count.
 func findDeviceMount(device string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(device, &st); err != nil {

@@ -32,8 +32,8 @@ func ownsSnapshot(c *snapshotv1.VolumeSnapshotContent, on, uid disk.UID) bool {
 		names.SnapshotUID(snapshotNamePrefix+string(c.Spec.VolumeSnapshotRef.UID)) == uid)
 }
 
-// DescribeOrphans names the snapshots on a disk that no VolumeSnapshotContent names. It deletes those of them whose UIDs
-// a user has written into the annotation longhornv1.AnnotationDeleteOrphans of the Node.
+// DescribeOrphans names the snapshots on a disk that no VolumeSnapshotContent names. It deletes those of them whose
+// UIDs a user has written into the annotation longhornv1.AnnotationDeleteOrphans of the Node.
 func (d *Driver) DescribeOrphans(ctx context.Context, on diskset.Disk, deletable map[string]bool) []string {
 	d.mu.Lock()
 	contents := d.contents

@@ -87,9 +87,10 @@ func (d *Driver) runProvisioner(ctx context.Context, c *controller.ProvisionCont
 	return ctx.Err()
 }
 
-// ShouldProvision says whether a claim is this node's: the scheduler chose this node, or what the claim is to be made of
-// is here, whatever the scheduler chose: it chooses again when the claim has its volume. A claim that has no node, and
-// gets none, is refused by the first of the nodes, so that it has one event and not as many as there are nodes.
+// ShouldProvision says whether this node provisions a claim: the scheduler chose the node, or the claim is made of
+// something on the node, whatever the scheduler chose: it chooses again when the claim has its volume. If a claim has
+// no node, and gets none, the first of the nodes refuses it, so that it has one event and not as many as there are
+// nodes.
 func (p provisioner) ShouldProvision(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
 	if claim.Annotations[annotationProvisioner] != names.Driver {
 		return false

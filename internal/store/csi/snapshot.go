@@ -141,8 +141,8 @@ func errOtherNode(what, node string) error {
 		node)
 }
 
-// findByUID returns an object of some of the open disks. A disk that cannot be read keeps nobody from what another one
-// has. An error is of class NotFound only if each disk was read.
+// findByUID returns an object of some of the open disks. It passes over a disk that cannot be read, and returns that
+// disk's error if no other one has the object: an error is of class NotFound only if every disk was read.
 func (d *Driver) findByUID(
 	ctx context.Context, disks []diskset.Disk, uid disk.UID,
 ) (diskset.Disk, disk.Object, error) {
@@ -279,8 +279,8 @@ func (c *controllerServer) ListSnapshots(
 	return resp, nil
 }
 
-// flushWithin returns what flush does, or an error of class Transient if that takes too long, as on a disk that does not
-// answer. Then it takes end over, and calls it when flush has returned.
+// flushWithin returns what flush does, or an error of class Transient if flush takes too long, as on a disk that does
+// not answer. Then flushWithin takes end over, and calls it when flush has returned.
 func flushWithin(ctx context.Context, timer clock.Timer, flush func() error, end *func()) error {
 	defer timer.Stop()
 	flushed := make(chan error, 1)

@@ -100,7 +100,7 @@ type snapshotter struct {
 	queue  workqueue.TypedRateLimitingInterface[string]
 }
 
-// runSnapshotter runs one until ctx ends, from when on the cluster has the kinds of snapshots.
+// runSnapshotter waits until the cluster has the kinds of snapshots, and then works on contents until ctx ends.
 func (d *Driver) runSnapshotter(ctx context.Context) error {
 	if d.options.Snapshots == nil {
 		<-ctx.Done()
@@ -138,7 +138,7 @@ func (d *Driver) runSnapshotter(ctx context.Context) error {
 	})
 }
 
-// waitForSnapshotKinds returns when the cluster has them, however late they are installed.
+// waitForSnapshotKinds returns when the cluster has the kinds of snapshots, however late they are installed.
 func (d *Driver) waitForSnapshotKinds(ctx context.Context) error {
 	ticker := d.options.Clock.NewTicker(snapshotResync)
 	defer ticker.Stop()
@@ -186,8 +186,8 @@ func (s *snapshotter) syncContent(ctx context.Context, name string) error {
 	return nil
 }
 
-// noteSilence writes into the status of a content that the node that is to work on it does not report. The first of the
-// nodes that report does that.
+// noteSilence writes into the status of a content that the node that owns it does not report. Of the nodes that report,
+// only the first one by name writes that.
 func (s *snapshotter) noteSilence(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, owner string) error {
 	managers := &longhornv1.InstanceManagerList{}
 	if err := s.options.Client.List(ctx, managers, client.InNamespace(s.options.Namespace)); err != nil {
@@ -344,8 +344,8 @@ func (s *snapshotter) findContentDisks(ctx context.Context, handle string) ([]di
 	return open, nil
 }
 
-// isNeverUsed says whether a store has reported of a disk that it cannot use it, and has never used it: a disk that had
-// a UUID keeps it in its status.
+// isNeverUsed says whether a store has reported that it cannot use a disk, and has never used it: a disk that was used
+// keeps its UUID in its status.
 func isNeverUsed(status *longhornv1.DiskStatus) bool {
 	if status == nil || status.DiskUUID != "" {
 		return false

@@ -107,7 +107,7 @@ type Source struct {
 	Volume UID   // what the head belongs to: a volume, or the image that is being made
 	From   Name  // a snapshot or an image that is ready; empty for a head of zeroes
 	Bytes  int64 // of the new head; not fewer than From has
-	// Independent has the head made without a parent, so that From can be deleted while the head is there.
+	// Independent makes the head without a parent, so that From can be deleted while the head exists.
 	Independent bool
 }
 
@@ -136,8 +136,8 @@ const PieceBytes = 1 << 20
 // PieceHash is the SHA-256 of a piece of an image.
 type PieceHash = [sha256.Size]byte
 
-// SumPieces returns one hash for all pieces of an image: the SHA-256 of their hashes in order, in hexadecimal. Who knows
-// it can tell whether hashes that somebody else sends are those of the image.
+// SumPieces returns one hash for all pieces of an image: the SHA-256 of their hashes in order, in hexadecimal. It tells
+// whether hashes that another store sends are those of the image.
 func SumPieces(pieces []PieceHash) string {
 	all := sha256.New()
 	for i := range pieces {
@@ -153,7 +153,7 @@ var ErrBusy = errclass.New(errclass.Transient, "busy")
 // be read.
 type FetchPiece func(ctx context.Context, piece int, has, want []byte) error
 
-// Unplaced is the place of data of which the disk tells none, such as what is compressed.
+// Unplaced is the place of data whose place the disk does not tell, such as compressed data.
 const Unplaced = -1
 
 // Placed is a part of an object's data, and where on the disk its first byte is, in bytes, or Unplaced.
@@ -217,14 +217,14 @@ type Disk interface {
 	// MarkDamaged records for ever that an image's data is not what its hashes say, and why: its State is StateDamaged from
 	// then on. Leases that are open stay. The error has class NotFound if the image does not have this UID.
 	MarkDamaged(ctx context.Context, name Name, uid UID, why string) error
-	// Repair reads a whole image that is damaged, and replaces what is not as its hashes say with what fetch returns. Then
-	// the image is ready again. If a piece cannot be fetched, fetch is still called for all others that are bad, and
-	// nothing changes. Clones keep the blocks that they share with what the image was, and those that are there when fetch is
-	// called are all: no more are made of a damaged image. The error has class NotFound if the image does not have this
-	// UID, and is ErrBusy while another repair goes on, or a clone of the image is being made.
+	// Repair reads a damaged image to its end, and replaces each piece that does not match its hash with what fetch
+	// returns. Then the image is ready again. If a piece cannot be fetched, Repair still calls fetch for all other bad
+	// pieces, and changes nothing. Clones keep the blocks that they share with the damaged image. Those that exist when
+	// fetch is called are all there are: nobody can clone a damaged image. The error has class NotFound if the image does
+	// not have this UID, and is ErrBusy while another repair goes on, or a clone of the image is being made.
 	Repair(ctx context.Context, name Name, uid UID, fetch FetchPiece) error
 	// Place returns, in order, where the data of a part of an object is, without holes. It reads no data, and works for a
-	// damaged object, too. What two objects of a disk have at the same offset and place they share.
+	// damaged object, too. Two objects of a disk share what they have at the same offset and place.
 	Place(ctx context.Context, name Name, within extent.Extent) ([]Placed, error)
 	// Users returns how many leases of an object are open.
 	Users(ctx context.Context, name Name) (int, error)

@@ -1,9 +1,9 @@
 // Package diskguard keeps a disk that does not answer, such as one of a dead SAN, from holding up those who call it.
 //
 // A call runs in a goroutine of its own. If one takes longer than it may, the disk is silent: all callers that wait for
-// it get an error of class Transient, and so do later ones, at once, until the calls that took too long have returned. So
-// no goroutines pile up. The context of a call that was given up is canceled. What it does may still happen: the same
-// call again finds that out, as [disk.Disk] says of errors whose outcome is not known.
+// it get an error of class Transient, and so do later ones, at once, until the calls that took too long have returned.
+// So no goroutines pile up. The context of a call that was given up is canceled. What the call does may still happen:
+// the same call again finds that out, as [disk.Disk] says of errors whose outcome is not known.
 package diskguard
 
 import (
@@ -99,8 +99,8 @@ func (c *Call) IsLate() bool { return c.guard.clock.Since(c.begun) >= c.patience
 // returned already.
 func (c *Call) GiveUp() error { return c.giveUp(true) }
 
-// giveUp gives up a call that is late, or one that is not, because the disk is silent. It returns nil, and the call goes
-// on, if the disk is not silent any more.
+// giveUp gives up a call that is late, or one that is not, because the disk is silent. If the disk is not silent any
+// more, it returns nil, and the call goes on.
 func (c *Call) giveUp(late bool) error {
 	g := c.guard
 	g.mu.Lock()

@@ -31,8 +31,8 @@ func MetadataHost(namespace string) string { return MetadataService + "." + name
 // ContextDisk is the key in a volume's context whose value is the UUID of its disk.
 const ContextDisk = "diskUUID"
 
-// ClaimAnnotation is the annotation of a Volume that names the claim that it was made for, as namespace/name. The status
-// has that, too, but only after the next write.
+// ClaimAnnotation is the annotation of a Volume that names the claim that it was made for, as namespace/name. The
+// status has that, too, but only after the next write.
 const ClaimAnnotation = Driver + "/claim"
 
 // Keys in the context of a volume that has an image to be read: the image's name, and its status.uuid.
@@ -112,7 +112,8 @@ func ParseSnapshotHandle(handle string) (on, uid disk.UID, ok bool) {
 	return on, uid, ok && on.Validate() == nil && uid.Validate() == nil && strings.HasPrefix(second, snapshotPrefix)
 }
 
-// Cloning returns the name and the UID of the snapshot that lasts while a volume with a handle is made from another one.
+// Cloning returns the name and the UID of the snapshot that exists while the volume with a handle is made from another
+// one.
 func Cloning(handle string) (disk.Name, disk.UID) {
 	return disk.Name("cloning/" + handle), disk.UID(cloningPrefix + hashName(handle))
 }

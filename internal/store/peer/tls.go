@@ -55,8 +55,7 @@ func serverTLS(dir string, protocols ...string) *tls.Config {
 	}
 }
 
-// PublicTLS is for a server that knows its clients by something else than a certificate. It reads the files again for
-// each connection.
+// PublicTLS is for a server whose clients need no certificate. It reads the files again for each connection.
 func PublicTLS(dir string, protocols ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,

@@ -196,8 +196,8 @@ func ReadUUID(dir string) (disk.UID, error) {
 	return h.UUID, err
 }
 
-// TouchDevice reads from the device of a disk's file system, and not from the page cache. It returns when the device has
-// answered, whatever that is. Where a file system cannot read past its cache, it returns at once.
+// TouchDevice reads from the device of a disk's file system, past the page cache. It returns when the device has
+// answered, whatever the answer is. Where a file system cannot read past its cache, it returns at once.
 func TouchDevice(dir string) {
 	f, err := os.OpenFile(filepath.Join(dir, headerFile), os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 // tailBytes is the size of a file system's largest block, of which a file may have a part.
 const tailBytes = 64 << 10
 
-// Grow implements [disk.Disk]. The file grows first. If a crash comes before the metadata says so, Open cuts off what it
-// has too much, which nobody could write.
+// Grow implements [disk.Disk]. The file grows first. If a crash comes before the metadata has the new size, Open cuts
+// the file back: nobody could write to the new part.
 func (d *Disk) Grow(ctx context.Context, head disk.Name, bytes int64) error {
 	if err := d.growHead(ctx, head, bytes); err != nil {
 		return fmt.Errorf("grow head %q to %d bytes: %w", head, bytes, describeFull(err))

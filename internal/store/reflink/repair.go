@@ -20,8 +20,8 @@ import (
 // place, and stays shared with the clones.
 const repairBlock = 4 << 10
 
-// Repair implements [disk.Disk]. The repaired file is a clone of the old one in a directory of its own, which changes places with the old directory at
-// one moment. So a crash leaves the damaged image or the repaired one.
+// Repair implements [disk.Disk]. It makes the repaired file as a clone of the old one, in a directory of its own, and
+// exchanges that directory with the old one in one step. So a crash leaves the damaged image or the repaired one.
 func (d *Disk) Repair(ctx context.Context, name disk.Name, uid disk.UID, fetch disk.FetchPiece) error {
 	if err := d.repairImage(ctx, name, uid, fetch); err != nil {
 		return fmt.Errorf("repair %q: %w", name, describeFull(err))
@@ -64,8 +64,9 @@ func (d *Disk) repairImage(ctx context.Context, name disk.Name, uid disk.UID, fe
 	return d.exchangeGroup(o, dir)
 }
 
-// beginRepair leases an image, and reserves it, because a second repair would write the same files. A clone that is being
-// made of it must be there before: otherwise nobody could find out what it shares with what the image was.
+// beginRepair leases an image, and reserves it, because a second repair would write the same files. It refuses while a
+// clone of the image is being made: the clone would share blocks with what the image was, and nobody could find that
+// out later.
 func (d *Disk) beginRepair(ctx context.Context, name disk.Name, uid disk.UID) (*lease, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -94,8 +94,8 @@ const (
 	ioprioIdle       = 3 << 13
 )
 
-// lowerPriority makes the reads of this thread wait for all others, where the device's scheduler can do that. Without it
-// the rate alone bounds them.
+// lowerPriority makes the reads of this thread wait for all others, if the device's scheduler supports that. Otherwise
+// only the rate limits them.
 func lowerPriority() {
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioIdle)
 }

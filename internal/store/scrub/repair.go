@@ -64,7 +64,8 @@ func (w *worker) noteAttempt(image disk.UID, begins bool) {
 	}
 }
 
-// postponeAttempt has the repair of a copy tried again soon, as if it had not been tried: somebody else is at work on it.
+// postponeAttempt has the repair of a copy tried again soon, as if nobody had tried it: somebody else works on the
+// copy.
 func (w *worker) postponeAttempt(image disk.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

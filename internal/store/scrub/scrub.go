@@ -252,7 +252,8 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// takeStep does one step if there is one to do, and returns how long to wait after it. It is not open if the disk is not.
+// takeStep does one step if there is one to do, and returns how long to wait after it. open is false if the disk is not
+// open.
 func (w *worker) takeStep(ctx context.Context) (pause time.Duration, open bool) {
 	d, err := w.Disks.Find(w.uuid)
 	if err != nil {
@@ -417,7 +418,8 @@ func copyOf(d diskset.Disk, o disk.Object) peer.Copy {
 	return peer.Copy{Image: image, UUID: string(o.UID), DiskUUID: string(d.UUID)}
 }
 
-// checkPiece reads a piece of an image, and marks the image as damaged if the piece is wrong. An error is one of the disk.
+// checkPiece reads a piece of an image, and marks the image as damaged if the piece is wrong. It returns only errors of
+// the disk.
 func (w *worker) checkPiece(
 	ctx context.Context, d diskset.Disk, o disk.Object, piece int64,
 ) (read int64, err error) {
@@ -456,8 +458,8 @@ func (w *worker) checkPiece(
 	return read, nil
 }
 
-// readHashes reads the hashes of an image's pieces, unless it has them, and marks the image as damaged if they are wrong or
-// cannot be read. An error is one of the disk.
+// readHashes reads the hashes of an image's pieces, unless it has them. If they are wrong or cannot be read, it marks
+// the image as damaged. It returns only errors of the disk.
 func (w *worker) readHashes(ctx context.Context, d diskset.Disk, o disk.Object) error {
 	if w.hashesOf == o.UID {
 		return nil
@@ -482,8 +484,8 @@ func (w *worker) readHashes(ctx context.Context, d diskset.Disk, o disk.Object) 
 	return nil
 }
 
-// ignoreGone returns no error for an image that was deleted, or found to be damaged, since it was listed. A disk that does
-// not answer is an error, or a pass would end that has not read everything.
+// ignoreGone returns no error for an image that was deleted, or found to be damaged, since it was listed. A disk that
+// does not answer stays an error: otherwise a pass would end without having read everything.
 func ignoreGone(err error) error {
 	if errors.Is(err, errclass.NotFound) || errors.Is(err, errclass.Corrupt) {
 		return nil

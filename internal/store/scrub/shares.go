@@ -12,11 +12,11 @@ import (
 	"github.com/varvebackup/varve/internal/store/diskset"
 )
 
-// noteShares notes which volumes share parts of a piece of a damaged copy with it, in place of what was noted before. An
-// error means that this cannot be found out now: then the piece must stay as it is.
+// noteShares notes which volumes share parts of a piece of a damaged copy, in place of what was noted before. An error
+// means that it cannot find that out now: then the piece must stay as it is.
 //
-// The volumes that are there are all: no clone can be made of a damaged copy. One that is made later of such a volume, or
-// of its snapshot, is found by pruneShares.
+// The volumes that exist now are all there are: nobody can clone a damaged copy. pruneShares finds those that are made
+// later of such a volume, or of its snapshot.
 func (w *worker) noteShares(
 	ctx context.Context, d diskset.Disk, damaged disk.Object, piece int64, wrong []extent.Extent,
 ) error {
@@ -85,8 +85,8 @@ func (w *worker) logShares(d diskset.Disk, found []Share, omitted bool) {
 	}
 }
 
-// findShared returns which of some parts an object has at the same offset and place, or may have. An error means that the
-// disk does not say so now.
+// findShared returns which of some parts an object has at the same offset and place, or may have. An error means that
+// the disk does not say so now.
 func (w *worker) findShared(ctx context.Context, d diskset.Disk, parts []part, object disk.Name) ([]part, error) {
 	if len(parts) == 0 {
 		return nil, nil
@@ -116,8 +116,8 @@ type shareKey struct {
 
 func (s Share) key() shareKey { return shareKey{object: s.Object, image: s.ImageUUID, piece: s.Piece} }
 
-// pruneShares forgets volumes that are deleted, or have overwritten what was wrong, and adds those that were made of them
-// meanwhile. It looks once in lookInterval.
+// pruneShares forgets volumes that are deleted, or have overwritten what was wrong, and adds those that were made of
+// them meanwhile. It looks once in lookInterval.
 func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
 	noted := w.currentState().Shares
 	if len(noted) == 0 || w.Clock.Since(w.prunedAt) < lookInterval {
@@ -163,8 +163,9 @@ func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
 	w.Changed()
 }
 
-// findClones returns which objects that are not noted have what was noted of others, and at which ones it has looked. One
-// that did not have it once never will: looking again would take long where files have many extents.
+// findClones returns the objects that have what was noted of others and are not noted themselves, and all objects at
+// which it has looked. An object that does not share it once never will: looking again would take long where files have
+// many extents.
 func (w *worker) findClones(
 	ctx context.Context, d diskset.Disk, noted []Share,
 ) (found []Share, looked map[disk.UID]bool, err error) {

@@ -106,8 +106,8 @@ func (l *Local) answer(ctx context.Context, q query, send sender) error {
 	return send(target.Bytes, ranges)
 }
 
-// findSnapshots returns the disk, the snapshot and the name of the base, which must be a snapshot of the same volume. An error is
-// of class NotFound if one of them is not there.
+// findSnapshots returns the disk, the snapshot and the name of the base, which must be a snapshot of the same volume.
+// An error is of class NotFound if one of them does not exist.
 func (l *Local) findSnapshots(ctx context.Context, q query) (diskset.Disk, disk.Object, disk.Name, error) {
 	none := func(err error) (diskset.Disk, disk.Object, disk.Name, error) {
 		return diskset.Disk{}, disk.Object{}, "", err
