@@ -210,7 +210,7 @@ func (d *openDisk) realSize(ctx context.Context, image disk.Object) int64 {
 	if n, ok := d.realSizes[image.UID]; ok || image.State != disk.StateReady {
 		return n
 	}
-	n, err := diskguard.Do(ctx, d.guard, "measure "+string(image.Name), nil, func(ctx context.Context) (n int64, err error) {
+	measure := func(ctx context.Context) (n int64, err error) {
 		for e, err := range d.files.Changed(ctx, image.Name, "") {
 			if err != nil {
 				return 0, err
@@ -218,7 +218,8 @@ func (d *openDisk) realSize(ctx context.Context, image disk.Object) int64 {
 			n += e.Length
 		}
 		return n, nil
-	})
+	}
+	n, err := diskguard.Do(ctx, d.guard, "measure "+string(image.Name), nil, measure)
 	if err != nil {
 		return 0
 	}

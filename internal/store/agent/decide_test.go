@@ -341,7 +341,8 @@ func TestFinishJob_countsAttempts(t *testing.T) {
 	// A wrong checksum of a source cannot become right.
 	wrong := &disk.ChecksumError{Algorithm: "SHA-256", Found: "0123456789abcdef01", Wanted: "fedcba98765432100"}
 	finish(actionSeal, false, wrong)
-	if !s.failedFirst || s.firstAttempt != 4 || s.refused != wrong.Wanted || !strings.Contains(s.failure, "0123456789abcdef…") ||
+	if !s.failedFirst || s.firstAttempt != 4 || s.refused != wrong.Wanted ||
+		!strings.Contains(s.failure, "0123456789abcdef…") ||
 		!strings.Contains(s.failure, "fedcba9876543210…") {
 		t.Errorf("%+v", s)
 	}

@@ -224,8 +224,8 @@ func (a *agent) syncCopy(
 		from.known = true
 	case "": // only the checksum tells
 	default:
-		err := errclass.Errorf(errclass.Corrupt, "the hashes of the other copy are those of %.16s…, and the image's of %.16s…",
-			sum, image.Status.PiecesChecksum)
+		err := errclass.Errorf(errclass.Corrupt,
+			"the hashes of the other copy are those of %.16s…, and the image's of %.16s…", sum, image.Status.PiecesChecksum)
 		if from.noteDamage != nil {
 			from.noteDamage(err.Error())
 		}

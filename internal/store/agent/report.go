@@ -86,13 +86,14 @@ func (a *agent) writeReport(ctx context.Context) error {
 	}
 	before := a.written.Status
 	since := a.Clock.Since(a.writtenAt)
-	same := before.IP == a.PodIP && before.CurrentState == longhornv1.ManagerRunning && maps.EqualFunc(copies, before.BackingImages,
-		func(x, y longhornv1.BackingImageV2CopyInfo) bool {
-			if since < progressInterval {
-				x.Progress, x.Size = y.Progress, y.Size
-			}
-			return x == y
-		})
+	sameCopy := func(x, y longhornv1.BackingImageV2CopyInfo) bool {
+		if since < progressInterval {
+			x.Progress, x.Size = y.Progress, y.Size
+		}
+		return x == y
+	}
+	same := before.IP == a.PodIP && before.CurrentState == longhornv1.ManagerRunning &&
+		maps.EqualFunc(copies, before.BackingImages, sameCopy)
 	if same && since < heartbeatInterval {
 		return nil
 	}

@@ -72,8 +72,8 @@ func (a *agent) fetchFrom(
 	}
 	defer func() { err = errors.Join(err, from.close()) }()
 	if from.checksum != image.Status.Checksum || piece >= len(from.pieces) {
-		return errclass.Errorf(errclass.Corrupt, "the other copy has the checksum %.16s…, and the image %.16s…", from.checksum,
-			image.Status.Checksum)
+		return errclass.Errorf(errclass.Corrupt, "the other copy has the checksum %.16s…, and the image %.16s…",
+			from.checksum, image.Status.Checksum)
 	}
 	if err := from.readAt(ctx, p, int64(piece)*disk.PieceBytes); err != nil {
 		return fmt.Errorf("read MiB %d of the other copy: %w", piece, err)
@@ -124,8 +124,9 @@ func describeShares(s *scrub.Status) string {
 		if handle, ok := names.IsHead(x.Object); ok {
 			name = "volume " + handle
 		}
-		all = append(all, fmt.Sprintf("%s has %d bytes at offset %d that are or may be wrong, from a damaged copy of image %s",
-			name, x.Bytes(), x.Offset(), x.Image))
+		all = append(all, fmt.Sprintf(
+			"%s has %d bytes at offset %d that are or may be wrong, from a damaged copy of image %s", name, x.Bytes(),
+			x.Offset(), x.Image))
 	}
 	slices.Sort(all)
 	text := strings.Join(all[:min(len(all), names.MaxListed)], "; ")
@@ -136,8 +137,8 @@ func describeShares(s *scrub.Status) string {
 		text += ": restore them from backups. A volume leaves this list when it has overwritten these bytes, or is deleted"
 	}
 	if s.Omitted {
-		text = "There were more volumes than can be listed, so others on this disk may have wrong bytes, too: restore those " +
-			"that are clones of the images named in the store's log. " + text
+		text = "There were more volumes than can be listed, so others on this disk may have wrong bytes, too: restore " +
+			"those that are clones of the images named in the store's log. " + text
 	}
 	return shortenMessage(text)
 }

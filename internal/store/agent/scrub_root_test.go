@@ -21,8 +21,8 @@ import (
 	"github.com/varvebackup/varve/test/verdict"
 )
 
-// newScrubbed returns a cluster whose first node's images are read now and then, and a second one with a copy of the image
-// if one is wanted there.
+// newScrubbed returns a cluster whose first node's images are read now and then, and a second one with a copy of the
+// image if one is wanted there.
 func newScrubbed(t *testing.T, data []byte, others bool) (c *cluster, a, good *node) {
 	t.Helper()
 	c = newCluster(t)
@@ -73,7 +73,8 @@ func (n *node) awaitIntact(want metav1.ConditionStatus) (message string) {
 // wantContent checks what the node's copy has, on the disk and not in the page cache.
 func (n *node) wantContent(want []byte) {
 	n.c.t.Helper()
-	err := withFile(n.c.t.Context(), n.set.All()[0], names.Image(imageName, imageUUID), os.O_RDONLY, func(f *os.File) error {
+	image := names.Image(imageName, imageUUID)
+	err := withFile(n.c.t.Context(), n.set.All()[0], image, os.O_RDONLY, func(f *os.File) error {
 		got := make([]byte, len(want))
 		err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 		_, errRead := f.ReadAt(got, 0)

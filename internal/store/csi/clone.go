@@ -104,8 +104,9 @@ func (d *Driver) findMade(ctx context.Context, v *volume) (bool, disk.UID, error
 		return false, "", errclass.Errorf(errclass.Transient, "get Volume and Replica %s: %w", v.handle, err)
 	}
 	if there.Spec.DataSource != v.origin.dataSource() {
-		return false, "", errclass.Errorf(errDiffers, "the volume is there, made of %q, and is to be made of %q: use another name",
-			there.Spec.DataSource, v.origin.dataSource())
+		return false, "", errclass.Errorf(errDiffers,
+			"the volume is there, made of %q, and is to be made of %q: use another name", there.Spec.DataSource,
+			v.origin.dataSource())
 	}
 	on, head, err := d.findHead(ctx, v.handle, disk.UID(replica.Spec.DiskID))
 	switch {

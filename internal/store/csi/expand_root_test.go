@@ -57,7 +57,8 @@ func deviceSize(tb testing.TB, path string) int64 {
 	return size
 }
 
-// A Block volume grows while it is attached and while it is not, and keeps its data. Its older snapshots keep their size.
+// A Block volume grows while it is attached and while it is not, and keeps its data. Its older snapshots keep their
+// size.
 func TestExpand_blockVolume(t *testing.T) {
 	s := newStore(t)
 	v := s.mustCreate(t, "pvc-1", 8*mib, nil)
@@ -84,7 +85,8 @@ func TestExpand_blockVolume(t *testing.T) {
 	if got := deviceSize(t, path); got != 24*mib {
 		t.Errorf("the device has %d bytes", got)
 	}
-	if got := readDevice(t, path, 16*mib); !bytes.Equal(got[:len(data)], data) || !bytes.Equal(got[12*mib:][:len(data)], data) {
+	got := readDevice(t, path, 16*mib)
+	if !bytes.Equal(got[:len(data)], data) || !bytes.Equal(got[12*mib:][:len(data)], data) {
 		verdict.Errorf(t, "the volume that has grown has other bytes")
 	}
 	s.unstage(t, v)
@@ -95,8 +97,8 @@ func TestExpand_blockVolume(t *testing.T) {
 	s.wantStart(t, clone, data)
 }
 
-// A file system grows with its volume: at once if it is mounted, and else when it is mounted next. A clone that is larger
-// than its snapshot has a file system of its own size.
+// A file system grows with its volume: at once if it is mounted, and else when it is mounted next. A clone that is
+// larger than its snapshot has a file system of its own size.
 func TestExpand_fileSystem(t *testing.T) {
 	s := newStore(t)
 	v := s.mustCreate(t, "pvc-1", 64*mib, nil)

@@ -100,7 +100,8 @@ func (d *Driver) discardUnfinished(head disk.Object, device string) error {
 // makeFileSystem runs mkfs.ext4.
 func (d *Driver) makeFileSystem(ctx context.Context, device string) error {
 	// The volume is blank, so the inode tables and the journal need no zeroes.
-	err := d.runTool(ctx, 0, device, "mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1")
+	err := d.runTool(ctx, 0, device, "mkfs.ext4", "-q", "-m", "0", "-E",
+		"nodiscard,lazy_itable_init=1,lazy_journal_init=1")
 	if err != nil {
 		return fmt.Errorf("make a file system on %s: %w", device, err)
 	}

@@ -498,7 +498,8 @@ func TestRun_registersWithKubelet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.driver.Ready(); err == nil || !strings.Contains(err.Error(), "kubelet has not yet registered the CSI driver") {
+	const unregistered = "kubelet has not yet registered the CSI driver"
+	if err := s.driver.Ready(); err == nil || !strings.Contains(err.Error(), unregistered) {
 		t.Errorf("ready before kubelet has registered the driver: %v", err)
 	}
 	for _, answer := range []*registration.RegistrationStatus{

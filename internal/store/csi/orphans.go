@@ -27,9 +27,12 @@ func (d *Driver) setContents(known cache.Store) {
 
 // ownsSnapshot says whether a snapshot of a disk is that of a content, made or being made.
 func ownsSnapshot(c *snapshotv1.VolumeSnapshotContent, on, uid disk.UID) bool {
+	if c.Spec.Driver != names.Driver {
+		return false
+	}
 	handle := names.SnapshotHandle(on, uid)
-	return c.Spec.Driver == names.Driver && (contentHandle(c) == handle || ptr.Deref(c.Spec.Source.SnapshotHandle, "") == handle ||
-		names.SnapshotUID(snapshotNamePrefix+string(c.Spec.VolumeSnapshotRef.UID)) == uid)
+	return contentHandle(c) == handle || ptr.Deref(c.Spec.Source.SnapshotHandle, "") == handle ||
+		names.SnapshotUID(snapshotNamePrefix+string(c.Spec.VolumeSnapshotRef.UID)) == uid
 }
 
 // DescribeOrphans names the snapshots on a disk that no VolumeSnapshotContent names. It deletes those of them whose
@@ -64,8 +67,8 @@ func (d *Driver) DescribeOrphans(ctx context.Context, on diskset.Disk, deletable
 		}
 	}
 	if len(orphans) > 0 {
-		notes = append(notes, fmt.Sprintf("snapshots that no VolumeSnapshotContent names, so that they are not deleted unless "+
-			"the annotation %s of the Node has their UIDs: %s", longhornv1.AnnotationDeleteOrphans,
+		notes = append(notes, fmt.Sprintf("snapshots that no VolumeSnapshotContent names, so that they are not deleted "+
+			"unless the annotation %s of the Node has their UIDs: %s", longhornv1.AnnotationDeleteOrphans,
 			names.ListSome(orphans)))
 	}
 	return notes

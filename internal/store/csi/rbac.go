@@ -1,8 +1,8 @@
 package csi
 
 // What the driver's service account may do, beside what the agent's needs: the store's own objects, and claims and
-// PersistentVolumes as external-provisioner and external-resizer do. Claims and volumes of others are seen too: the API server cannot tell
-// them apart.
+// PersistentVolumes as external-provisioner and external-resizer do. Claims and volumes of others are seen too: the API
+// server cannot tell them apart.
 //
 // +kubebuilder:rbac:groups=longhorn.io,resources=volumes;replicas,verbs=get;list;create;patch;delete
 // +kubebuilder:rbac:groups=longhorn.io,resources=volumes/status;replicas/status,verbs=patch

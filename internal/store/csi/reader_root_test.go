@@ -21,8 +21,8 @@ import (
 	"github.com/varvebackup/varve/test/verdict"
 )
 
-// readerOf returns the volume from which an image of the disk is read for a backup. No two tests have one of the same UID:
-// a device is found by the name of its volume, too.
+// readerOf returns the volume from which an image of the disk is read for a backup. No two tests have one of the same
+// UID: a device is found by the name of its volume, too.
 func readerOf(backup, image string, uuid disk.UID) *csi.Volume {
 	return &csi.Volume{VolumeId: names.ReaderHandle(backup), VolumeContext: map[string]string{
 		names.ContextDisk: diskUUID, names.ContextImage: image, names.ContextImageUUID: string(uuid),

@@ -154,8 +154,10 @@ func (r *resizer) growVolume(
 		}
 	}
 	markGrown(claim, size)
-	if _, err := core.PersistentVolumeClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
-		return size, errclass.Errorf(errclass.Transient, "write the size of claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	_, err = core.PersistentVolumeClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{})
+	if err != nil {
+		return size, errclass.Errorf(errclass.Transient, "write the size of claim %s/%s: %w", claim.Namespace, claim.Name,
+			err)
 	}
 	return size, nil
 }
@@ -174,8 +176,8 @@ func (r *resizer) patchCapacity(ctx context.Context, pv *corev1.PersistentVolume
 // that is there.
 func markGrowing(c *corev1.PersistentVolumeClaim, wanted resource.Quantity, now metav1.Time) bool {
 	allocated := c.Status.AllocatedResources[corev1.ResourceStorage]
-	if c.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == corev1.PersistentVolumeClaimControllerResizeInProgress &&
-		allocated.Cmp(wanted) == 0 {
+	state := c.Status.AllocatedResourceStatuses[corev1.ResourceStorage]
+	if state == corev1.PersistentVolumeClaimControllerResizeInProgress && allocated.Cmp(wanted) == 0 {
 		return false
 	}
 	c.Status.AllocatedResources = corev1.ResourceList{corev1.ResourceStorage: wanted}

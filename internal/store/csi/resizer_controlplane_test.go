@@ -47,7 +47,8 @@ func checkResizer(t *testing.T, admin client.Client, files *memory) {
 		return admin.Get(t.Context(), client.ObjectKey{Namespace: controlplane.SystemNamespace, Name: handle}, volume)
 	})
 	head := files.find(names.Head(handle))
-	if size := pv.Spec.Capacity[corev1.ResourceStorage]; size.Value() != 8*mib || head.Bytes != 8*mib || volume.Spec.Size != 8*mib {
+	size := pv.Spec.Capacity[corev1.ResourceStorage]
+	if size.Value() != 8*mib || head.Bytes != 8*mib || volume.Spec.Size != 8*mib {
 		t.Errorf("PersistentVolume has %s, head %d, Volume %d", size.String(), head.Bytes, volume.Spec.Size)
 	}
 	if image := volume.Spec.BackingImage; image != readyImage {

@@ -74,8 +74,8 @@ func (d *Driver) createSnapshot(ctx context.Context, handle string, uid disk.UID
 	case err == nil && there.Kind == disk.KindSnapshot && there.Volume == disk.UID(handle):
 		return d.describeSnapshot(ctx, having, there), nil
 	case err == nil:
-		return nil, errclass.Errorf(errDiffers, "a snapshot with this name is there already, of the volume %s: use another name",
-			there.Volume)
+		return nil, errclass.Errorf(errDiffers,
+			"a snapshot with this name is there already, of the volume %s: use another name", there.Volume)
 	case !errors.Is(err, errclass.NotFound):
 		return nil, err
 	case volumeErr != nil:
@@ -185,8 +185,8 @@ func (d *Driver) findSnapshot(ctx context.Context, handle string) (diskset.Disk,
 			return on, o, nil
 		}
 	}
-	return diskset.Disk{}, disk.Object{}, errclass.Errorf(errclass.NotFound, "disk %s does not have the snapshot %s", on.Name,
-		handle)
+	return diskset.Disk{}, disk.Object{}, errclass.Errorf(errclass.NotFound, "disk %s does not have the snapshot %s",
+		on.Name, handle)
 }
 
 // describeSnapshot says in CSI's words what a snapshot is. Its time is that of its file, which is immutable.
@@ -268,7 +268,8 @@ func (c *controllerServer) ListSnapshots(
 	if token := r.GetStartingToken(); token != "" {
 		var err error
 		if first, err = strconv.Atoi(token); err != nil || first < 0 || first > len(all) {
-			return nil, errclass.Errorf(errToken, "list the snapshots: starting_token is %q: use the next_token of a list", token)
+			return nil, errclass.Errorf(errToken,
+				"list the snapshots: starting_token is %q: use the next_token of a list", token)
 		}
 	}
 	resp := &csi.ListSnapshotsResponse{Entries: all[first:]}
@@ -297,8 +298,8 @@ func flushWithin(ctx context.Context, timer clock.Timer, flush func() error, end
 		<-flushed
 		later()
 	}()
-	return errclass.Errorf(errclass.Transient, "that takes longer than it may, and goes on: the disk is busy, or does not "+
-		"answer (look at status.diskStatus of the Node)")
+	return errclass.Errorf(errclass.Transient, "that takes longer than it may, and goes on: the disk is busy, or does "+
+		"not answer (look at status.diskStatus of the Node)")
 }
 
 // flushVolume writes what is cached for a device to its file: that of its file system, if one is mounted, and then what

@@ -38,7 +38,8 @@ func (s *store) snapshot(tb testing.TB, v *csi.Volume, name string) *csi.Snapsho
 		}
 		made = resp.GetSnapshot()
 	}
-	if !made.GetReadyToUse() || made.GetSourceVolumeId() != v.GetVolumeId() || made.GetSizeBytes() != v.GetCapacityBytes() {
+	if !made.GetReadyToUse() || made.GetSourceVolumeId() != v.GetVolumeId() ||
+		made.GetSizeBytes() != v.GetCapacityBytes() {
 		tb.Errorf("the snapshot is %v", made)
 	}
 	return made
@@ -257,8 +258,8 @@ func TestSnapshot_ofBlankVolume(t *testing.T) {
 	}
 }
 
-// A clone of a snapshot counts as a clone of the image that the snapshot keeps on the disk. A clone of a volume does not
-// need the image.
+// A clone of a snapshot counts as a clone of the image that the snapshot keeps on the disk. A clone of a volume does
+// not need the image.
 func TestClone_keepsImage(t *testing.T) {
 	image := &longhornv1.BackingImage{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "debian"},

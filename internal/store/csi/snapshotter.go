@@ -249,7 +249,9 @@ func findContentHandle(c *snapshotv1.VolumeSnapshotContent) string {
 }
 
 // applyAction does what was decided for a content.
-func (s *snapshotter) applyAction(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, action contentAction) error {
+func (s *snapshotter) applyAction(
+	ctx context.Context, c *snapshotv1.VolumeSnapshotContent, action contentAction,
+) error {
 	switch action {
 	case contentCreate:
 		parameters, err := s.findParameters(ctx, ptr.Deref(c.Spec.VolumeSnapshotClassName, ""))

@@ -100,7 +100,9 @@ func releaseVolume(tb testing.TB, c client.Client, claim *corev1.PersistentVolum
 }
 
 // waitForSnapshot waits until a VolumeSnapshot is ready, and returns its content.
-func waitForSnapshot(tb testing.TB, c client.Client, snapshot *snapshotv1.VolumeSnapshot) *snapshotv1.VolumeSnapshotContent {
+func waitForSnapshot(
+	tb testing.TB, c client.Client, snapshot *snapshotv1.VolumeSnapshot,
+) *snapshotv1.VolumeSnapshotContent {
 	tb.Helper()
 	content := &snapshotv1.VolumeSnapshotContent{}
 	controlplane.Eventually(tb, func() error {
@@ -139,8 +141,8 @@ func checkOrphans(t *testing.T, d *driver.Driver, files *memory) {
 	}
 }
 
-// checkSnapshotter checks what the driver makes of VolumeSnapshots, with Kubernetes' own snapshot-controller and no more
-// rights than deploy/store grants.
+// checkSnapshotter checks what the driver makes of VolumeSnapshots, with Kubernetes' own snapshot-controller and no
+// more rights than deploy/store grants.
 func checkSnapshotter(t *testing.T, admin client.Client, files *memory) {
 	t.Helper()
 	if err := cluster.Apply(t.Context(), "deploy/store/snapshotclass.yaml"); err != nil {
@@ -156,7 +158,9 @@ func checkSnapshotter(t *testing.T, admin client.Client, files *memory) {
 			Source:                  snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &claim.Name},
 		},
 	}
-	from := corev1.TypedLocalObjectReference{APIGroup: ptr.To(snapshotv1.GroupName), Kind: "VolumeSnapshot", Name: "snapshot"}
+	from := corev1.TypedLocalObjectReference{
+		APIGroup: ptr.To(snapshotv1.GroupName), Kind: "VolumeSnapshot", Name: "snapshot",
+	}
 	early := cloneClaim(t, admin, claim.Namespace, "early", claim.Name, from, nodeName)
 	waitForEvent(t, admin, early, `"snapshot" not found`)
 	mustMake(t, admin, snapshot)

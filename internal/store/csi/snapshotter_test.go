@@ -302,12 +302,14 @@ func TestFlushWithin_leavesWhatTakesTooLong(t *testing.T) {
 
 	failed := errors.New("an error of the device")
 	end = func() {}
-	if err := flushWithin(t.Context(), fake.NewTimer(time.Minute), func() error { return failed }, &end); !errors.Is(err, failed) {
+	err := flushWithin(t.Context(), fake.NewTimer(time.Minute), func() error { return failed }, &end)
+	if !errors.Is(err, failed) {
 		t.Errorf("%v", err)
 	}
 }
 
-// A claim belongs to the node that has its source, unless that node cannot answer: then the chosen one says where it is.
+// A claim belongs to the node that has its source, unless that node cannot answer: then the chosen one says where it
+// is.
 func TestShouldProvision_whereTheSourceIs(t *testing.T) {
 	t.Parallel()
 	scheme := runtime.NewScheme()

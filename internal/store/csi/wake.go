@@ -25,8 +25,8 @@ func (i wakingInformer) AddEventHandlerWithResyncPeriod(
 	return i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(h, resync)
 }
 
-// makeWakeable returns the informer of claims for the provisioner, whose queue is not accessible: WakeClaims tells it of a
-// claim as the informer does.
+// makeWakeable returns the informer of claims for the provisioner. The provisioner hides its queue, so WakeClaims tells
+// it of a claim as the informer does.
 func (d *Driver) makeWakeable(claims cache.SharedIndexInformer) cache.SharedIndexInformer {
 	return wakingInformer{claims, func(h cache.ResourceEventHandler) {
 		d.mu.Lock()

@@ -149,8 +149,8 @@ func SumPieces(pieces []PieceHash) string {
 // ErrBusy is an error of class Transient: another call is at work on the object, and ends without help.
 var ErrBusy = errclass.New(errclass.Transient, "busy")
 
-// FetchPiece fills want with the bytes that a piece of an image must have. has is what the disk has, or nil if it cannot
-// be read.
+// FetchPiece fills want with the bytes that a piece of an image must have. has is what the disk has, or nil if the disk
+// cannot read it.
 type FetchPiece func(ctx context.Context, piece int, has, want []byte) error
 
 // Unplaced is the place of data whose place the disk does not tell, such as compressed data.

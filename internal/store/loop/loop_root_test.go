@@ -175,7 +175,8 @@ func TestAttach_refuses(t *testing.T) {
 			t.Errorf("%s as %q: %v, %v", x.file, x.name, d, err)
 		}
 	}
-	if _, err := devices.Attach(t.Context(), filepath.Join(dir, "missing"), "a", loop.SmallSector); !errors.Is(err, os.ErrNotExist) {
+	_, err := devices.Attach(t.Context(), filepath.Join(dir, "missing"), "a", loop.SmallSector)
+	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that is missing: %v", err)
 	}
 }
@@ -183,7 +184,8 @@ func TestAttach_refuses(t *testing.T) {
 // Detach returns when nobody has the device any more, and says so if somebody has it for too long.
 func TestDetach_waitsForUsers(t *testing.T) {
 	t.Parallel()
-	d, err := devices.Attach(t.Context(), makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20), "varve-test-users", loop.SmallSector)
+	file := makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20)
+	d, err := devices.Attach(t.Context(), file, "varve-test-users", loop.SmallSector)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +212,8 @@ func TestDetach_waitsForUsers(t *testing.T) {
 // A disk that dies hides no device of another one, and its own devices are found by name and detached.
 func TestDevices_surviveADeadDisk(t *testing.T) {
 	t.Parallel()
-	healthy, err := devices.Attach(t.Context(), makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20), "varve-test-healthy", loop.SmallSector)
+	other := makeFile(t, filepath.Join(t.TempDir(), "file"), 1<<20)
+	healthy, err := devices.Attach(t.Context(), other, "varve-test-healthy", loop.SmallSector)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -402,7 +402,8 @@ func TestServer_demandsAStore(t *testing.T) {
 	a := authority.New(t)
 	s := newStore(t, a, disktest.Noise(5, 512), clock.RealClock{})
 	for name, dir := range map[string]string{
-		"another name": a.ServiceFiles(t, "handler.varve"), "another authority": authority.New(t).ServiceFiles(t, names.StoreHost),
+		"another name":      a.ServiceFiles(t, "handler.varve"),
+		"another authority": authority.New(t).ServiceFiles(t, names.StoreHost),
 	} {
 		if _, err := OpenImage(t.Context(), "127.0.0.1", s.port, dir, ubuntu); err == nil {
 			t.Errorf("%s: no error", name)

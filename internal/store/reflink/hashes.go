@@ -47,7 +47,8 @@ func matchPieces(ctx context.Context, path string, size int64, seal disk.Seal) (
 	all, err := hex.DecodeString(seal.Checksum)
 	if err != nil || len(all) != sha512.Size || int64(len(seal.Pieces)) != want {
 		return hashes{}, errclass.Errorf(errclass.Invalid,
-			"%d hashes of pieces with the checksum %.140q: use %d with the SHA-512 of all", len(seal.Pieces), seal.Checksum, want)
+			"%d hashes of pieces with the checksum %.140q: use %d with the SHA-512 of all", len(seal.Pieces), seal.Checksum,
+			want)
 	}
 	f, err := os.Open(path)
 	if err != nil {

@@ -224,7 +224,9 @@ func (d *Disk) Place(ctx context.Context, name disk.Name, within extent.Extent) 
 	return placed, nil
 }
 
-func (d *Disk) placeObject(ctx context.Context, name disk.Name, within extent.Extent) (placed []disk.Placed, err error) {
+func (d *Disk) placeObject(
+	ctx context.Context, name disk.Name, within extent.Extent,
+) (placed []disk.Placed, err error) {
 	l, err := d.leaseAny(ctx, name)
 	if err != nil {
 		return nil, err

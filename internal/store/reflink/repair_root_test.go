@@ -187,14 +187,16 @@ func TestRepair_keepsWhatIsShared(t *testing.T) {
 		t.Error(diff)
 	}
 	// An image that was marked, and is right, is ready again.
-	err := errors.Join(d.MarkDamaged(t.Context(), "image", "i", "a bit"), d.Repair(t.Context(), "image", "i", fetchFrom(data, &asked)))
-	if got := (disktest.Disk{Disk: d, TB: t}).Find("image").State; err != nil || got != disk.StateReady || len(asked) != 1 {
+	err := d.MarkDamaged(t.Context(), "image", "i", "a bit")
+	err = errors.Join(err, d.Repair(t.Context(), "image", "i", fetchFrom(data, &asked)))
+	got := (disktest.Disk{Disk: d, TB: t}).Find("image").State
+	if err != nil || got != disk.StateReady || len(asked) != 1 {
 		t.Errorf("%s, %v, %v", got, asked, err)
 	}
 }
 
-// A repair that was given up, and goes on, is alone: another one would take its files away, and the first would seal what
-// is left.
+// A repair that was given up, and goes on, is alone: another one would take its files away, and the first would seal
+// what is left.
 func TestRepair_isAlone(t *testing.T) {
 	t.Parallel()
 	s := newFileSystem(t, "xfs")
@@ -234,8 +236,8 @@ func TestRepair_isAlone(t *testing.T) {
 	wantNothingElse(t, d)
 }
 
-// A clone that is being made when its image is found to be damaged is there before the repair, so that fetch can see what
-// it shares.
+// A clone that is being made when its image is found to be damaged is there before the repair, so that fetch can see
+// what it shares.
 func TestRepair_waitsForClones(t *testing.T) {
 	t.Parallel()
 	s := newFileSystem(t, "xfs")

@@ -324,7 +324,8 @@ func TestScrub_hashesThatCannotBeRead(t *testing.T) {
 	if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil { // to read it fails, as with EIO
 		t.Fatal(err)
 	}
-	if got := b.pass(); got != 2 || len(b.damaged) != 1 || !strings.HasPrefix(b.damaged[0], "b: its hashes cannot be read") {
+	got := b.pass()
+	if got != 2 || len(b.damaged) != 1 || !strings.HasPrefix(b.damaged[0], "b: its hashes cannot be read") {
 		t.Errorf("it read %d MiB, and %q", got, b.damaged)
 	}
 }

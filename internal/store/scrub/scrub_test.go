@@ -16,9 +16,11 @@ func TestState_survives(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	want := state{
-		Format: stateVersion, Started: time.Unix(1000, 0).UTC(), Ended: time.Unix(900, 0).UTC(), GoesOn: true, Image: "u", Piece: 7,
+		Format: stateVersion, Started: time.Unix(1000, 0).UTC(), Ended: time.Unix(900, 0).UTC(), GoesOn: true,
+		Image: "u", Piece: 7,
 		Omitted: true, Shares: []Share{{
-			Image: "debian", ImageUUID: "u", Object: "volume/pvc-1", Piece: 5, Parts: []part{{5 << 20, 4096, 1 << 30}}, Found: time.Unix(990, 0).UTC(),
+			Image: "debian", ImageUUID: "u", Object: "volume/pvc-1", Piece: 5, Parts: []part{{5 << 20, 4096, 1 << 30}},
+			Found: time.Unix(990, 0).UTC(),
 		}},
 	}
 	if got, err := readState(dir); err != nil || !cmp.Equal(got, state{Format: stateVersion}) {

@@ -76,8 +76,8 @@ func (st *state) addShares(found []Share) (all bool) {
 
 func (w *worker) logShares(d diskset.Disk, found []Share, omitted bool) {
 	if omitted {
-		w.Logger.Error("more volumes share what is wrong in damaged copies than can be noted: those that this log names last "+
-			"are not all in the Node's condition", "disk", d.Name, "noted", maxShares)
+		w.Logger.Error("more volumes share what is wrong in damaged copies than can be noted: those that this log names "+
+			"last are not all in the Node's condition", "disk", d.Name, "noted", maxShares)
 	}
 	for _, x := range found {
 		w.Logger.Error("a volume shares what is wrong in a damaged copy of its image: restore it from its backup",

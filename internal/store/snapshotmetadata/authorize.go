@@ -42,15 +42,14 @@ func (s *server) authorize(ctx context.Context, asked question) (user string, er
 	for key, values := range review.Status.User.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)
 	}
-	access, err := s.o.Kubernetes.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
-		Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: user, UID: review.Status.User.UID, Groups: review.Status.User.Groups, Extra: extra,
-			ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Verb: "get", Group: snapshotv1.GroupName, Resource: "volumesnapshots", Namespace: asked.namespace,
-				Name: asked.name,
-			},
+	access := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user, UID: review.Status.User.UID, Groups: review.Status.User.Groups, Extra: extra,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Verb: "get", Group: snapshotv1.GroupName, Resource: "volumesnapshots", Namespace: asked.namespace,
+			Name: asked.name,
 		},
-	}, metav1.CreateOptions{})
+	}}
+	access, err = s.o.Kubernetes.AuthorizationV1().SubjectAccessReviews().Create(ctx, access, metav1.CreateOptions{})
 	if err != nil {
 		return "", errclass.Errorf(errclass.Transient, "ask the API server who may get VolumeSnapshots: %w", err)
 	}
@@ -79,17 +78,20 @@ func (s *server) findHandle(ctx context.Context, asked question) (string, error)
 	if err != nil {
 		return "", describeMissing("VolumeSnapshotContent "+content, err)
 	}
-	owner := found.Spec.VolumeSnapshotRef
+	owner, handle, ready := found.Spec.VolumeSnapshotRef, "", false
+	if found.Status != nil {
+		handle, ready = ptr.Deref(found.Status.SnapshotHandle, ""), ptr.Deref(found.Status.ReadyToUse, false)
+	}
 	switch {
 	case owner.UID != snapshot.UID || owner.Name != snapshot.Name || owner.Namespace != snapshot.Namespace:
 		return "", errclass.Errorf(errclass.Invalid, "VolumeSnapshotContent %s is another one's", content)
 	case found.Spec.Driver != names.Driver:
 		return "", errclass.Errorf(errclass.Invalid, "VolumeSnapshot %s is of the driver %s: ask that one", asked.name,
 			found.Spec.Driver)
-	case found.Status == nil || ptr.Deref(found.Status.SnapshotHandle, "") == "" || !ptr.Deref(found.Status.ReadyToUse, false):
+	case handle == "" || !ready:
 		return "", errclass.Errorf(errclass.Transient, "VolumeSnapshot %s is not ready to use yet", asked.name)
 	}
-	return *found.Status.SnapshotHandle, nil
+	return handle, nil
 }
 
 func describeMissing(what string, err error) error {

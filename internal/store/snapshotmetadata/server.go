@@ -3,8 +3,8 @@
 // other drivers. So a backup reads what has changed, and nothing else.
 //
 // Every store serves it, and one Service leads to any of them. Who asks shows a token of a service account for the
-// audience names.Driver, and must be allowed to get the VolumeSnapshot. The store that has the snapshot's disk knows the
-// answer: another one asks it over the connection of the stores (package peer), and passes on what it says.
+// audience names.Driver, and must be allowed to get the VolumeSnapshot. The store that has the snapshot's disk knows
+// the answer: another one asks it over the connection of the stores (package peer), and passes on what it says.
 package snapshotmetadata
 
 import (
@@ -152,8 +152,9 @@ func convertRanges(ranges []*csi.BlockMetadata) []*api.BlockMetadata {
 	return out
 }
 
-// serveQuestion answers a question about a VolumeSnapshot if whoever asks may get that. It returns when its time is over,
-// whatever the answer does: a client that reads nothing holds up a message, which ends only when the call has returned.
+// serveQuestion answers a question about a VolumeSnapshot if whoever asks may get that. It returns when its time is
+// over, whatever the answer does: a client that reads nothing holds up a message, and only the end of the call ends
+// that.
 func (s *server) serveQuestion(ctx context.Context, asked question, q query, send sender) error {
 	ctx, cancel := context.WithTimeout(ctx, s.o.AnswerTime)
 	defer cancel()
@@ -161,7 +162,8 @@ func (s *server) serveQuestion(ctx context.Context, asked question, q query, sen
 	case s.answers <- struct{}{}:
 		defer func() { <-s.answers }()
 	default:
-		return describeError(errclass.Errorf(errclass.Transient, "%d questions are being answered: ask again later", maxAnswers))
+		return describeError(errclass.Errorf(errclass.Transient, "%d questions are being answered: ask again later",
+			maxAnswers))
 	}
 	user, err := s.authorize(ctx, asked)
 	if err == nil {
@@ -301,7 +303,8 @@ func (s *server) findStore(ctx context.Context, uuid disk.UID) (string, error) {
 		return "", errclass.Errorf(errclass.Transient, "get InstanceManager %s: %w", nodes.Items[i].Name, err)
 	}
 	if manager.Status.IP == "" {
-		return "", errclass.Errorf(errclass.Transient, "the store of node %s has not reported its address", nodes.Items[i].Name)
+		return "", errclass.Errorf(errclass.Transient, "the store of node %s has not reported its address",
+			nodes.Items[i].Name)
 	}
 	return manager.Status.IP, nil
 }

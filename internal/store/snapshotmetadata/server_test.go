@@ -168,8 +168,8 @@ func run(tb testing.TB, serve func(context.Context) error) {
 	})
 }
 
-// newClient serves on node1, whose disk is local, with another store that has disk-2. It returns a client whose token is
-// given.
+// newClient serves on node1, whose disk is local, with another store that has disk-2. It returns a client whose token
+// is given.
 func newClient(tb testing.TB, local, handle, token, peerIP string) *csichanges.Client {
 	tb.Helper()
 	files := authority.New(tb).ServiceFiles(tb, names.StoreHost) // and for 127.0.0.1

@@ -148,7 +148,8 @@ func (d Disk) NewSnapshot(head, name disk.Name, uid disk.UID) {
 	d.must(d.Snapshot(context.Background(), head, name, disk.Seal{UID: uid, Kind: disk.KindSnapshot}))
 }
 
-// FlipBit flips a bit of an object on the device of the disk's file system. What shares the block has the wrong bit, too.
+// FlipBit flips a bit of an object on the device of the disk's file system. Objects that share the block have the wrong
+// bit, too.
 func (d Disk) FlipBit(device string, name disk.Name, offset int64) {
 	d.TB.Helper()
 	placed, err := d.Place(context.Background(), name, extent.Extent{Offset: offset, Length: 1})
