@@ -57,10 +57,9 @@ type Driver struct {
 // New returns a driver.
 func New(o Options) *Driver {
 	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](statusRetryFirst, statusRetryMost)
 	return &Driver{
 		options: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), loops: loop.Devices{Dir: "/dev", Clock: o.Clock},
-		changed:  workqueue.NewTypedRateLimitingQueue(limiter),
+		changed:  newQueue[string](statusRetryFirst, statusRetryMost),
 		attached: map[string]disk.Lease{}, pending: map[string]pending{},
 		unready: errclass.Errorf(errclass.Transient, "kubelet has not yet registered the CSI driver %s", names.Driver),
 	}

@@ -3,9 +3,16 @@ package csi
 import (
 	"context"
 	"sync"
+	"time"
 
 	"k8s.io/client-go/util/workqueue"
 )
+
+// newQueue returns a queue for runQueue. An item whose work has failed waits for first, and for twice as long after
+// each further failure, but not longer than most.
+func newQueue[T comparable](first, most time.Duration) workqueue.TypedRateLimitingInterface[T] {
+	return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[T](first, most))
+}
 
 // runQueue calls work for the items of a queue until ctx ends, and shuts the queue down then. It works on as many items
 // at once as there are threads, never on one item twice at a time. An item whose work fails is reported to failed, and

@@ -18,7 +18,6 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/names"
@@ -44,7 +43,6 @@ const (
 // The volume is on the node, so the device and the file system grow here as well, and kubelet's part is left out.
 type resizer struct {
 	provisioner
-	queue  workqueue.TypedRateLimitingInterface[cache.ObjectName]
 	events record.EventRecorder
 }
 
@@ -53,15 +51,12 @@ func (d *Driver) runResizer(ctx context.Context, claims cache.SharedIndexInforme
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: d.options.Kubernetes.CoreV1().Events("")})
-	r := &resizer{
-		provisioner: provisioner{&controllerServer{Driver: d}},
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](resizeRetryFirst, resizeRetryMost)),
-		events: broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: names.Driver, Host: d.options.Node}),
-	}
+	source := corev1.EventSource{Component: names.Driver, Host: d.options.Node}
+	r := &resizer{provisioner{&controllerServer{Driver: d}}, broadcaster.NewRecorder(scheme.Scheme, source)}
+	queue := newQueue[cache.ObjectName](resizeRetryFirst, resizeRetryMost)
 	add := func(o any) {
 		if c, ok := o.(*corev1.PersistentVolumeClaim); ok && needsGrowth(c) {
-			r.queue.Add(cache.MetaObjectToName(c))
+			queue.Add(cache.MetaObjectToName(c))
 		}
 	}
 	if _, err := claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -69,7 +64,7 @@ func (d *Driver) runResizer(ctx context.Context, claims cache.SharedIndexInforme
 	}); err != nil {
 		return fmt.Errorf("watch claims, to grow their volumes: %w", err)
 	}
-	return runQueue(ctx, r.queue, resizeThreads, r.growClaim, func(name cache.ObjectName, err error) {
+	return runQueue(ctx, queue, resizeThreads, r.growClaim, func(name cache.ObjectName, err error) {
 		r.log.Error("grow the volume of a claim, which is tried again", "claim", name.String(), "error", err)
 	})
 }

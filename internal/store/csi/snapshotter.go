@@ -10,13 +10,11 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
-	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -94,11 +92,7 @@ func decideContent(c *snapshotv1.VolumeSnapshotContent) contentAction {
 // snapshotter makes and deletes the snapshots of one node for VolumeSnapshotContents: it is what external-snapshotter's
 // sidecar is for other drivers. Every node runs one, and each content belongs to one of them: snapshot-controller need
 // not know of that (its distributed snapshotting), and there is no leader.
-type snapshotter struct {
-	*controllerServer
-	client snapshotclient.Interface
-	queue  workqueue.TypedRateLimitingInterface[string]
-}
+type snapshotter struct{ *controllerServer }
 
 // runSnapshotter waits until the cluster has the kinds of snapshots, and then works on contents until ctx ends.
 func (d *Driver) runSnapshotter(ctx context.Context) error {
@@ -109,17 +103,14 @@ func (d *Driver) runSnapshotter(ctx context.Context) error {
 	if err := d.waitForSnapshotKinds(ctx); err != nil {
 		return err
 	}
-	s := &snapshotter{
-		controllerServer: &controllerServer{Driver: d}, client: d.options.Snapshots,
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](snapshotRetryFirst, snapshotRetryMost)),
-	}
-	factory := externalversions.NewSharedInformerFactory(s.client, snapshotResync)
+	s := &snapshotter{&controllerServer{Driver: d}}
+	queue := newQueue[string](snapshotRetryFirst, snapshotRetryMost)
+	factory := externalversions.NewSharedInformerFactory(s.options.Snapshots, snapshotResync)
 	informer := factory.Snapshot().V1().VolumeSnapshotContents().Informer()
 	add := func(o any) {
 		if c, ok := o.(*snapshotv1.VolumeSnapshotContent); ok && c.Spec.Driver == names.Driver &&
 			decideContent(c) != contentDone {
-			s.queue.Add(c.Name)
+			queue.Add(c.Name)
 		}
 	}
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -133,7 +124,7 @@ func (d *Driver) runSnapshotter(ctx context.Context) error {
 	}
 	s.setContents(informer.GetStore())
 	defer factory.Shutdown()
-	return runQueue(ctx, s.queue, snapshotThreads, s.syncContent, func(name string, err error) {
+	return runQueue(ctx, queue, snapshotThreads, s.syncContent, func(name string, err error) {
 		s.log.Error("work on a VolumeSnapshotContent, which is tried again", "content", name, "error", err)
 	})
 }
@@ -160,7 +151,7 @@ func (d *Driver) waitForSnapshotKinds(ctx context.Context) error {
 
 // syncContent does what is to be done for a content, as the API server has it now.
 func (s *snapshotter) syncContent(ctx context.Context, name string) error {
-	c, err := s.client.SnapshotV1().VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
+	c, err := s.options.Snapshots.SnapshotV1().VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -279,7 +270,7 @@ func (s *snapshotter) applyAction(
 	case contentDone, contentRelease:
 	}
 	c.Finalizers = slices.DeleteFunc(c.Finalizers, func(f string) bool { return f == contentFinalizer })
-	_, err := s.client.SnapshotV1().VolumeSnapshotContents().Update(ctx, c, metav1.UpdateOptions{})
+	_, err := s.options.Snapshots.SnapshotV1().VolumeSnapshotContents().Update(ctx, c, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer %s: %w", contentFinalizer, err)
 	}
@@ -390,7 +381,7 @@ func (s *snapshotter) isLost(ctx context.Context, c *snapshotv1.VolumeSnapshotCo
 
 // findParameters returns the parameters of a VolumeSnapshotClass, which may be gone.
 func (s *snapshotter) findParameters(ctx context.Context, name string) (map[string]string, error) {
-	class, err := s.client.SnapshotV1().VolumeSnapshotClasses().Get(ctx, name, metav1.GetOptions{})
+	class, err := s.options.Snapshots.SnapshotV1().VolumeSnapshotClasses().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -410,7 +401,7 @@ func (s *snapshotter) writeReady(ctx context.Context, c *snapshotv1.VolumeSnapsh
 		SnapshotHandle: ptr.To(made.GetSnapshotId()), ReadyToUse: ptr.To(true), RestoreSize: ptr.To(made.GetSizeBytes()),
 		CreationTime: ptr.To(made.GetCreationTime().AsTime().UnixNano()),
 	}
-	_, err := s.client.SnapshotV1().VolumeSnapshotContents().UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	_, err := s.options.Snapshots.SnapshotV1().VolumeSnapshotContents().UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	if err != nil {
 		return errclass.Errorf(errclass.Transient, "write the status of VolumeSnapshotContent %s: %w", c.Name, err)
 	}
@@ -430,7 +421,7 @@ func (s *snapshotter) writeFailure(ctx context.Context, c *snapshotv1.VolumeSnap
 	}
 	now := metav1.NewTime(s.options.Clock.Now())
 	next.Status.Error = &snapshotv1.VolumeSnapshotError{Time: &now, Message: &message}
-	_, err := s.client.SnapshotV1().VolumeSnapshotContents().UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	_, err := s.options.Snapshots.SnapshotV1().VolumeSnapshotContents().UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("write that into the status of VolumeSnapshotContent %s: %w", c.Name, err)
 	}

@@ -121,7 +121,7 @@ func newSnapshotter(tb testing.TB, deleted time.Duration, nodes ...client.Object
 		Node: "node1", Namespace: "varve", Disks: &diskset.Set{}, Snapshots: snapshots, Clock: clocktesting.NewFakeClock(now),
 		Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(nodes...).Build(),
 	})
-	return &snapshotter{controllerServer: &controllerServer{Driver: d}, client: snapshots}
+	return &snapshotter{&controllerServer{Driver: d}}
 }
 
 func reportingNode(name, disk string) *longhornv1.Node {
@@ -181,7 +181,8 @@ func TestSnapshotter_deletesWhatIsLost(t *testing.T) {
 			if (err != nil) != (x.message != "") {
 				t.Errorf("%v", err)
 			}
-			left, err := s.client.SnapshotV1().VolumeSnapshotContents().Get(t.Context(), "content", metav1.GetOptions{})
+			contents := s.options.Snapshots.SnapshotV1().VolumeSnapshotContents()
+			left, err := contents.Get(t.Context(), "content", metav1.GetOptions{})
 			if err != nil && !apierrors.IsNotFound(err) {
 				t.Fatal(err)
 			}
@@ -244,7 +245,7 @@ func TestSnapshotter_keepsWhatMayHaveASnapshot(t *testing.T) {
 			for name, d := range x.disks {
 				s.options.Disks.Put(diskset.Disk{Disk: d, Name: name, UUID: disk.UID("disk-" + name)})
 			}
-			contents := s.client.SnapshotV1().VolumeSnapshotContents()
+			contents := s.options.Snapshots.SnapshotV1().VolumeSnapshotContents()
 			c, err := contents.Get(t.Context(), "content", metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -392,7 +393,8 @@ func TestSnapshotter_saysWhichNodeIsSilent(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			left, err := s.client.SnapshotV1().VolumeSnapshotContents().Get(t.Context(), "content", metav1.GetOptions{})
+			contents := s.options.Snapshots.SnapshotV1().VolumeSnapshotContents()
+			left, err := contents.Get(t.Context(), "content", metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
