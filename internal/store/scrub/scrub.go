@@ -322,7 +322,7 @@ func (w *worker) saveState(d diskset.Disk) {
 	w.savedAt, w.dirty = w.Clock.Now(), false
 	w.mu.Unlock()
 	if err := writeState(d.Path, next); err != nil {
-		w.Logger.Warn("how far the scrub is cannot be written: a restart begins again where it was written last",
+		w.Logger.Warn("cannot write how far the scrub is: after a restart it goes on from where it was written last",
 			"disk", d.Name, "error", err)
 	}
 }

@@ -102,7 +102,7 @@ func (w *worker) findShared(ctx context.Context, d diskset.Disk, parts []part, o
 	case errclass.Of(err) != errclass.None || ctx.Err() != nil:
 		return nil, err
 	}
-	w.Logger.Error("whether a volume shares what is wrong with a copy cannot be found out, so it is named", "disk", d.Name,
+	w.Logger.Error("cannot find out whether a volume shares what is wrong with a copy, so it is named", "disk", d.Name,
 		"object", object, "error", err)
 	return parts, nil
 }
