@@ -59,8 +59,8 @@ type Options struct {
 	HostRoot string
 	// DefaultDisk is the directory of the node's first disk. Empty: the node has only the disks that its Node names.
 	DefaultDisk string
-	// ScrubBytesPerSecond is how fast the images on the disks are read to find damage, and ScrubInterval how often all of
-	// them. 0: they are not read.
+	// ScrubBytesPerSecond is how fast the store reads the images on the disks to find damage, and ScrubInterval how often
+	// it reads all of them. If one of them is 0, it does not read them.
 	ScrubBytesPerSecond int64
 	ScrubInterval       time.Duration
 	// KubeletDir is the kubelet's directory, at the same path as on the node. Empty: /var/lib/kubelet.

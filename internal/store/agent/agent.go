@@ -79,7 +79,7 @@ type Options struct {
 	CopyReady func()
 	// Config connects to the API server.
 	Config *rest.Config
-	// Scrub says how the images on the disks are read now and then to find damage. Interval 0: they are not.
+	// Scrub says how the agent reads the images on the disks now and then, to find damage. If Interval is 0, it does not.
 	Scrub ScrubOptions
 	// PodIP is the address for other stores. Port and NBDPort are the ports there: peer.DefaultPort and
 	// peer.DefaultNBDPort if they are 0. Port is the same for all stores of a cluster.

@@ -83,7 +83,7 @@ type pieceReader struct {
 	size     int64
 	checksum string
 	pieces   []disk.PieceHash
-	// known is true if the pieces are known to be those of the checksum.
+	// known says that the pieces are those of the data with the checksum.
 	known  bool
 	readAt func(ctx context.Context, p []byte, offset int64) error
 	close  func() error

@@ -7,7 +7,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/disk"
 )
 
-// The volumes in which images are made and from which they are read are no volumes that somebody has.
+// Volumes in which images are made, and from which they are read, are not volumes of users.
 func TestFindOrigin_isNoVolumeOfAnImage(t *testing.T) {
 	t.Parallel()
 	s := &diskState{objects: []disk.Object{

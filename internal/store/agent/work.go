@@ -207,7 +207,8 @@ func (a *agent) finishJob(s *copyState, firstAttempt int32) bool {
 	return true
 }
 
-// refusedChecksum returns the checksum that an image was to have and has not, or "".
+// refusedChecksum returns the checksum that an image must have, if the error is that it has another one, and otherwise
+// "".
 func refusedChecksum(err error) string {
 	var wrong *disk.ChecksumError
 	if errors.As(err, &wrong) {

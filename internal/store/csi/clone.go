@@ -198,7 +198,7 @@ func (d *Driver) findVolumeNode(ctx context.Context, handle string) (string, err
 	return replica.Spec.NodeID, nil
 }
 
-// chooseCloneSize returns the size of a clone: that of what it is made of, unless more is asked for.
+// chooseCloneSize returns the size of a clone: the size of its source, unless the request asks for more.
 func chooseCloneSize(size *csi.CapacityRange, from int64) (int64, error) {
 	limit := size.GetLimitBytes()
 	switch required := size.GetRequiredBytes(); {
@@ -222,7 +222,7 @@ func findImage(ctx context.Context, on diskset.Disk, o disk.Object) (string, err
 	for _, other := range objects {
 		byUID[other.UID] = other
 	}
-	for range objects { // no circle lasts longer
+	for range objects { // even a circle of parents ends
 		parent, ok := byUID[o.Parent]
 		if !ok {
 			return "", nil
@@ -244,7 +244,7 @@ func (d *Driver) placeClone(ctx context.Context, v volume, on diskset.Disk) erro
 		}
 		maps.DeleteFunc(node.Spec.Disks, func(name string, _ longhornv1.DiskSpec) bool { return name != on.Name })
 		if _, err := chooseDisk(node, candidates, v); err != nil {
-			return "", fmt.Errorf("its disk is that of what it is made of: %w", err)
+			return "", fmt.Errorf("a clone must be on the disk of its source: %w", err)
 		}
 		return on.UUID, nil
 	})

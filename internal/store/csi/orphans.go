@@ -25,7 +25,7 @@ func (d *Driver) setContents(known cache.Store) {
 	d.contents = known
 }
 
-// ownsSnapshot says whether a snapshot of a disk is that of a content, made or being made.
+// ownsSnapshot says whether a snapshot on a disk belongs to a content, made or being made.
 func ownsSnapshot(c *snapshotv1.VolumeSnapshotContent, on, uid disk.UID) bool {
 	if c.Spec.Driver != names.Driver {
 		return false

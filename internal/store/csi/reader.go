@@ -10,8 +10,8 @@ import (
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
-// readerSector is what the size of a device is a multiple of. A device on the image itself would lack the end of an
-// image whose size is not.
+// readerSector is the size of a device's sectors. If the size of an image is not a multiple of it, a device on the
+// image itself would lack the end.
 const readerSector = 512
 
 // makeReader makes the head of a volume from which an image is read: a clone of the image, with zeroes behind it up to

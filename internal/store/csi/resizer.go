@@ -23,7 +23,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
-// The pace at which a claim that is to grow is looked at again: for ever, and its events say why.
+// The pace of retries for a claim that is to grow. They go on for ever, and the claim's events say why.
 const (
 	resizeRetryFirst = time.Second
 	resizeRetryMost  = time.Minute
@@ -35,7 +35,7 @@ const (
 const (
 	// reasonResized: the volume has the size that its claim asks for.
 	reasonResized = "VolumeResizeSuccessful"
-	// reasonResizeFailed: it has not, which is tried again. The message says why.
+	// reasonResizeFailed: the volume does not have it yet. The driver tries again, and the message says why.
 	reasonResizeFailed = "VolumeResizeFailed"
 )
 

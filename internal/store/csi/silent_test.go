@@ -23,7 +23,7 @@ type silentDisk struct{ disk.Disk }
 
 func (silentDisk) List(context.Context) ([]disk.Object, error) { return nil, diskguard.ErrSilent }
 
-// A disk that does not answer keeps nobody from the volumes of another one, and no volume counts as deleted meanwhile.
+// A disk that does not answer does not block the volumes of another disk, and no volume counts as deleted meanwhile.
 func TestFindHead_looksAtTheOtherDisks(t *testing.T) {
 	t.Parallel()
 	disks := &diskset.Set{}
@@ -83,8 +83,8 @@ func newBesideSilent(tb testing.TB) (*Driver, *snapshottable) {
 	}), good
 }
 
-// A disk that does not answer keeps nobody from making and deleting snapshots of volumes of another disk, and from
-// deleting those volumes.
+// A disk that does not answer blocks neither snapshots of the volumes of another disk, nor the deletion of these
+// snapshots and volumes.
 func TestSilentDisk_holdsUpNoOtherDisk(t *testing.T) {
 	t.Parallel()
 	d, good := newBesideSilent(t)

@@ -27,7 +27,7 @@ import (
 // flushPatience is how long writing what is cached for a volume may take: gigabytes.
 const flushPatience = 4 * time.Minute
 
-// errToken: a token of a list is not one. The code is Aborted.
+// errToken: a starting_token is not one that a list returned. The code is Aborted.
 var errToken = errclass.New(errclass.Invalid, "token")
 
 // CreateSnapshot makes a snapshot of a volume of this node, which may be attached: the snapshot then has what a crash
@@ -65,7 +65,7 @@ func (d *Driver) createSnapshot(ctx context.Context, handle string, uid disk.UID
 	on, volumeErr := d.findVolumeDisk(ctx, handle)
 	switch {
 	case volumeErr == nil:
-		disks = []diskset.Disk{on} // another one that does not answer is in nobody's way
+		disks = []diskset.Disk{on} // no other disk matters, even if it does not answer
 	case !errors.Is(volumeErr, errclass.NotFound):
 		return nil, volumeErr
 	}
@@ -92,8 +92,8 @@ func (d *Driver) createSnapshot(ctx context.Context, handle string, uid disk.UID
 	return d.describeSnapshot(ctx, on, made), nil
 }
 
-// sealVolume makes a snapshot on the disk of what a volume has. No other call works on the volume meanwhile, so that it
-// is not one of half a file system that is being made.
+// sealVolume makes a snapshot on the disk of what a volume has. No other call works on the volume meanwhile, so the
+// snapshot never has half of a file system that is being made.
 func (d *Driver) sealVolume(ctx context.Context, on diskset.Disk, handle string, name disk.Name, uid disk.UID) error {
 	end, err := d.begin(handle)
 	if err != nil {

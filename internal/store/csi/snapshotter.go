@@ -35,8 +35,8 @@ const (
 // snapshotNamePrefix and the UID of a VolumeSnapshot are the name of its snapshot in CSI.
 const snapshotNamePrefix = "snapshot-"
 
-// The pace at which a content is looked at again: for ever after failures, and now and then in any case, because a node
-// or a disk may have come.
+// The pace at which the snapshotter looks at a content again. After failures it tries again for ever. It also looks now
+// and then, because a node or a disk may have come.
 const (
 	snapshotRetryFirst = time.Second
 	snapshotRetryMost  = 30 * time.Second
@@ -347,9 +347,9 @@ func isNeverUsed(status *longhornv1.DiskStatus) bool {
 	return ready != nil && ready.Status == metav1.ConditionFalse && ready.Reason == longhornv1.ReasonDiskUnusable
 }
 
-// isLost says whether the disk of a snapshot is gone for good: the content was deleted a while ago, each Node has said
-// of all its disks which they are, or that they were never used, and this one is none of them. If it comes back, it
-// names the snapshot as an orphan.
+// isLost says whether the disk of a snapshot is gone for good: the content was deleted a while ago, every Node has said
+// which disks it has, or that it never used them, and none of them is this one. If the disk comes back, its Node names
+// the snapshot as an orphan.
 func (s *snapshotter) isLost(ctx context.Context, c *snapshotv1.VolumeSnapshotContent, handle string) (bool, error) {
 	if c.DeletionTimestamp == nil || s.options.Clock.Since(c.DeletionTimestamp.Time) < lostPatience {
 		return false, nil

@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// wakingInformer is an informer of claims that hands over who listens to it.
+// wakingInformer is an informer of claims. It passes on each handler that is added to it.
 type wakingInformer struct {
 	cache.SharedIndexInformer
 

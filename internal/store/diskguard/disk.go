@@ -52,7 +52,7 @@ func (d *guarded) Delete(ctx context.Context, name disk.Name) error {
 
 // Open implements [disk.Disk]. A lease that comes too late ends at once.
 func (d *guarded) Open(ctx context.Context, name disk.Name) (disk.Lease, error) {
-	discard := func(l disk.Lease) { _ = l.Close() } // nobody is there who could be told
+	discard := func(l disk.Lease) { _ = l.Close() } // nobody waits for it
 	return Do(ctx, d.guard, "open "+string(name), discard, func(ctx context.Context) (disk.Lease, error) {
 		return d.disk.Open(ctx, name)
 	})

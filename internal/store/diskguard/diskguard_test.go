@@ -168,7 +168,7 @@ func TestGuard_endsALeaseThatComesTooLate(t *testing.T) {
 	})
 }
 
-// What is read of a list of extents before the disk hangs is no whole list.
+// Extents that were listed before the disk hung do not count as the whole list.
 func TestGuard_listsAllExtentsOrFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestGuard_listsAllExtentsOrFails(t *testing.T) {
 	})
 }
 
-// A call that whoever started it gives up counts as any other.
+// A call that its starter gives up counts like any other.
 func TestCall_isGivenUpOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// A disk that is silent for a moment only ends no call that may take long: who waits for it gets what it returns.
+// A moment of silence does not end a call that may take long: its caller gets what it returns.
 func TestGuard_waitsOnAfterAMomentOfSilence(t *testing.T) {
 	t.Parallel()
 	for range 500 {
@@ -40,7 +40,7 @@ func TestGuard_waitsOnAfterAMomentOfSilence(t *testing.T) {
 					t.Fatal(err)
 				}
 			case <-time.After(time.Minute):
-				t.Fatal("a call has returned, and who waits for it is not told")
+				t.Fatal("a call has returned, and its caller is not told")
 			}
 		}
 	}
@@ -59,7 +59,7 @@ func TestCall_isGivenUpOnlyWhileTheDiskIsSilent(t *testing.T) {
 	}
 }
 
-// What was given up is told so, and does not go on for ever beside the next attempt.
+// A call that is given up is canceled, and does not go on for ever beside the next attempt.
 func TestGuard_cancelsWhatItGivesUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

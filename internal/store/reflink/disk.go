@@ -201,7 +201,7 @@ func ReadUUID(dir string) (disk.UID, error) {
 func TouchDevice(dir string) {
 	f, err := os.OpenFile(filepath.Join(dir, headerFile), os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
-		return // who reads the file says so
+		return // the next reader of the file reports it
 	}
 	// Direct I/O needs an aligned buffer.
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

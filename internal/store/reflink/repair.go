@@ -104,7 +104,8 @@ func (d *Disk) leaseAny(ctx context.Context, name disk.Name) (*lease, error) {
 	return d.leaseObject(o), nil
 }
 
-// writeRepaired makes the file of a repaired image. It is read as a clone, of which nothing is in the page cache.
+// writeRepaired makes the file of a repaired image. It reads a clone of the image, because nothing of the clone is in
+// the page cache.
 func (d *Disk) writeRepaired(
 	ctx context.Context, source *lease, dir string, pieces []disk.PieceHash, fetch disk.FetchPiece,
 ) (err error) {
@@ -157,7 +158,7 @@ func (d *Disk) writeRepaired(
 	return checkWritten(f, written, pieces, source.object.Bytes)
 }
 
-// writeDifferent writes the blocks of a piece in which it differs from what is there, which nil makes all of them.
+// writeDifferent writes the blocks of a piece that differ from what is there. If there is nil, it writes all of them.
 func writeDifferent(f *os.File, there, want []byte, offset int64) error {
 	for at := 0; at < len(want); at += repairBlock {
 		end := min(at+repairBlock, len(want))

@@ -40,8 +40,8 @@ func (d *Disk) withReserve(change func() error) error {
 	return err
 }
 
-// giveReserve gives up a part of the reserve, if there is any. Its blocks are free when it returns, which they would
-// not be if it removed the file.
+// giveReserve gives up a part of the reserve, if there is any. It truncates the file: the blocks are free when it
+// returns, which they would not be if it removed the file.
 func (d *Disk) giveReserve() (given bool, err error) {
 	f, err := os.OpenFile(filepath.Join(d.dir, reserveFile), os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {

@@ -102,7 +102,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// Status returns what is known of a disk. It is not ok if the disk has not been looked at.
+// Status returns what is known of a disk. ok is false if nobody has looked at the disk yet.
 func (s *Scrubber) Status(uuid disk.UID) (status Status, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,7 +214,7 @@ type worker struct {
 	loaded  bool
 	state   state
 	percent int
-	triedAt map[disk.UID]time.Time // when to repair a copy was tried
+	triedAt map[disk.UID]time.Time // when the last attempt to repair a copy was
 	trying  disk.UID
 	looked  map[disk.UID]bool // objects that were looked at, and share nothing but what is noted
 
@@ -224,7 +224,7 @@ type worker struct {
 	// What only the worker itself reads:
 
 	prunedAt, leftUntil time.Time
-	busyUntil           map[disk.UID]time.Time // when to repair a copy is tried again that somebody else works on
+	busyUntil           map[disk.UID]time.Time // when to try again, for a copy on which somebody else works
 	hashes              []disk.PieceHash       // of the image hashesOf
 	hashesOf            disk.UID
 }

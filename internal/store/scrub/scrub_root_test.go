@@ -436,7 +436,8 @@ func (d blindDisk) Place(ctx context.Context, name disk.Name, within extent.Exte
 	return d.Disk.Place(ctx, name, within)
 }
 
-// A copy is not repaired before it is known who shares what is wrong. A volume of which that cannot be known is named.
+// No copy is repaired before it is known which volumes share what is wrong. A volume is named if that cannot be found
+// out for it.
 func TestScrub_volumesThatCannotBePlaced(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -466,7 +467,7 @@ func TestScrub_volumesThatCannotBePlaced(t *testing.T) {
 	}
 }
 
-// A repair for which somebody else is in the way is tried again soon, and counts as not tried until then.
+// A repair that finds somebody else at work is tried again soon, and counts as not tried until then.
 func TestScrub_repairWaitsForAnotherOne(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

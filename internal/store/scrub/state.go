@@ -74,7 +74,7 @@ func (s Share) Bytes() (sum int64) {
 // Offset returns the offset of the first byte.
 func (s Share) Offset() int64 { return s.Parts[0].Offset }
 
-// readState reads the state of a disk. One that cannot be read is as good as none, and the error says why.
+// readState reads the state of a disk. If it cannot, it returns an empty state, and an error that says why.
 func readState(dir string) (state, error) {
 	path := filepath.Join(dir, stateFile)
 	none := state{Format: stateVersion}

@@ -18,11 +18,11 @@ import (
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
-// question says who asks about which VolumeSnapshot.
+// question names a VolumeSnapshot, and has the token of whoever asks about it.
 type question struct{ token, namespace, name string }
 
-// authorize returns the name of the user whose token it is, and an error unless that one may get the VolumeSnapshot. No
-// message has the token.
+// authorize returns the name of the user to whom the token belongs, and an error unless that user may get the
+// VolumeSnapshot. No message has the token.
 func (s *server) authorize(ctx context.Context, asked question) (user string, err error) {
 	if asked.token == "" || asked.namespace == "" || asked.name == "" {
 		return "", errclass.Errorf(errclass.Invalid, "security_token, namespace or the snapshot's name is empty: set "+

@@ -2,9 +2,9 @@
 // same volume: Kubernetes' SnapshotMetadata service (KEP 3314), as external-snapshot-metadata's sidecar serves it for
 // other drivers. So a backup reads what has changed, and nothing else.
 //
-// Every store serves it, and one Service leads to any of them. Who asks shows a token of a service account for the
+// Every store serves it, and one Service leads to any of them. The client shows a token of a service account for the
 // audience names.Driver, and must be allowed to get the VolumeSnapshot. The store that has the snapshot's disk knows
-// the answer: another one asks it over the connection of the stores (package peer), and passes on what it says.
+// the answer: any other store asks it over the connection of the stores (package peer), and passes the answer on.
 package snapshotmetadata
 
 import (

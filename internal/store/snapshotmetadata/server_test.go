@@ -256,7 +256,7 @@ func TestServer_answersForTheDisksOfAllStores(t *testing.T) {
 	}
 }
 
-// Who may not get the VolumeSnapshot learns nothing.
+// A client that may not get the VolumeSnapshot learns nothing.
 func TestServer_refusesStrangers(t *testing.T) {
 	t.Parallel()
 	for i, x := range []struct {
