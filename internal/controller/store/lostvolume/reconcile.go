@@ -61,20 +61,19 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 // listVolumes returns the store's PersistentVolumes by their handles.
 func (r *reconciler) listVolumes(ctx context.Context) (map[string]*corev1.PersistentVolume, error) {
 	all := map[string]*corev1.PersistentVolume{}
-	for next := ""; ; {
-		var page corev1.PersistentVolumeList
-		if err := r.live.List(ctx, &page, client.Limit(pageSize), client.Continue(next)); err != nil {
-			return nil, fmt.Errorf("list the PersistentVolumes: %w", err)
-		}
+	newList := func() *corev1.PersistentVolumeList { return &corev1.PersistentVolumeList{} }
+	err := reconcile.ListPages(ctx, r.live, pageSize, newList, func(page *corev1.PersistentVolumeList) error {
 		for i := range page.Items {
 			if pv := &page.Items[i]; isOurs(pv) {
 				all[pv.Spec.CSI.VolumeHandle] = pv
 			}
 		}
-		if next = page.Continue; next == "" {
-			return all, nil
-		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the PersistentVolumes: %w", err)
 	}
+	return all, nil
 }
 
 // advance does the next step for each volume that is lost.
