@@ -71,7 +71,7 @@ func (in *input) listLeftovers(p *plan) (all []string) {
 		case !s.fresh:
 			all = append(all, fmt.Sprintf("%s may have a copy, and %s (if the node is gone for good, delete its Node in the "+
 				"group longhorn.io)", in.describeDisk(disk), in.explainSilence(disk)))
-		case !s.sinceDeletion: // a heartbeat is no event
+		case !in.reportedSince[s.node]: // no event announces the next report
 			p.lookWithin(5 * time.Second)
 			all = append(all, "the store of node "+s.node+" has not reported since")
 		case in.disks[disk] != nil && !in.disks[disk].open:

@@ -26,7 +26,7 @@ type input struct {
 	volumes  []string
 	source   sourceObjects
 	origin   origin
-	// reportedSince are the nodes whose stores have reported since the image is being deleted.
+	// reportedSince are the nodes whose stores have reported since the deletion of the image began.
 	reportedSince map[string]bool
 	// sealOverdue: the first copy is written, and its store has reported for a while without having it.
 	sealOverdue bool
@@ -52,8 +52,6 @@ type store struct {
 	heard time.Time
 	// fresh is false if its report is missing. Package silence decides that, so that no two clocks are compared.
 	fresh bool
-	// sinceDeletion: it has reported since the image is being deleted.
-	sinceDeletion bool
 }
 
 // report is a copy in an InstanceManager.
@@ -86,7 +84,6 @@ func (in *input) addStores(nodes []longhornv1.Node, managers []longhornv1.Instan
 		s := store{node: m.Name}
 		if t := m.Status.HeartbeatTime; t != nil {
 			s.heard, s.fresh = t.Time, m.Status.CurrentState == longhornv1.ManagerRunning
-			s.sinceDeletion = in.reportedSince[m.Name]
 		}
 		stores[m.Name] = s
 		for _, info := range m.Status.BackingImages {
