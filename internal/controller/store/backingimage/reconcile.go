@@ -49,7 +49,8 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	}
 	p := decide(in)
 	if p.finalizer {
-		if err := r.writeFinalizer(ctx, image, true); err != nil {
+		err := reconcile.WriteFinalizer(ctx, r.cached, image, longhornv1.BackingImageFinalizer, true)
+		if err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -65,7 +66,8 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 		return ctrl.Result{}, err
 	}
 	if !p.finalizer {
-		if err := r.writeFinalizer(ctx, image, false); err != nil {
+		err := reconcile.WriteFinalizer(ctx, r.cached, image, longhornv1.BackingImageFinalizer, false)
+		if err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -179,23 +181,6 @@ func (s *sourceObjects) present() (all []client.Object) {
 
 func isOurs(o client.Object, image *longhornv1.BackingImage) bool {
 	return o.GetLabels()[LabelImage] == image.Status.UUID && (o.GetNamespace() == "" || metav1.IsControlledBy(o, image))
-}
-
-func (r *reconciler) writeFinalizer(ctx context.Context, image *longhornv1.BackingImage, wanted bool) error {
-	i := slices.Index(image.Finalizers, longhornv1.BackingImageFinalizer)
-	if (i >= 0) == wanted {
-		return nil
-	}
-	base := image.DeepCopy()
-	if wanted {
-		image.Finalizers = append(image.Finalizers, longhornv1.BackingImageFinalizer)
-	} else {
-		image.Finalizers = slices.Delete(image.Finalizers, i, i+1)
-	}
-	if err := r.cached.Patch(ctx, image, reconcile.MergeFrom(base)); err != nil {
-		return fmt.Errorf("write the finalizer: %w", err)
-	}
-	return nil
 }
 
 func (r *reconciler) writeDisks(

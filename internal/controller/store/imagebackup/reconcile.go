@@ -118,7 +118,8 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	}
 	p := decide(in)
 	if p.finalizer {
-		if err := r.writeFinalizer(ctx, b, true); err != nil {
+		err := reconcile.WriteFinalizer(ctx, r.cached, b, longhornv1.BackupBackingImageFinalizer, true)
+		if err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -131,7 +132,8 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 		return ctrl.Result{}, err
 	}
 	if !p.finalizer {
-		if err := r.writeFinalizer(ctx, b, false); err != nil {
+		err := reconcile.WriteFinalizer(ctx, r.cached, b, longhornv1.BackupBackingImageFinalizer, false)
+		if err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -226,23 +228,6 @@ func (c *children) present() (all []client.Object) {
 		all = append(all, c.volume)
 	}
 	return all
-}
-
-func (r *reconciler) writeFinalizer(ctx context.Context, b *longhornv1.BackupBackingImage, wanted bool) error {
-	i := slices.Index(b.Finalizers, longhornv1.BackupBackingImageFinalizer)
-	if (i >= 0) == wanted {
-		return nil
-	}
-	base := b.DeepCopy()
-	if wanted {
-		b.Finalizers = append(b.Finalizers, longhornv1.BackupBackingImageFinalizer)
-	} else {
-		b.Finalizers = slices.Delete(b.Finalizers, i, i+1)
-	}
-	if err := r.cached.Patch(ctx, b, reconcile.MergeFrom(base)); err != nil {
-		return fmt.Errorf("write the finalizer: %w", err)
-	}
-	return nil
 }
 
 // carryOut makes or removes what a backup has.
