@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -21,6 +20,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/child"
 	"github.com/varvebackup/varve/internal/controller/store/storageplace"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/errclass"
@@ -41,8 +41,9 @@ type Options struct {
 
 type reconciler struct {
 	Options
-	cached client.Client
-	live   client.Reader
+	cached  client.Client
+	live    client.Reader
+	objects child.Maker
 	// settings are those of the data mover, whose pods read images.
 	settings settings.LastGood
 }
@@ -53,6 +54,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		o.Clock = clock.RealClock{}
 	}
 	r := &reconciler{Options: o, cached: mgr.GetClient(), live: mgr.GetAPIReader()}
+	r.objects = child.Maker{Writer: r.cached, Live: r.live, Label: LabelBackup}
 	of := func(uses func(*longhornv1.BackupBackingImage, client.Object) bool) handler.EventHandler {
 		return handler.EnqueueRequestsFromMapFunc(r.backupsWhere(uses))
 	}
@@ -285,12 +287,8 @@ func (r *reconciler) createObject(ctx context.Context, o client.Object) error {
 
 func (r *reconciler) removeObjects(ctx context.Context, all ...client.Object) error {
 	for _, o := range all {
-		if o.GetDeletionTimestamp() != nil {
-			continue
-		}
-		err := r.cached.Delete(ctx, o, client.Preconditions{UID: ptr.To(o.GetUID())})
-		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete %T %s: %w", o, o.GetName(), err)
+		if err := r.objects.Remove(ctx, o); err != nil {
+			return err
 		}
 	}
 	return nil
