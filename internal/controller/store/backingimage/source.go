@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/controller/store/imagevolume"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/store/handover"
 	"github.com/varvebackup/varve/internal/store/names"
@@ -46,51 +47,16 @@ func sourceMeta(image *longhornv1.BackingImage) metav1.ObjectMeta {
 	}
 }
 
-// newSourceVolume returns the PersistentVolume of a source on a node, for its claim. It has no owner, because images
-// have a namespace and volumes have none: the image's finalizer deletes it.
+func newSourceClaim(image *longhornv1.BackingImage) *corev1.PersistentVolumeClaim {
+	return imagevolume.NewClaim(sourceMeta(image), handover.DeviceBytes)
+}
+
+// newSourceVolume returns the PersistentVolume of a source on a node, for its claim. The image's finalizer deletes it.
 func newSourceVolume(
 	image *longhornv1.BackingImage, claim *corev1.PersistentVolumeClaim, node string,
 ) *corev1.PersistentVolume {
-	m := sourceMeta(image)
-	m.Namespace, m.OwnerReferences = "", nil
-	return &corev1.PersistentVolume{
-		ObjectMeta: m,
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity:                      sourceSize(),
-			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			VolumeMode:                    ptr.To(corev1.PersistentVolumeBlock),
-			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			ClaimRef: &corev1.ObjectReference{
-				APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
-			},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: names.Driver, VolumeHandle: names.SourceHandle(image.Status.UUID),
-				VolumeAttributes: map[string]string{names.ContextDisk: image.Status.V2FirstCopyDisk},
-			}},
-			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
-				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
-					Key: names.TopologyNode, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
-				}}}},
-			}},
-		},
-	}
-}
-
-func sourceSize() corev1.ResourceList {
-	return corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(handover.DeviceBytes, resource.BinarySI)}
-}
-
-func newSourceClaim(image *longhornv1.BackingImage) *corev1.PersistentVolumeClaim {
-	m := sourceMeta(image)
-	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: m,
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			VolumeMode:       ptr.To(corev1.PersistentVolumeBlock),
-			StorageClassName: ptr.To(""), VolumeName: m.Name,
-			Resources: corev1.VolumeResourceRequirements{Requests: sourceSize()},
-		},
-	}
+	return imagevolume.NewVolume(sourceMeta(image), handover.DeviceBytes, claim, node,
+		map[string]string{names.ContextDisk: image.Status.V2FirstCopyDisk})
 }
 
 // describeSource says to the source pod what it makes the first copy of.

@@ -5,13 +5,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/store/imagevolume"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/store/names"
@@ -45,54 +44,20 @@ func childMeta(b *longhornv1.BackupBackingImage) metav1.ObjectMeta {
 	}
 }
 
-// volumeSize is what claim and volume ask for. It tells nobody anything: the device is as large as the image.
-func volumeSize(b *longhornv1.BackupBackingImage) corev1.ResourceList {
-	return corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(b.Status.Size, resource.BinarySI)}
-}
-
+// newClaim returns the claim of the volume from which the image is read. The size tells nobody anything: the device is
+// as large as the image.
 func newClaim(b *longhornv1.BackupBackingImage) *corev1.PersistentVolumeClaim {
-	m := childMeta(b)
-	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: m,
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			VolumeMode:       ptr.To(corev1.PersistentVolumeBlock),
-			StorageClassName: ptr.To(""), VolumeName: m.Name,
-			Resources: corev1.VolumeResourceRequirements{Requests: volumeSize(b)},
-		},
-	}
+	return imagevolume.NewClaim(childMeta(b), b.Status.Size)
 }
 
-// newVolume returns the PersistentVolume from which the image is read, for its claim. It has no owner, because backups
-// have a namespace and volumes have none: the backup's finalizer deletes it.
+// newVolume returns the PersistentVolume from which the image is read, for its claim. The backup's finalizer deletes it.
 func newVolume(
 	b *longhornv1.BackupBackingImage, claim *corev1.PersistentVolumeClaim, from place,
 ) *corev1.PersistentVolume {
-	m := childMeta(b)
-	m.Namespace, m.OwnerReferences = "", nil
-	return &corev1.PersistentVolume{
-		ObjectMeta: m,
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity:                      volumeSize(b),
-			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			VolumeMode:                    ptr.To(corev1.PersistentVolumeBlock),
-			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			ClaimRef: &corev1.ObjectReference{
-				APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
-			},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: names.Driver, VolumeHandle: m.Name, VolumeAttributes: map[string]string{
-					names.ContextDisk: from.disk, names.ContextImage: b.Spec.BackingImage,
-					names.ContextImageUUID: b.Status.ImageUUID,
-				},
-			}},
-			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
-				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
-					Key: names.TopologyNode, Operator: corev1.NodeSelectorOpIn, Values: []string{from.node},
-				}}}},
-			}},
-		},
-	}
+	return imagevolume.NewVolume(childMeta(b), b.Status.Size, claim, from.node, map[string]string{
+		names.ContextDisk: from.disk, names.ContextImage: b.Spec.BackingImage,
+		names.ContextImageUUID: b.Status.ImageUUID,
+	})
 }
 
 func newUpload(b *longhornv1.BackupBackingImage) *velerov2.DataUpload {
