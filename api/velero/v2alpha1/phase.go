@@ -53,3 +53,11 @@ type Progress struct {
 	// +optional
 	BytesDone int64 `json:"bytesDone,omitempty"`
 }
+
+// Percent returns how much was moved, in percent. It is 99 at most: only a phase says that everything was.
+func (p Progress) Percent() int {
+	if p.TotalBytes <= 0 {
+		return 0
+	}
+	return int(min(99, float64(p.BytesDone)/float64(p.TotalBytes)*100))
+}

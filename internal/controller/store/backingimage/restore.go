@@ -84,11 +84,10 @@ func explainDownloadFailure(d *velerov2.DataDownload) string {
 
 // percentRestored returns how much of a restore point was read.
 func (s *sourceObjects) percentRestored() int {
-	if s.download == nil || s.download.Status.Progress.TotalBytes <= 0 {
+	if s.download == nil {
 		return 0
 	}
-	progress := s.download.Status.Progress
-	return int(min(99, float64(progress.BytesDone)/float64(progress.TotalBytes)*100))
+	return s.download.Status.Progress.Percent()
 }
 
 // removeDownload deletes the DataDownload of a source. The data mover ends its pod, and lets it go. If the pod's node

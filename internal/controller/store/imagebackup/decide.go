@@ -145,8 +145,8 @@ func (in *input) followUpload(p *plan) {
 		in.fail(p, "DataUpload "+u.Name+" was deleted by somebody else before the image was stored: make another backup")
 	default:
 		s.State, s.Message, p.next = longhornv1.BackupInProgress, u.Status.Message, pollChildren
-		if total := u.Status.Progress.TotalBytes; total > 0 {
-			s.Progress = int(min(99, float64(u.Status.Progress.BytesDone)/float64(total)*100))
+		if u.Status.Progress.TotalBytes > 0 {
+			s.Progress = u.Status.Progress.Percent()
 		}
 	}
 }
