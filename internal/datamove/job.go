@@ -59,6 +59,10 @@ const ConfigBlockSize = "blockSize"
 // answer, as a duration such as "1h30m". Without it, it is DefaultStoragePatience.
 const ConfigStoragePatience = "storagePatience"
 
+// DefaultOperationTimeout is the operationTimeout of an object that names none, as Velero has it: it bounds each wait for
+// one thing, such as a volume.
+const DefaultOperationTimeout = 10 * time.Minute
+
 // ConfigDiskBytes is a key of spec.dataMoverConfig of a DataUpload of an image: how many bytes the image has, which are
 // the first ones of its volume.
 const ConfigDiskBytes = "diskBytes"

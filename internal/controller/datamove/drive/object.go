@@ -19,9 +19,6 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-// defaultOperationTimeout is that of an object that names none.
-const defaultOperationTimeout = 10 * time.Minute
-
 // Object is what decisions need of a DataUpload or a DataDownload.
 type Object struct {
 	Kind datamove.Kind
@@ -121,7 +118,7 @@ func viewOf(o client.Object) (Object, error) {
 		v.Phase = velerov2.PhaseNew
 	}
 	if v.OperationTimeout <= 0 {
-		v.OperationTimeout = defaultOperationTimeout
+		v.OperationTimeout = datamove.DefaultOperationTimeout
 	}
 	if r, err := datamove.DecodeReport(o.GetAnnotations()[datamove.AnnotationReport]); err == nil {
 		v.Report = &r // what no pod of ours wrote is no report

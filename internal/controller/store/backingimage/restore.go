@@ -3,7 +3,6 @@ package backingimage
 import (
 	"context"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,9 +14,6 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
-
-// downloadTimeout bounds each wait of a DataDownload, as the command line has it.
-const downloadTimeout = 10 * time.Minute
 
 // newDownload returns the DataDownload that restores the first copy of an image to the claim of its source.
 func newDownload(image *longhornv1.BackingImage) (*velerov2.DataDownload, error) {
@@ -32,8 +28,9 @@ func newDownload(image *longhornv1.BackingImage) (*velerov2.DataDownload, error)
 		Spec: velerov2.DataDownloadSpec{
 			TargetVolume:          velerov2.TargetVolumeSpec{Namespace: m.Namespace, PVC: m.Name},
 			BackupStorageLocation: originName(image), DataMover: datamove.Mover, SnapshotID: text,
-			SourceNamespace: id.Namespace, OperationTimeout: velerov1.Duration{Duration: downloadTimeout},
-			DataMoverConfig: map[string]string{datamove.ConfigWrite: datamove.WriteImage},
+			SourceNamespace:  id.Namespace,
+			OperationTimeout: velerov1.Duration{Duration: datamove.DefaultOperationTimeout},
+			DataMoverConfig:  map[string]string{datamove.ConfigWrite: datamove.WriteImage},
 		},
 	}, nil
 }

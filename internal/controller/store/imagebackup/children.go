@@ -2,7 +2,6 @@ package imagebackup
 
 import (
 	"strconv"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,12 +15,8 @@ import (
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
-const (
-	// LabelBackup is on everything that is made for a backup; its value is the backup's UID.
-	LabelBackup = layout.Prefix + "image-backup"
-	// uploadTimeout bounds each wait of a DataUpload, as the command line has it.
-	uploadTimeout = 10 * time.Minute
-)
+// LabelBackup is on everything that is made for a backup; its value is the backup's UID.
+const LabelBackup = layout.Prefix + "image-backup"
 
 // children are what was made for a backup. What is not there is nil.
 type children struct {
@@ -67,7 +62,7 @@ func newUpload(b *longhornv1.BackupBackingImage) *velerov2.DataUpload {
 		Spec: velerov2.DataUploadSpec{
 			SnapshotType: velerov2.SnapshotImage, SourceNamespace: m.Namespace, SourcePVC: m.Name,
 			BackupStorageLocation: b.Status.Location, DataMover: datamove.Mover,
-			OperationTimeout: velerov1.Duration{Duration: uploadTimeout},
+			OperationTimeout: velerov1.Duration{Duration: datamove.DefaultOperationTimeout},
 			DataMoverConfig: map[string]string{
 				datamove.ConfigDiskBytes:    strconv.FormatInt(b.Status.Size, 10),
 				datamove.ConfigDiskChecksum: b.Status.Checksum,
