@@ -4,14 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/storageuse"
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/nodeselector"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -68,7 +67,7 @@ func (m *Mover) placeOfStorage(ctx context.Context, v *Object) (*storagePlace, e
 		return nil, nil //nolint:nilnil,nilerr // the repository says what is wrong
 	}
 	s := &storagePlace{oneNode: storage.OneNode}
-	node, err := m.nodeInUse(ctx, storage)
+	node, err := storageuse.FindNode(ctx, m.Live, m.Namespace, storage)
 	if err != nil {
 		return nil, err
 	}
@@ -84,24 +83,6 @@ func (m *Mover) placeOfStorage(ctx context.Context, v *Object) (*storagePlace, e
 	}
 	s.nodes, err = m.volumes.nodesOf(ctx, m, claim.Spec.VolumeName)
 	return s, err
-}
-
-// nodeInUse returns the node whose pods use a storage of one node, or "".
-func (m *Mover) nodeInUse(ctx context.Context, s datamove.Storage) (string, error) {
-	if !s.OneNode {
-		return "", nil
-	}
-	var pods corev1.PodList
-	if err := m.Live.List(ctx, &pods, client.InNamespace(m.Namespace), client.MatchingLabels{datamove.LabelStorage: s.Label()}); err != nil {
-		return "", fmt.Errorf("list the pods that use claim %s: %w", s.Volume.PersistentVolumeClaim.ClaimName, err)
-	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		if p.Spec.NodeName != "" && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
-			return p.Spec.NodeName, nil
-		}
-	}
-	return "", nil
 }
 
 func nodeNamed(name string) *corev1.NodeSelector {

@@ -13,6 +13,7 @@ import (
 
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/datamove/storageuse"
 	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/nodeselector"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -65,7 +66,8 @@ func Read(
 	if err != nil {
 		return p, nil //nolint:nilerr // see above
 	}
-	if p.InUse, err = findNodeInUse(ctx, live, namespace, storage); err != nil || claim.Spec.VolumeName == "" {
+	p.InUse, err = storageuse.FindNode(ctx, live, namespace, storage)
+	if err != nil || claim.Spec.VolumeName == "" {
 		return p, err
 	}
 	volume, err := reconcile.Find(ctx, live, types.NamespacedName{Name: claim.Spec.VolumeName}, &corev1.PersistentVolume{})
@@ -82,25 +84,4 @@ func Read(
 		p.Nodes[n.Name] = nodeselector.Selects(volume.Spec.NodeAffinity.Required, n)
 	}
 	return p, nil
-}
-
-// findNodeInUse returns the node whose pods use a storage of one node, or "".
-func findNodeInUse(
-	ctx context.Context, live client.Reader, namespace string, s datamove.Storage,
-) (string, error) {
-	if !s.OneNode {
-		return "", nil
-	}
-	var pods corev1.PodList
-	err := live.List(ctx, &pods, client.InNamespace(namespace), client.MatchingLabels{datamove.LabelStorage: s.Label()})
-	if err != nil {
-		return "", fmt.Errorf("list the pods that use the storage of a location: %w", err)
-	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		if p.Spec.NodeName != "" && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
-			return p.Spec.NodeName, nil
-		}
-	}
-	return "", nil
 }
