@@ -192,6 +192,13 @@ type FirstCopyMismatch struct {
 	Count int32 `json:"count"`
 }
 
+// HasReadyCopy says whether a disk has a copy of the image that is ready, and stays.
+func (b *BackingImage) HasReadyCopy(disk string) bool {
+	_, stays := b.Spec.DiskFileSpecMap[disk]
+	c := b.Status.DiskFileStatusMap[disk]
+	return stays && c != nil && c.State == StateReady
+}
+
 // BackingImageStatus says what is there of an image.
 type BackingImageStatus struct {
 	// uuid identifies the image on disks. It never changes.

@@ -70,9 +70,8 @@ func (in *input) listImageDisks() (disks map[string]bool, waits string) {
 		return nil, fmt.Sprintf("the image %s, which is to be cloned, is being deleted: use another one", name)
 	}
 	disks = map[string]bool{}
-	for disk, copied := range from.Status.DiskFileStatusMap {
-		_, stays := from.Spec.DiskFileSpecMap[disk]
-		if stays && copied != nil && copied.State == longhornv1.StateReady {
+	for disk := range from.Spec.DiskFileSpecMap {
+		if from.HasReadyCopy(disk) {
 			disks[disk] = true
 		}
 	}

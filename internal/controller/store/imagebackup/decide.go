@@ -233,7 +233,7 @@ func (in *input) choosePlace() (from place, waits string) {
 	for i := range in.nodes {
 		n := &in.nodes[i]
 		for _, d := range n.Status.DiskStatus {
-			if d == nil || !in.isReady(d.DiskUUID) {
+			if d == nil || !in.image.HasReadyCopy(d.DiskUUID) {
 				continue
 			}
 			copies++
@@ -276,13 +276,6 @@ func (in *input) explainClosed(name string) string {
 		return "it is not ready"
 	}
 	return nodeselector.ExplainClosed(&in.kubeNodes[i], in.tolerations)
-}
-
-// isReady says whether a disk has a copy of the image that is ready, and stays.
-func (in *input) isReady(disk string) bool {
-	_, stays := in.image.Spec.DiskFileSpecMap[disk]
-	c := in.image.Status.DiskFileStatusMap[disk]
-	return stays && c != nil && c.State == longhornv1.StateReady
 }
 
 // isFresh says whether the store of a node reports. The state says so by the controller's clock. A heartbeat has the time
