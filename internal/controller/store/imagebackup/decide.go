@@ -171,9 +171,8 @@ func (in *input) begin(p *plan) {
 			in.image.Name))
 		return
 	}
-	name := cmp.Or(s.Location, in.backup.Spec.BackupTargetName)
-	l := location.Choose(in.locations, name)
-	if waits := in.explainNoLocation(l, name); waits != "" {
+	l := in.chooseLocation()
+	if waits := in.explainNoLocation(l); waits != "" {
 		in.wait(p, waits)
 		return
 	}
@@ -210,9 +209,19 @@ func (in *input) explainNoImage() string {
 	return ""
 }
 
-// explainNoLocation says why nothing can be stored in the location with a name, or in the default one, or "".
-func (in *input) explainNoLocation(l *velerov1.BackupStorageLocation, name string) string {
-	switch {
+// locationName names the location that the backup is to be in; "": the default one.
+func (in *input) locationName() string {
+	return cmp.Or(in.backup.Status.Location, in.backup.Spec.BackupTargetName)
+}
+
+// chooseLocation returns the location that the backup is to be in, or nil.
+func (in *input) chooseLocation() *velerov1.BackupStorageLocation {
+	return location.Choose(in.locations, in.locationName())
+}
+
+// explainNoLocation says why nothing can be stored in the location that was chosen, or "".
+func (in *input) explainNoLocation(l *velerov1.BackupStorageLocation) string {
+	switch name := in.locationName(); {
 	case l == nil && name == "":
 		return fmt.Sprintf("no BackupStorageLocation in namespace %s is the default one: set spec.backupTargetName, or "+
 			"spec.default of a location", in.backup.Namespace)

@@ -24,7 +24,6 @@ import (
 	"github.com/varvebackup/varve/internal/controller/store/storageplace"
 	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/errclass"
-	"github.com/varvebackup/varve/internal/location"
 	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/store/names"
 )
@@ -171,11 +170,7 @@ func (r *reconciler) readInput(ctx context.Context, b *longhornv1.BackupBackingI
 	if err := r.readKubeNodes(ctx, in); err != nil {
 		return nil, err
 	}
-	name := b.Status.Location
-	if name == "" {
-		name = b.Spec.BackupTargetName
-	}
-	if l := location.Choose(in.locations, name); l != nil {
+	if l := in.chooseLocation(); l != nil {
 		in.storage, err = storageplace.Read(ctx, r.live, r.Namespace, l)
 	}
 	return in, err
