@@ -34,7 +34,7 @@ func (in *input) decideDeletion(p *plan) {
 		p.lookWithin(pollDisks)
 		return
 	}
-	p.finalizer = in.source.exist()
+	p.finalizer = in.source.hasObjects()
 	in.setReady(p, metav1.ConditionFalse, longhornv1.ReasonDeleting, "the image is being deleted")
 }
 

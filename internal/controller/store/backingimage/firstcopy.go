@@ -45,7 +45,7 @@ func (in *input) decideFirstCopy(p *plan) reason {
 
 // removeSource removes what the source has, if it has anything, and looks again until it is gone.
 func (in *input) removeSource(p *plan) {
-	if !in.source.exist() {
+	if !in.source.hasObjects() {
 		return
 	}
 	p.source = removeSource
@@ -74,7 +74,7 @@ func (in *input) startFirstCopy(p *plan) reason {
 			return waits
 		}
 	}
-	if in.source.exist() || kept {
+	if in.source.hasObjects() || kept {
 		p.lookWithin(pollSource)
 		return waits
 	}

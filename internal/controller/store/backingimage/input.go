@@ -71,9 +71,8 @@ type sourceObjects struct {
 	waitsFor string
 }
 
-func (s *sourceObjects) exist() bool {
-	return s.pod != nil || s.download != nil || s.claim != nil || s.volume != nil
-}
+// hasObjects says whether any of them is there.
+func (s *sourceObjects) hasObjects() bool { return len(s.listObjects()) > 0 }
 
 // addStores adds what the Nodes and the InstanceManagers say.
 func (in *input) addStores(nodes []longhornv1.Node, managers []longhornv1.InstanceManager) {

@@ -150,7 +150,7 @@ func (r *reconciler) readSource(ctx context.Context, image *longhornv1.BackingIm
 	if s.volume, err = reconcile.Find(ctx, r.live, volume, &corev1.PersistentVolume{}); err != nil {
 		return err
 	}
-	for _, o := range s.present() {
+	for _, o := range s.listObjects() {
 		if !isOurs(o, image) {
 			return errclass.Errorf(errclass.Conflict, "%T %s is in the way, and was made by somebody else: delete it", o,
 				o.GetName())
@@ -162,8 +162,8 @@ func (r *reconciler) readSource(ctx context.Context, image *longhornv1.BackingIm
 	return nil
 }
 
-// present lists the objects that are there, in the order in which they go.
-func (s *sourceObjects) present() (all []client.Object) {
+// listObjects lists the objects that are there, in the order in which they go.
+func (s *sourceObjects) listObjects() (all []client.Object) {
 	if s.pod != nil {
 		all = append(all, s.pod)
 	}
@@ -206,7 +206,7 @@ func (r *reconciler) carryOut(ctx context.Context, image *longhornv1.BackingImag
 		if in.source.download != nil {
 			return r.removeDownload(ctx, in.source.download, p.source == abandonSource)
 		}
-		return r.removeObjects(ctx, in.source.present(), p.source == abandonSource)
+		return r.removeObjects(ctx, in.source.listObjects(), p.source == abandonSource)
 	case keepSource:
 	}
 	return nil

@@ -76,7 +76,7 @@ func decide(in *input) *plan {
 	case in.backup.DeletionTimestamp != nil:
 		in.decideDeletion(p)
 	case s.State == longhornv1.BackupCompleted && in.children.upload == nil:
-		in.fail(p, "its DataUpload was deleted by somebody else, and the restore point with it: make another backup")
+		in.failBackup(p, "its DataUpload was deleted by somebody else, and the restore point with it: make another backup")
 	case s.State == longhornv1.BackupError:
 		in.cleanUp(p)
 	case s.State == longhornv1.BackupCompleted:
@@ -84,7 +84,7 @@ func decide(in *input) *plan {
 	case in.children.upload != nil:
 		in.followUpload(p)
 	default:
-		in.begin(p)
+		in.makeMissing(p)
 	}
 	s.Message, s.Error = reconcile.CutText(s.Message, messageBytes), reconcile.CutText(s.Error, messageBytes)
 	return p
@@ -119,8 +119,8 @@ func (in *input) removeVolume(p *plan) (left bool) {
 	return true
 }
 
-// fail ends the backup.
-func (in *input) fail(p *plan, why string) {
+// failBackup ends the backup.
+func (in *input) failBackup(p *plan, why string) {
 	p.status.State, p.status.Error, p.status.Message = longhornv1.BackupError, why, ""
 	in.cleanUp(p)
 }
@@ -130,7 +130,7 @@ func (in *input) followUpload(p *plan) {
 	s, u := &p.status, in.children.upload
 	switch {
 	case u.Status.Phase == velerov2.PhaseCompleted && u.Status.SnapshotID == "":
-		in.fail(p, "DataUpload "+u.Name+" is Completed and names no restore point: make another backup")
+		in.failBackup(p, "DataUpload "+u.Name+" is Completed and names no restore point: make another backup")
 	case u.Status.Phase == velerov2.PhaseCompleted:
 		s.State, s.Progress, s.Message, s.SnapshotID = longhornv1.BackupCompleted, 100, "", u.Status.SnapshotID
 		s.BackupCreatedAt = u.Status.CompletionTimestamp.DeepCopy()
@@ -140,9 +140,11 @@ func (in *input) followUpload(p *plan) {
 		}
 		in.removeVolume(p)
 	case u.Status.Phase.Ended():
-		in.fail(p, joinReason("DataUpload "+u.Name+" is "+string(u.Status.Phase)+in.explainSource(), u.Status.Message))
+		ended := "DataUpload " + u.Name + " is " + string(u.Status.Phase) + in.explainSource()
+		in.failBackup(p, joinReason(ended, u.Status.Message))
 	case u.DeletionTimestamp != nil:
-		in.fail(p, "DataUpload "+u.Name+" was deleted by somebody else before the image was stored: make another backup")
+		in.failBackup(p, "DataUpload "+u.Name+" was deleted by somebody else before the image was stored: make another "+
+			"backup")
 	default:
 		s.State, s.Message, p.next = longhornv1.BackupInProgress, u.Status.Message, pollChildren
 		if u.Status.Progress.TotalBytes > 0 {
@@ -159,26 +161,26 @@ func (in *input) explainSource() string {
 	return ""
 }
 
-// begin makes what is missing, when the image and the location are there.
-func (in *input) begin(p *plan) {
+// makeMissing makes what is missing, when the image and the location are there.
+func (in *input) makeMissing(p *plan) {
 	s := &p.status
 	if waits := in.explainNoImage(); waits != "" {
-		in.wait(p, waits)
+		in.keepWaiting(p, waits)
 		return
 	}
 	if s.ImageUUID != "" && s.ImageUUID != in.image.Status.UUID {
-		in.fail(p, fmt.Sprintf("the image %s was deleted and made again before it was stored: make another backup",
+		in.failBackup(p, fmt.Sprintf("the image %s was deleted and made again before it was stored: make another backup",
 			in.image.Name))
 		return
 	}
 	l := in.chooseLocation()
 	if waits := in.explainNoLocation(l); waits != "" {
-		in.wait(p, waits)
+		in.keepWaiting(p, waits)
 		return
 	}
 	from, waits := in.choosePlace()
 	if waits != "" {
-		in.wait(p, waits)
+		in.keepWaiting(p, waits)
 		return
 	}
 	s.Location, s.ImageUUID = l.Name, in.image.Status.UUID
@@ -187,8 +189,8 @@ func (in *input) begin(p *plan) {
 	p.do, p.from, p.next = makeChildren, from, pollChildren
 }
 
-// wait leaves the backup as it is, and says why.
-func (in *input) wait(p *plan, why string) {
+// keepWaiting leaves the backup as it is, and says why.
+func (in *input) keepWaiting(p *plan, why string) {
 	p.status.Message, p.next = why, pollPending
 	if p.status.State == "" {
 		p.status.State = longhornv1.BackupPending

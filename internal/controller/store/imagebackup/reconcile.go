@@ -204,7 +204,7 @@ func (r *reconciler) readChildren(ctx context.Context, b *longhornv1.BackupBacki
 	if c.volume, err = reconcile.Find(ctx, r.live, volume, &corev1.PersistentVolume{}); err != nil {
 		return err
 	}
-	for _, o := range c.present() {
+	for _, o := range c.listObjects() {
 		if o.GetLabels()[LabelBackup] != string(b.UID) || o.GetNamespace() != "" && !metav1.IsControlledBy(o, b) {
 			return errclass.Errorf(errclass.Conflict, "%T %s is in the way, and was made by somebody else: delete it", o,
 				o.GetName())
@@ -213,8 +213,8 @@ func (r *reconciler) readChildren(ctx context.Context, b *longhornv1.BackupBacki
 	return nil
 }
 
-// present lists the objects that are there.
-func (c *children) present() (all []client.Object) {
+// listObjects lists the objects that are there.
+func (c *children) listObjects() (all []client.Object) {
 	if c.upload != nil {
 		all = append(all, c.upload)
 	}
@@ -236,7 +236,7 @@ func (r *reconciler) carryOut(ctx context.Context, b *longhornv1.BackupBackingIm
 	case removeUpload:
 		return r.removeObjects(ctx, c.upload)
 	case removeVolume:
-		return r.removeObjects(ctx, (&children{claim: c.claim, volume: c.volume}).present()...)
+		return r.removeObjects(ctx, (&children{claim: c.claim, volume: c.volume}).listObjects()...)
 	case nothing:
 	}
 	return nil

@@ -55,7 +55,7 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 	r.listed = r.Clock.Now()
-	return r.advance(ctx, &known, lostReplicas, volumes)
+	return r.advanceVolumes(ctx, &known, lostReplicas, volumes)
 }
 
 // listVolumes returns the store's PersistentVolumes by their handles.
@@ -76,9 +76,10 @@ func (r *reconciler) listVolumes(ctx context.Context) (map[string]*corev1.Persis
 	return all, nil
 }
 
-// advance does the next step for each volume that is lost.
-func (r *reconciler) advance(
-	ctx context.Context, known *places, replicas map[string]*longhornv1.Replica, volumes map[string]*corev1.PersistentVolume,
+// advanceVolumes does the next step for each volume that is lost.
+func (r *reconciler) advanceVolumes(
+	ctx context.Context, known *places, replicas map[string]*longhornv1.Replica,
+	volumes map[string]*corev1.PersistentVolume,
 ) (ctrl.Result, error) {
 	seen := map[lost]bool{}
 	var failed []error
