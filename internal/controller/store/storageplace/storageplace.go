@@ -3,7 +3,6 @@
 package storageplace
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 
@@ -23,29 +22,29 @@ import (
 type Place struct {
 	// Nodes are those that reach it; nil: all.
 	Nodes map[string]bool
-	// InUse is the node whose pods use a storage of one node at a time now; "": none.
+	// InUse is the node whose pods now use a storage that only one node can use at a time; "": none.
 	InUse string
 }
 
 // Reaches says whether a node reaches the storage.
 func (p *Place) Reaches(node string) bool { return p.Nodes == nil || p.Nodes[node] }
 
-// Compare puts the node first that uses a storage of one node: on another one, whoever needs the storage waits.
+// Compare orders nodes for a pod that needs the storage. The node that uses a storage of one node comes first: on any
+// other node the pod would wait.
 func (p *Place) Compare(a, b string) int {
-	if p.InUse == "" {
+	switch {
+	case a == b:
 		return 0
-	}
-	first := func(node string) int {
-		if node == p.InUse {
-			return 0
-		}
+	case a == p.InUse:
+		return -1
+	case b == p.InUse:
 		return 1
 	}
-	return cmp.Compare(first(a), first(b))
+	return 0
 }
 
-// Read returns where the storage of a location can be used. namespace is Varve's. Of a location that is wrong it
-// returns the zero value: its repository says what is wrong with it, and the data mover waits for that.
+// Read returns where the storage of a location can be used. namespace is Varve's. For a location that is wrong it
+// returns the zero value: the location's repository says what is wrong, and the data mover waits until it is mended.
 func Read(
 	ctx context.Context, live client.Reader, namespace string, l *velerov1.BackupStorageLocation,
 ) (Place, error) {
