@@ -93,7 +93,8 @@ type Options struct {
 	KeptSnapshots func(map[metric.KeptSnapshots]int)
 	// Images says how long images wait for what. Setup sets the rest of it.
 	Images backingimage.Options
-	// ImagesServed is told the namespace of the images that are served, if any are. Run sets it; it may be nil.
+	// ImagesServed is called with the namespace whose images are served, if the cluster has the kinds. Run sets it. It
+	// may be nil.
 	ImagesServed func(namespace string)
 	// Movements is told what becomes of DataUploads and DataDownloads. Run sets it. Default: metrics that nobody reads.
 	Movements *metric.Movements

@@ -11,8 +11,8 @@ import (
 )
 
 // deletions remember what each store had reported last when this process first saw that an image is being deleted. A
-// report that differs is from after the deletion, whatever the clocks of nodes and of the API server say. A controller
-// that restarts waits for another one. The zero value is ready for use, also by several goroutines.
+// report that differs is from after the deletion, whatever the clocks of nodes and of the API server say. After a restart
+// the controller waits for another report. The zero value is ready for use, also by several goroutines.
 type deletions struct {
 	mu    sync.Mutex
 	known map[types.NamespacedName]deletion
@@ -26,7 +26,9 @@ type deletion struct {
 
 // reportedSince returns the nodes whose stores have reported since this process first saw that an image is being
 // deleted. The InstanceManagers must be what the API server has, and not a cache.
-func (d *deletions) reportedSince(image *longhornv1.BackingImage, managers []longhornv1.InstanceManager) map[string]bool {
+func (d *deletions) reportedSince(
+	image *longhornv1.BackingImage, managers []longhornv1.InstanceManager,
+) map[string]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	key := client.ObjectKeyFromObject(image)

@@ -94,7 +94,7 @@ func (in *input) startFirstCopy(p *plan) reason {
 	return reason{longhornv1.ReasonFirstCopyInProgress, in.describeDisk(disk) + " gets the first copy" + afterFailure(s)}
 }
 
-// afterFailure reminds of the last failure.
+// afterFailure names the last failure, for the end of a message.
 func afterFailure(s *longhornv1.BackingImageStatus) string {
 	if s.FirstCopyMessage == "" {
 		return ""
@@ -102,7 +102,7 @@ func afterFailure(s *longhornv1.BackingImageStatus) string {
 	return fmt.Sprintf("; attempt %d failed: %s", s.FirstCopyAttempts, s.FirstCopyMessage)
 }
 
-// followFirstCopy looks after a first copy that is being made.
+// followFirstCopy follows a first copy that is being made.
 func (in *input) followFirstCopy(p *plan) reason {
 	s := &p.status
 	disk := s.V2FirstCopyDisk
@@ -127,7 +127,7 @@ func (in *input) followFirstCopy(p *plan) reason {
 	return in.followSource(p, r, place)
 }
 
-// followSource looks after the source pod, or the DataDownload, that writes a first copy.
+// followSource follows the source pod, or the DataDownload, that writes a first copy.
 func (in *input) followSource(p *plan, r report, place string) reason {
 	s := &p.status
 	switch failure := in.explainSourceFailure(r); {
@@ -228,14 +228,14 @@ func (in *input) failFirstCopy(p *plan, why string) reason {
 	return in.refuseFirstCopy(p, why, "")
 }
 
-// refuseFirstCopy ends an attempt. refused is the checksum that its data does not have, or "" if something else failed.
+// refuseFirstCopy ends an attempt. refused is the checksum that its data does not match, or "" if something else failed.
 func (in *input) refuseFirstCopy(p *plan, why, refused string) reason {
 	s := &p.status
 	s.FirstCopyAttempts++
 	s.V2FirstCopyStatus, s.FirstCopyMessage, s.FirstCopyWrittenTime = longhornv1.StateFailed, why, nil
 	pause := firstCopyPause(s.FirstCopyAttempts)
 	if in.image.Spec.SourceType == longhornv1.SourceUpload {
-		pause = firstCopyPause(1) // The user who tries again is there, and nobody else is spared.
+		pause = firstCopyPause(1) // A longer pause spares nobody, and the user who uploads again waits.
 	}
 	switch m := ptr.Deref(s.FirstCopyMismatch, longhornv1.FirstCopyMismatch{}); {
 	case refused != "":
@@ -252,7 +252,7 @@ func (in *input) refuseFirstCopy(p *plan, why, refused string) reason {
 	return in.startFirstCopy(p)
 }
 
-// isCorrected says whether spec.checksum is another one than that which attempts did not have.
+// isCorrected says whether spec.checksum has changed since attempts failed to match it.
 func (in *input) isCorrected(s *longhornv1.BackingImageStatus) bool {
 	return s.FirstCopyMismatch != nil && s.FirstCopyMismatch.Checksum != in.image.Spec.Checksum
 }
@@ -265,9 +265,9 @@ func firstCopyPause(attempts int32) time.Duration {
 // longestPause is the longest pause before another attempt.
 const longestPause = 24 * time.Hour
 
-// mismatchPause returns the pause after so many attempts that did not have one checksum. What lies in a repository or
-// on a disk stays what it is: it is tried once more, if possible on another disk, because the first one may be bad, and
-// then once a day. An address may give something else any time, but not for ever within minutes.
+// mismatchPause returns the pause after count attempts in a row that did not match one checksum. What a repository or a
+// disk has does not change: it is tried once more, if possible on another disk, because the first one may be bad, and
+// then once a day. What an address serves may change at any time, so the pauses grow more slowly.
 func mismatchPause(source longhornv1.SourceType, count int32) time.Duration {
 	switch {
 	case count <= 1:
@@ -307,7 +307,7 @@ func explainPodFailure(pod *corev1.Pod) string {
 	return joinReason("the source pod failed", pod.Status.Message)
 }
 
-// joinReason returns a text with what follows it, if there is anything.
+// joinReason appends what is known of a reason to a text, if anything is.
 func joinReason(text, more string) string {
 	if more == "" {
 		return text

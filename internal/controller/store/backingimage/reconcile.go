@@ -84,7 +84,7 @@ func (r *reconciler) readInput(ctx context.Context, image *longhornv1.BackingIma
 	var volumes longhornv1.VolumeList
 	current := client.Reader(r.cached)
 	if image.DeletionTimestamp != nil {
-		current = r.live // a clone or a report of a moment ago keeps the image
+		current = r.live // a clone or a report that is a moment old keeps the image
 	}
 	for _, read := range []struct {
 		from client.Reader
@@ -116,7 +116,7 @@ func (r *reconciler) readInput(ctx context.Context, image *longhornv1.BackingIma
 	return in, r.readSource(ctx, image, &in.source)
 }
 
-// noteSeal notes what the store of a first copy says since that is written.
+// noteSeal notes what the store of a first copy has reported since the source was written.
 func (r *reconciler) noteSeal(in *input) {
 	key, s := client.ObjectKeyFromObject(in.image), &in.image.Status
 	if s.FirstCopyWrittenTime == nil {
@@ -197,7 +197,7 @@ func (r *reconciler) writeDisks(
 	return nil
 }
 
-// carryOut makes or removes what the source has.
+// carryOut makes or removes the objects of the source.
 func (r *reconciler) carryOut(ctx context.Context, image *longhornv1.BackingImage, in *input, p *plan) error {
 	switch p.source {
 	case makeSource:
@@ -236,7 +236,7 @@ func (r *reconciler) makeSource(
 		return nil
 	case volume.Spec.ClaimRef == nil || volume.Spec.CSI == nil || volume.Spec.ClaimRef.UID != claim.UID ||
 		volume.Spec.CSI.VolumeAttributes[names.ContextDisk] != image.Status.V2FirstCopyDisk:
-		return r.removeObjects(ctx, []client.Object{volume}, false) // it is that of a claim of before
+		return r.removeObjects(ctx, []client.Object{volume}, false) // it belongs to an earlier claim
 	}
 	if s.pod != nil || claim.Status.Phase != corev1.ClaimBound {
 		return nil // the scheduler would put a pod aside for seconds whose claim is not bound

@@ -10,14 +10,14 @@ import (
 const (
 	// sealBegins is how long a store that reports may take to say that all of the source is on its disk.
 	sealBegins = time.Minute
-	// pollSeal is the pause before another look at a heartbeat, which alone wakes up nobody.
+	// pollSeal is the pause before another look at a heartbeat: no event reports a heartbeat alone.
 	pollSeal = 15 * time.Second
 )
 
 // seals remember what the store of a first copy has reported since this process first saw that its source is written. A
 // store that is being replaced says nothing new, and loses nothing. Heartbeats are only compared with each other:
-// clocks of nodes differ. A controller that restarts begins to wait anew. The zero value is ready for use, also by several
-// goroutines.
+// clocks of nodes differ. After a restart the controller starts to wait again. The zero value is ready for use, also by
+// several goroutines.
 type seals struct {
 	mu    sync.Mutex
 	known map[types.NamespacedName]seal
@@ -54,7 +54,7 @@ func (s *seals) isOverdue(key types.NamespacedName, uuid, disk string, heartbeat
 	return !known.begunAt.IsZero() && known.heardAt.Sub(known.begunAt) >= sealBegins
 }
 
-// forget forgets an image that is gone, or of which no source waits to be sealed.
+// forget forgets an image that is gone, or that has no source to be sealed.
 func (s *seals) forget(key types.NamespacedName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -104,7 +104,7 @@ func (r *reconciler) keepCertificate(ctx context.Context) (time.Duration, error)
 		return 0, err
 	}
 	data := issuer.SecretData(certificate)
-	// Clients know the authorities before stores show a certificate of theirs.
+	// Clients must know the authorities before stores show a certificate that these have signed.
 	if err := r.announceMetadata(ctx, data[authority.AuthoritiesKey]); err != nil {
 		return 0, err
 	}

@@ -39,13 +39,13 @@ func childMeta(b *longhornv1.BackupBackingImage) metav1.ObjectMeta {
 	}
 }
 
-// newClaim returns the claim of the volume from which the image is read. The size tells nobody anything: the device is
-// as large as the image.
+// newClaim returns the claim of the volume from which the image is read. Nobody goes by its size: the device is as large
+// as the image.
 func newClaim(b *longhornv1.BackupBackingImage) *corev1.PersistentVolumeClaim {
 	return imagevolume.NewClaim(childMeta(b), b.Status.Size)
 }
 
-// newVolume returns the PersistentVolume from which the image is read, for its claim. The backup's finalizer deletes it.
+// newVolume returns the PersistentVolume from which the image is read. The backup's finalizer deletes it.
 func newVolume(
 	b *longhornv1.BackupBackingImage, claim *corev1.PersistentVolumeClaim, from place,
 ) *corev1.PersistentVolume {

@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// pollChildren is the pause before a look at what tells nobody what becomes of it: claims and volumes that are
-	// deleted, and how much a DataUpload has stored.
+	// pollChildren is the pause before another look at what no event reports: whether claims and volumes are deleted, and
+	// how much a DataUpload has stored.
 	pollChildren = 2 * time.Second
-	// pollPending is the pause before another look for what a backup waits for.
+	// pollPending is the pause before another look at what a backup waits for.
 	pollPending = 30 * time.Second
 	// messageBytes bounds the messages in a status.
 	messageBytes = 1024
 )
 
-// input is everything that a decision about one backup follows from.
+// input is everything that a decision about one backup depends on.
 type input struct {
 	now       time.Time
 	backup    *longhornv1.BackupBackingImage
@@ -48,7 +48,7 @@ type input struct {
 // place is a disk that has the image, and its node.
 type place struct{ disk, node string }
 
-// action says what becomes of what was made for a backup.
+// action says what to do with the objects that were made for a backup.
 type action string
 
 const (
@@ -58,7 +58,7 @@ const (
 	removeVolume action = "remove the volume"
 )
 
-// plan is what a decision says.
+// plan is what was decided.
 type plan struct {
 	status    longhornv1.BackupBackingImageStatus
 	finalizer bool
@@ -90,7 +90,7 @@ func decide(in *input) *plan {
 	return p
 }
 
-// decideDeletion lets a backup go that is being deleted, when nothing of it is left.
+// decideDeletion releases a backup that is being deleted as soon as nothing of it is left.
 func (in *input) decideDeletion(p *plan) {
 	p.finalizer = in.cleanUp(p)
 	switch {
@@ -125,7 +125,7 @@ func (in *input) failBackup(p *plan, why string) {
 	in.cleanUp(p)
 }
 
-// followUpload looks after the DataUpload that stores the image.
+// followUpload follows the DataUpload that stores the image.
 func (in *input) followUpload(p *plan) {
 	s, u := &p.status, in.children.upload
 	switch {
@@ -189,7 +189,7 @@ func (in *input) makeMissing(p *plan) {
 	p.do, p.from, p.next = makeChildren, from, pollChildren
 }
 
-// keepWaiting leaves the backup as it is, and says why.
+// keepWaiting leaves the backup as it is, and says what it waits for.
 func (in *input) keepWaiting(p *plan, why string) {
 	p.status.Message, p.next = why, pollPending
 	if p.status.State == "" {
@@ -236,8 +236,8 @@ func (in *input) explainNoLocation(l *velerov1.BackupStorageLocation) string {
 	return ""
 }
 
-// choosePlace returns a disk that has the image, on a node that takes pods: one from which the image is not being evicted,
-// and the node that uses a storage of one node, if there are any.
+// choosePlace returns a disk that has the image, on a node that takes pods. It prefers disks from which the image is not
+// being evicted, and then the node that uses a storage of one node now.
 func (in *input) choosePlace() (from place, waits string) {
 	var all []place
 	copies := 0
@@ -289,15 +289,15 @@ func (in *input) explainClosed(name string) string {
 	return nodeselector.ExplainClosed(&in.kubeNodes[i], in.tolerations)
 }
 
-// isFresh says whether the store of a node reports. The state says so by the controller's clock. A heartbeat has the time
-// of the node's.
+// isFresh says whether the store of a node reports. It goes by the state, which package silence sets by the controller's
+// clock: a heartbeat has the time of the node's clock.
 func (in *input) isFresh(node string) bool {
 	return slices.ContainsFunc(in.managers, func(m longhornv1.InstanceManager) bool {
 		return m.Name == node && m.Status.HeartbeatTime != nil && m.Status.CurrentState == longhornv1.ManagerRunning
 	})
 }
 
-// joinReason returns a text with what follows it, if there is anything.
+// joinReason appends what is known of a reason to a text, if anything is.
 func joinReason(text, more string) string {
 	if more == "" {
 		return text

@@ -1,12 +1,13 @@
-// Package imagebackup stores images in repositories. For a BackupBackingImage it makes a volume from which the image is
-// read where a disk has it, and a DataUpload, which the data mover stores like any other. It calls no node.
+// Package imagebackup stores images in repositories. For a BackupBackingImage it makes a volume through which a pod reads
+// the image, on a disk that has a copy, and a DataUpload, which the data mover stores like any other. It calls no node.
 //
-// The volume is image-<UID of the backup>. The store of its disk makes it, when a pod needs it, as a clone of the
-// image: the image cannot be deleted meanwhile, and it never changes, so no snapshot is needed. Claim and volume go when
-// the DataUpload has ended. The DataUpload stays as long as the backup, because its deletion deletes the restore point.
+// The volume is image-<UID of the backup>. When a pod needs it, the store of its disk makes it as a clone of the image.
+// That keeps the image from being deleted, and the image never changes, so no snapshot is needed. Claim and volume go
+// when the DataUpload has ended. The DataUpload stays as long as the backup, because its deletion deletes the restore
+// point.
 //
-// A backup that failed is not tried again: who made it makes another one. One whose DataUpload somebody else deletes
-// has failed, too.
+// A backup that failed is not tried again: make another one. A backup also fails if somebody else deletes its
+// DataUpload.
 package imagebackup
 
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backupbackingimages,verbs=get;list;watch;patch;update

@@ -32,7 +32,7 @@ import (
 type Options struct {
 	// Namespace is Varve's own. Only its backups are served.
 	Namespace string
-	// Clock tells the time. Default: the kubeNode's.
+	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
 	ControllerSuffix string
@@ -71,7 +71,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Complete(r)
 }
 
-// backupsWhere asks for the backups that use an object.
+// backupsWhere returns a function that requests the backups that use an object.
 func (r *reconciler) backupsWhere(
 	uses func(*longhornv1.BackupBackingImage, client.Object) bool,
 ) func(context.Context, client.Object) []ctrl.Request {
@@ -141,7 +141,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	return ctrl.Result{RequeueAfter: p.next}, nil
 }
 
-// readInput reads what a decision follows from.
+// readInput reads what decide needs.
 func (r *reconciler) readInput(ctx context.Context, b *longhornv1.BackupBackingImage) (*input, error) {
 	in := &input{now: r.Clock.Now(), backup: b}
 	if err := r.readChildren(ctx, b, &in.children); err != nil {
@@ -227,7 +227,7 @@ func (c *children) listObjects() (all []client.Object) {
 	return all
 }
 
-// carryOut makes or removes what a backup has.
+// carryOut makes or removes the objects of a backup.
 func (r *reconciler) carryOut(ctx context.Context, b *longhornv1.BackupBackingImage, in *input, p *plan) error {
 	c := &in.children
 	switch p.do {
@@ -265,7 +265,7 @@ func (r *reconciler) makeChildren(
 	case volume.DeletionTimestamp != nil:
 		return nil
 	case volume.Spec.ClaimRef == nil || volume.Spec.ClaimRef.UID != claim.UID:
-		return r.removeObjects(ctx, volume) // it is that of a claim of before
+		return r.removeObjects(ctx, volume) // it belongs to an earlier claim
 	}
 	if claim.Status.Phase != corev1.ClaimBound {
 		return nil

@@ -25,8 +25,8 @@ func NewClaim(m metav1.ObjectMeta, bytes int64) *corev1.PersistentVolumeClaim {
 	}
 }
 
-// NewVolume returns the PersistentVolume for a claim, on a node. attributes tell the store what the volume is. It has no
-// owner, because owners have a namespace and volumes have none: a finalizer of the owner must see to its deletion.
+// NewVolume returns the PersistentVolume for a claim, on a node. attributes tell the store what the volume is. The
+// volume has no owner, because owners have a namespace and it has none: delete it before the owner's finalizer goes.
 func NewVolume(
 	m metav1.ObjectMeta, bytes int64, claim *corev1.PersistentVolumeClaim, node string, attributes map[string]string,
 ) *corev1.PersistentVolume {

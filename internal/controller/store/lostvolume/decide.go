@@ -12,7 +12,7 @@ import (
 // finalizer is what external-provisioner's library puts on a PersistentVolume until its volume is deleted.
 const finalizer = "external-provisioner.volume.kubernetes.io/finalizer"
 
-// places are the nodes and disks that there are.
+// places are the nodes and disks that exist.
 type places struct {
 	nodes   map[string]bool // with a Node
 	running map[string]bool // whose store reports
@@ -64,7 +64,7 @@ func (p *places) findLost(at place) lost {
 	return lost{}
 }
 
-// action is what becomes of a PersistentVolume whose volume is lost.
+// action is what to do with a PersistentVolume whose volume is lost.
 type action string
 
 const (
@@ -73,7 +73,7 @@ const (
 	releaseVolume action = "release" // from the finalizer
 )
 
-// decideVolume says what becomes of a PersistentVolume whose volume is lost. It stays as long as a claim may use it.
+// decideVolume says what to do with a PersistentVolume whose volume is lost. It stays as long as a claim may use it.
 func decideVolume(pv *corev1.PersistentVolume) action {
 	phase := pv.Status.Phase
 	switch {

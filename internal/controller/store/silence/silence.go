@@ -61,7 +61,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		&reconciler{Options: o, cached: mgr.GetClient(), seen: map[client.ObjectKey]heartbeat{}})
 }
 
-// Reconcile looks at the store of one node, and again when its report will be missing.
+// Reconcile looks at the store of one node, and again when its next report is overdue.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	manager, err := reconcile.Find(ctx, r.cached, req.NamespacedName, &longhornv1.InstanceManager{})
 	if err == nil && manager == nil {
@@ -94,7 +94,9 @@ func (r *reconciler) noteHeartbeat(key client.ObjectKey, manager *longhornv1.Ins
 	return now
 }
 
-func (r *reconciler) markSilent(ctx context.Context, manager *longhornv1.InstanceManager, heard metav1.MicroTime) error {
+func (r *reconciler) markSilent(
+	ctx context.Context, manager *longhornv1.InstanceManager, heard metav1.MicroTime,
+) error {
 	before := manager.DeepCopy()
 	manager.Status.CurrentState = longhornv1.ManagerUnknown
 	if err := r.patchStatus(ctx, before, manager); err != nil {
