@@ -10,10 +10,11 @@ import (
 const (
 	// ConfigRead is what is read of the restore point that spec.snapshotID names: ReadDefinition; without it, its volume.
 	ConfigRead = "read"
-	// ConfigWrite is where to: WriteImage; without it, to a volume that is made for spec.targetVolume.
+	// ConfigWrite is where the restore point is written to: WriteImage; without it, a volume that is made for
+	// spec.targetVolume.
 	ConfigWrite = "write"
-	// WriteImage writes a disk to the volume of the claim that spec.targetVolume names: the source of a BackingImage, which
-	// owns both the claim and the DataDownload. The mover pod says at the end of the device how large the disk is.
+	// WriteImage writes a disk to the volume of the claim that spec.targetVolume names: the source of a BackingImage,
+	// which owns both the claim and the DataDownload. At the end of the device the mover pod writes how large the disk is.
 	WriteImage = "image"
 	// ReadDefinition reads the definition of the machine that the restore point has. No volume is made, and
 	// spec.targetVolume names none: the mover pod writes what it reads into the Secret of its name, which somebody else

@@ -59,8 +59,8 @@ const ConfigBlockSize = "blockSize"
 // answer, as a duration such as "1h30m". Without it, it is DefaultStoragePatience.
 const ConfigStoragePatience = "storagePatience"
 
-// DefaultOperationTimeout is the operationTimeout of an object that names none, as Velero has it: it bounds each wait for
-// one thing, such as a volume.
+// DefaultOperationTimeout is the operationTimeout of an object that names none, as Velero has it. It bounds each wait
+// for one thing, such as a volume.
 const DefaultOperationTimeout = 10 * time.Minute
 
 // ConfigDiskBytes is a key of spec.dataMoverConfig of a DataUpload of an image: how many bytes the image has, which are
@@ -77,8 +77,8 @@ func ReadDiskBytes(config map[string]string) (int64, error) {
 	return bytes, nil
 }
 
-// ConfigDiskChecksum is a key of spec.dataMoverConfig of a DataUpload of an image: the SHA-512 of the image, in lower-case
-// hexadecimal digits.
+// ConfigDiskChecksum is a key of spec.dataMoverConfig of a DataUpload of an image: the SHA-512 of the image, in
+// lower-case hexadecimal digits.
 const ConfigDiskChecksum = "diskChecksum"
 
 // ReadDiskChecksum returns what ConfigDiskChecksum says.
@@ -139,7 +139,7 @@ type Job struct {
 	// DiskBytes is how many of the first bytes of a Block volume an upload stores; 0: all.
 	DiskBytes int64 `json:"diskBytes,omitempty"`
 	// DiskChecksum is the SHA-512 of these bytes, in lower-case hexadecimal digits: an upload of other bytes fails. It is
-	// there with DiskBytes only, and always.
+	// set if and only if DiskBytes is.
 	DiskChecksum string `json:"diskChecksum,omitempty"`
 	// Labels are those of an upload's restore point.
 	Labels map[string]string `json:"labels,omitempty"`

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Selects says that a node selector selects a node; nil selects every one.
+// Selects says whether a node selector selects a node. Nil selects every node.
 func Selects(selector *corev1.NodeSelector, node *corev1.Node) bool {
 	if selector == nil {
 		return true
@@ -34,14 +34,15 @@ func Both(a, b *corev1.NodeSelector) *corev1.NodeSelector {
 				continue
 			}
 			both.NodeSelectorTerms = append(both.NodeSelectorTerms, corev1.NodeSelectorTerm{
-				MatchExpressions: slices.Concat(x.MatchExpressions, y.MatchExpressions), MatchFields: slices.Concat(x.MatchFields, y.MatchFields),
+				MatchExpressions: slices.Concat(x.MatchExpressions, y.MatchExpressions),
+				MatchFields:      slices.Concat(x.MatchFields, y.MatchFields),
 			})
 		}
 	}
 	return both
 }
 
-// isEmptyTerm says that a term selects no node, as the API has it.
+// isEmptyTerm says whether a term is empty. Such a term selects no node, as the API has it.
 func isEmptyTerm(t corev1.NodeSelectorTerm) bool {
 	return len(t.MatchExpressions) == 0 && len(t.MatchFields) == 0
 }
@@ -60,7 +61,7 @@ func fitsAll(expressions []corev1.NodeSelectorRequirement, set map[string]string
 	return true
 }
 
-// isNamed says that a node's name, which is the only field that a term can name, fits.
+// isNamed says whether a node's name fits, which is the only field that a term can name.
 func isNamed(fields []corev1.NodeSelectorRequirement, name string) bool {
 	for _, f := range fields {
 		if f.Key != metav1.ObjectNameField || slices.Contains(f.Values, name) != (f.Operator == corev1.NodeSelectorOpIn) {
@@ -71,6 +72,7 @@ func isNamed(fields []corev1.NodeSelectorRequirement, name string) bool {
 }
 
 var operators = map[corev1.NodeSelectorOperator]selection.Operator{
-	corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn, corev1.NodeSelectorOpExists: selection.Exists,
-	corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist, corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
+	corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
+	corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
+	corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
 }

@@ -1,5 +1,5 @@
-// Package storageuse says which node uses a storage that the pods of one node alone can use at a time. It reads from the
-// API server: a pod that was created a moment ago counts.
+// Package storageuse says which node uses a storage that the pods of one node alone can use at a time. It reads from
+// the API server: a pod that was created a moment ago counts.
 package storageuse
 
 import (
@@ -12,8 +12,8 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-// FindNode returns the node whose pods in a namespace, which is Varve's, use a storage of one node; "" if none do, or if
-// the storage has several nodes.
+// FindNode returns the node whose pods in a namespace, which is Varve's, use a storage of one node. It returns "" if no
+// node uses it, or if several can.
 func FindNode(ctx context.Context, live client.Reader, namespace string, s datamove.Storage) (string, error) {
 	if !s.OneNode {
 		return "", nil

@@ -301,7 +301,8 @@ func (p *pass) nodesElsewhere(ctx context.Context, volume *Volume) (*corev1.Node
 	}
 	if storage != nil {
 		both := nodeselector.Both(volume.NodeAffinity, storage.nodes)
-		if !nodeselector.Selects(both, self) && slices.ContainsFunc(nodes, func(n *corev1.Node) bool { return nodeselector.Selects(both, n) }) {
+		reachesBoth := func(n *corev1.Node) bool { return nodeselector.Selects(both, n) }
+		if !reachesBoth(self) && slices.ContainsFunc(nodes, reachesBoth) {
 			return both, nil
 		}
 	}

@@ -34,8 +34,8 @@ func (a Access) classOf(ctx context.Context, claim *corev1.PersistentVolumeClaim
 	return reconcile.Find(ctx, a.Live, types.NamespacedName{Name: ptr.Deref(claim.Spec.StorageClassName, "")}, &storagev1.StorageClass{})
 }
 
-// parameterImage is the parameter of a StorageClass whose volumes are clones of an image, for these drivers: Varve's own
-// and Longhorn's, whose parameter it is.
+// parameterImage is the parameter of a StorageClass whose volumes are clones of an image. Varve's driver has it from
+// Longhorn's.
 const parameterImage = "backingImage"
 
 // driverOfLonghorn is the name of Longhorn's CSI driver.
