@@ -290,10 +290,10 @@ func TestKeeper_mendsADamagedSecret(t *testing.T) {
 	}
 }
 
-func TestRenewalTime(t *testing.T) {
-	t.Parallel()
-	clock := testclock.NewFakePassiveClock(start)
-	issuer, err := NewKeeper(&memory{}, secret, clock).Issuer(t.Context())
+// issueCertificate returns an issuer with authorities of its own, and a certificate that it has just issued for hosts.
+func issueCertificate(t *testing.T) (*Issuer, Certificate) {
+	t.Helper()
+	issuer, err := NewKeeper(&memory{}, secret, testclock.NewFakePassiveClock(start)).Issuer(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,14 +301,17 @@ func TestRenewalTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return issuer, c
+}
+
+func TestRenewalTime(t *testing.T) {
+	t.Parallel()
+	issuer, c := issueCertificate(t)
 	at, err := issuer.RenewalTime(c, hosts)
 	if want := start.Add(serverValidity - renewBefore); err != nil || !at.Equal(want) {
 		t.Errorf("renewal at %s, %v, want %s", at, err, want)
 	}
-	stranger, err := NewKeeper(&memory{}, secret, clock).Issuer(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stranger, _ := issueCertificate(t)
 	other, err := issuer.Issue(hosts)
 	if err != nil {
 		t.Fatal(err)
@@ -330,15 +333,7 @@ func TestRenewalTime(t *testing.T) {
 
 func TestTimeLeft(t *testing.T) {
 	t.Parallel()
-	clock := testclock.NewFakePassiveClock(start)
-	issuer, err := NewKeeper(&memory{}, secret, clock).Issuer(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := issuer.Issue(hosts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	issuer, c := issueCertificate(t)
 	data := issuer.SecretData(c)
 	if left := issuer.TimeLeft(data, hosts); left != serverValidity-renewBefore {
 		t.Errorf("%s left of a new certificate, want %s", left, serverValidity-renewBefore)
