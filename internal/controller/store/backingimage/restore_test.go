@@ -73,19 +73,13 @@ func TestDecideFirstCopy_restore(t *testing.T) {
 			"0 % of the source were read",
 		},
 		"a DataDownload that waits": {
-			func(f *fixture) {
-				f.begun("a", inProgress)
-				f.reports("a", inProgress)
-				f.hasDownload(velerov2.PhaseAccepted, "waiting for the repository")
-			},
+			func(f *fixture) { f.isRestored(velerov2.PhaseAccepted, "waiting for the repository") },
 			outcome{first: inProgress, disk: "a", disks: "a", states: "a in-progress", source: makeSource, reason: progress},
 			"0 % of the source were read: waiting for the repository",
 		},
 		"a DataDownload that goes on": {
 			func(f *fixture) {
-				f.begun("a", inProgress)
-				f.reports("a", inProgress)
-				f.hasDownload(velerov2.PhaseInProgress, "")
+				f.isRestored(velerov2.PhaseInProgress, "")
 				f.source.download.Status.Progress = velerov2.Progress{TotalBytes: 1000, BytesDone: 425}
 			},
 			outcome{first: inProgress, disk: "a", disks: "a", states: "a in-progress", source: makeSource, reason: progress},
@@ -101,19 +95,13 @@ func TestDecideFirstCopy_restore(t *testing.T) {
 			"is read back and sealed",
 		},
 		"a DataDownload that has failed": {
-			func(f *fixture) {
-				f.begun("a", inProgress)
-				f.reports("a", inProgress)
-				f.hasDownload(velerov2.PhaseFailed, "the restore point does not exist")
-			},
+			func(f *fixture) { f.isRestored(velerov2.PhaseFailed, "the restore point does not exist") },
 			outcome{first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: failure},
 			"attempt 1 failed: DataDownload source-u is Failed: the restore point does not exist; the next one begins at",
 		},
 		"a DataDownload that somebody has canceled": {
 			func(f *fixture) {
-				f.begun("a", inProgress)
-				f.reports("a", inProgress)
-				f.hasDownload(velerov2.PhaseInProgress, "")
+				f.isRestored(velerov2.PhaseInProgress, "")
 				f.source.download.Spec.Cancel = true
 			},
 			outcome{first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: failure},
@@ -121,9 +109,7 @@ func TestDecideFirstCopy_restore(t *testing.T) {
 		},
 		"a DataDownload that somebody has deleted": {
 			func(f *fixture) {
-				f.begun("a", inProgress)
-				f.reports("a", inProgress)
-				f.hasDownload(velerov2.PhaseInProgress, "")
+				f.isRestored(velerov2.PhaseInProgress, "")
 				f.source.download.DeletionTimestamp = &deleted
 			},
 			outcome{first: failed, disk: "a", states: "a in-progress", source: removeSource, reason: failure},

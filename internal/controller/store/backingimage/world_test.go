@@ -186,6 +186,13 @@ func (f *fixture) hasDownload(phase velerov2.Phase, message string) {
 	f.source.download.Status.Phase, f.source.download.Status.Message = phase, message
 }
 
+// isRestored has a DataDownload in a phase restore the first copy on disk-a.
+func (f *fixture) isRestored(phase velerov2.Phase, message string) {
+	f.begun("a", inProgress)
+	f.reports("a", inProgress)
+	f.hasDownload(phase, message)
+}
+
 // clones has the image be a clone of another one with copies on nodes' disks in states.
 func (f *fixture) clones(copies map[string]longhornv1.BackingImageState) {
 	f.image.Spec.SourceType = longhornv1.SourceClone
