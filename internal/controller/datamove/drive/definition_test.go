@@ -12,22 +12,31 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-// A DataDownload that reads a definition needs no volume, and so no node: its pod has a job for it, and mounts nothing more
-// than every mover pod does.
-func TestMoverPod_readsADefinition(t *testing.T) {
-	t.Parallel()
+// newDownload returns a DataDownload of a disk, and what decisions need of it.
+func newDownload(
+	t *testing.T, target velerov2.TargetVolumeSpec, config map[string]string,
+) (*velerov2.DataDownload, Object) {
+	t.Helper()
 	o := &velerov2.DataDownload{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "back-definition", UID: "u1"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "download", UID: "u1"},
 		Spec: velerov2.DataDownloadSpec{
-			SnapshotID:      "varve1.disk.0123456789abcdef0123456789abcdef.app",
-			DataMoverConfig: map[string]string{datamove.ConfigRead: datamove.ReadDefinition},
-			TargetVolume:    velerov2.TargetVolumeSpec{Namespace: "app", PVC: "none"},
+			SnapshotID:   "varve1.disk.0123456789abcdef0123456789abcdef.app",
+			TargetVolume: target, DataMoverConfig: config,
 		},
 	}
 	v, err := viewOf(o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return o, v
+}
+
+// A DataDownload that reads a definition needs no volume, and so no node: its pod has a job for it, and mounts nothing more
+// than every mover pod does.
+func TestMoverPod_readsADefinition(t *testing.T) {
+	t.Parallel()
+	o, v := newDownload(t, velerov2.TargetVolumeSpec{Namespace: "app", PVC: "none"},
+		map[string]string{datamove.ConfigRead: datamove.ReadDefinition})
 	pod := podFor(t, func(in *podInput) { in.object, in.view, in.volume = o, v, Volume{} })
 	c := pod.Spec.Containers[0]
 	job, err := datamove.DecodeJob(c.Env[0].Value)
@@ -47,18 +56,8 @@ func TestMoverPod_readsADefinition(t *testing.T) {
 // The pod of a DataDownload to the source of an image writes its record, and goes to the node of the source.
 func TestMoverPod_writesAnImage(t *testing.T) {
 	t.Parallel()
-	o := &velerov2.DataDownload{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "source-1", UID: "u1"},
-		Spec: velerov2.DataDownloadSpec{
-			SnapshotID:      "varve1.disk.0123456789abcdef0123456789abcdef.app",
-			DataMoverConfig: map[string]string{datamove.ConfigWrite: datamove.WriteImage},
-			TargetVolume:    velerov2.TargetVolumeSpec{Namespace: "varve", PVC: "source-1"},
-		},
-	}
-	v, err := viewOf(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o, v := newDownload(t, velerov2.TargetVolumeSpec{Namespace: "varve", PVC: "source-1"},
+		map[string]string{datamove.ConfigWrite: datamove.WriteImage})
 	source := Volume{Claim: "source-1", VolumeMode: corev1.PersistentVolumeBlock}
 	pod := podFor(t, func(in *podInput) { in.object, in.view, in.volume = o, v, source })
 	c := pod.Spec.Containers[0]
