@@ -184,11 +184,11 @@ type BackingImageDiskFileSpec struct {
 	DataEngine DataEngine `json:"dataEngine,omitempty"`
 }
 
-// FirstCopyMismatch counts first copies that did not have the checksum that they must have.
+// FirstCopyMismatch counts first copies that did not match spec.checksum.
 type FirstCopyMismatch struct {
-	// checksum is spec.checksum as it was.
+	// checksum is spec.checksum as it was then.
 	Checksum string `json:"checksum"`
-	// count is how many attempts in a row did not have it.
+	// count is how many attempts in a row did not match it.
 	Count int32 `json:"count"`
 }
 
@@ -235,8 +235,8 @@ type BackingImageStatus struct {
 	// firstCopyMessage says why the first copy failed last. It is empty as soon as a copy is ready.
 	// +optional
 	FirstCopyMessage string `json:"firstCopyMessage,omitempty"`
-	// firstCopyMismatch is there if the source gave an image with another checksum than spec.checksum. What is the same
-	// again and again is tried less and less often, until spec.checksum changes.
+	// firstCopyMismatch is set if the source gave an image that does not match spec.checksum. As long as that goes on,
+	// attempts become rarer, until spec.checksum changes.
 	// +optional
 	FirstCopyMismatch *FirstCopyMismatch `json:"firstCopyMismatch,omitempty"`
 	// firstCopyFile identifies the uploaded file that the image was made of, as the command does that uploaded it.

@@ -62,7 +62,7 @@ type BackupBackingImageSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	BackingImage string `json:"backingImage"`
-	// backupTargetName is the BackupStorageLocation, in the same namespace. Without it, it is the one with spec.default.
+	// backupTargetName is the BackupStorageLocation, in the same namespace. Default: the one with spec.default.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	BackupTargetName string `json:"backupTargetName,omitempty"`

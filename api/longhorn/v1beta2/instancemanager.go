@@ -6,7 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ReportTimeout is how long the controller waits for a store's next report until it counts as missing, by its own clock.
+// ReportTimeout is how long the controller waits, by its own clock, until a store's next report counts as missing.
 const ReportTimeout = 3 * time.Minute
 
 // States of an InstanceManager.
@@ -95,7 +95,7 @@ type BackingImageV2CopyInfo struct {
 	// piecesChecksum is the SHA-256 of the SHA-256 of each MiB of the copy, one after the other.
 	// +optional
 	PiecesChecksum string `json:"piecesChecksum,omitempty"`
-	// refusedChecksum is spec.checksum of the image as it was when the first copy failed because it has another one.
+	// refusedChecksum is spec.checksum of the image as it was when the first copy failed because it did not match.
 	// +optional
 	RefusedChecksum string `json:"refusedChecksum,omitempty"`
 	// message says why the copy failed, or what it waits for.

@@ -10,9 +10,9 @@ const DiskTypeFilesystem = "filesystem"
 // TagRootFilesystem is a tag of a disk that may be made on the root file system of its node.
 const TagRootFilesystem = "root-filesystem"
 
-// AnnotationDeleteOrphans is an annotation of a Node: UUIDs, separated by commas, of images that no BackingImage has, and
-// names of volumes (pvc-…) that have neither PersistentVolume nor Volume nor Replica. The store deletes them from the
-// node's disks.
+// AnnotationDeleteOrphans is an annotation of a Node: UUIDs, separated by commas, of images that no BackingImage has,
+// and names of volumes (pvc-…) that have neither PersistentVolume nor Volume nor Replica. The store deletes them from
+// the node's disks.
 const AnnotationDeleteOrphans = "varvebackup.io/delete-orphans"
 
 // Reasons of a disk's condition Ready.
@@ -147,7 +147,7 @@ type DiskStatus struct {
 	// lastScrubTime is when all images on the disk had last been read and compared with their hashes.
 	// +optional
 	LastScrubTime *metav1.Time `json:"lastScrubTime,omitempty"`
-	// scrubProgress is how far the pass that goes on is, in percent of the images' bytes.
+	// scrubProgress is how far the current pass is, in percent of the images' bytes.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	// +optional

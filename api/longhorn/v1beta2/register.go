@@ -12,7 +12,8 @@ var GroupVersion = schema.GroupVersion{Group: "longhorn.io", Version: "v1beta2"}
 // AddToScheme registers the kinds of this package.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion, &BackingImage{}, &BackingImageList{}, &Node{}, &NodeList{}, &InstanceManager{},
-		&InstanceManagerList{}, &BackupBackingImage{}, &BackupBackingImageList{}, &Volume{}, &VolumeList{}, &Replica{}, &ReplicaList{})
+		&InstanceManagerList{}, &BackupBackingImage{}, &BackupBackingImageList{}, &Volume{}, &VolumeList{}, &Replica{},
+		&ReplicaList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }
