@@ -53,7 +53,10 @@ import (
 func decoder(t *testing.T) runtime.Decoder {
 	t.Helper()
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, exportv1.AddToScheme, snapshotv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme,
+		exportv1.AddToScheme, snapshotv1.AddToScheme,
+	} {
 		if err := add(s); err != nil {
 			t.Fatal(err)
 		}

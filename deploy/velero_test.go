@@ -127,8 +127,9 @@ func TestVelero_keepsItsKindsAndObjects(t *testing.T) {
 			t.Errorf("install does not say %q:\n%s", want, out)
 		}
 	}
-	if diff := cmp.Diff(before, without(s.versions(), "kubevirt.io", "harvesterhci.io", "varvebackup.io", "backingimages.longhorn.io", "backupbackingimages.longhorn.io",
-		"nodes.longhorn.io", "instancemanagers.longhorn.io", "replicas.longhorn.io")); diff != "" {
+	if diff := cmp.Diff(before, without(s.versions(), "kubevirt.io", "harvesterhci.io", "varvebackup.io",
+		"backingimages.longhorn.io", "backupbackingimages.longhorn.io", "nodes.longhorn.io",
+		"instancemanagers.longhorn.io", "replicas.longhorn.io")); diff != "" {
 		t.Errorf("install has changed kinds of others: %s", diff)
 	}
 	if left := s.mustRun("", s.kubectl, "-n", "varve", "get", "daemonset", "-o", "name"); strings.Contains(left, "store") ||

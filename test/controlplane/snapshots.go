@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"path/filepath"
 
-	_ "github.com/kubernetes-csi/external-snapshot-metadata/client/apis/snapshotmetadataservice/v1alpha1" // its module has the kind
+	// Its module has the kind.
+	_ "github.com/kubernetes-csi/external-snapshot-metadata/client/apis/snapshotmetadataservice/v1alpha1"
 )
 
-// InstallSnapshotKinds installs the kinds of snapshot.storage.k8s.io and of cbt.storage.k8s.io from the modules of their
-// clients.
+// InstallSnapshotKinds installs the kinds of snapshot.storage.k8s.io and of cbt.storage.k8s.io from the modules of
+// their clients.
 func (c *Cluster) InstallSnapshotKinds(ctx context.Context) error {
 	files, err := SnapshotCRDs(ctx)
 	if err != nil {

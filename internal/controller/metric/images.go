@@ -43,8 +43,8 @@ var copyStates = []longhornv1.BackingImageState{
 	longhornv1.StateUnknown,
 }
 
-// ServeImages makes the set report the images of a namespace. Without it none are reported, because the cluster may lack
-// their kinds.
+// ServeImages makes the set report the images of a namespace. Without it none are reported, because the cluster may
+// lack their kinds.
 func (s *Set) ServeImages(namespace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -3,6 +3,7 @@ package exportproxy
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,7 +84,10 @@ func tlsSecret(t *testing.T, namespace, name string) (*corev1.Secret, string) {
 	leaf := read("server-cert.pem")
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Type: corev1.SecretTypeTLS,
-		Data: map[string][]byte{corev1.TLSCertKey: leaf, corev1.TLSPrivateKeyKey: read("server-key.pem"), exportauthority.AuthoritiesKey: read("ca-cert.pem")},
+		Data: map[string][]byte{
+			corev1.TLSCertKey: leaf, corev1.TLSPrivateKeyKey: read("server-key.pem"),
+			exportauthority.AuthoritiesKey: read("ca-cert.pem"),
+		},
 	}, string(read("ca-cert.pem")) + string(leaf)
 }
 
@@ -94,7 +98,8 @@ func TestCertificates_neverHaveAKey(t *testing.T) {
 	if got := certificatesOf(secret); got != want {
 		t.Errorf("%s", got)
 	}
-	secret.Data[corev1.TLSCertKey] = append(append(secret.Data[corev1.TLSPrivateKeyKey], secret.Data[corev1.TLSCertKey]...), secret.Data[exportauthority.AuthoritiesKey]...)
+	secret.Data[corev1.TLSCertKey] = slices.Concat(secret.Data[corev1.TLSPrivateKeyKey], secret.Data[corev1.TLSCertKey],
+		secret.Data[exportauthority.AuthoritiesKey])
 	if got := certificatesOf(secret); got != want || strings.Contains(got, "KEY") {
 		t.Errorf("%s", got)
 	}

@@ -31,8 +31,8 @@ func newDownload(
 	return o, v
 }
 
-// A DataDownload that reads a definition needs no volume, and so no node: its pod has a job for it, and mounts nothing more
-// than every mover pod does.
+// A DataDownload that reads a definition needs no volume, and so no node: its pod has a job for it, and mounts nothing
+// more than every mover pod does.
 func TestMoverPod_readsADefinition(t *testing.T) {
 	t.Parallel()
 	o, v := newDownload(t, velerov2.TargetVolumeSpec{Namespace: "app", PVC: "none"},

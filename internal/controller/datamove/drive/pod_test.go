@@ -618,7 +618,8 @@ func TestMoverPod_comparesWithACloneOfAnImage(t *testing.T) {
 		ofImage, upload bool
 		want            bool
 	}{
-		"a clone of an image": {true, false, true}, "an empty volume": {false, false, false}, "an upload": {true, true, false},
+		"a clone of an image": {true, false, true}, "an empty volume": {false, false, false},
+		"an upload": {true, true, false},
 	} {
 		pod := podFor(t, func(in *podInput) {
 			in.volume.VolumeMode, in.volume.OfImage = corev1.PersistentVolumeBlock, c.ofImage

@@ -177,7 +177,9 @@ func classClonesImage(w *world) {
 	} {
 		sub := newWorld(w.T)
 		sub.storage.driver = c.provisioner
-		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: sub.className("images")}, Provisioner: c.provisioner}
+		class := &storagev1.StorageClass{
+			ObjectMeta: metav1.ObjectMeta{Name: sub.className("images")}, Provisioner: c.provisioner,
+		}
 		if c.image != "" {
 			class.Parameters = map[string]string{"backingImage": c.image}
 		}

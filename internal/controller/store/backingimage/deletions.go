@@ -11,8 +11,8 @@ import (
 )
 
 // deletions remember what each store had reported last when this process first saw that an image is being deleted. A
-// report that differs is from after the deletion, whatever the clocks of nodes and of the API server say. After a restart
-// the controller waits for another report. The zero value is ready for use, also by several goroutines.
+// report that differs is from after the deletion, whatever the clocks of nodes and of the API server say. After a
+// restart the controller waits for another report. The zero value is ready for use, also by several goroutines.
 type deletions struct {
 	mu    sync.Mutex
 	known map[types.NamespacedName]deletion

@@ -228,7 +228,8 @@ func (in *input) failFirstCopy(p *plan, why string) reason {
 	return in.refuseFirstCopy(p, why, "")
 }
 
-// refuseFirstCopy ends an attempt. refused is the checksum that its data does not match, or "" if something else failed.
+// refuseFirstCopy ends an attempt. refused is the checksum that its data does not match, or "" if something else
+// failed.
 func (in *input) refuseFirstCopy(p *plan, why, refused string) reason {
 	s := &p.status
 	s.FirstCopyAttempts++

@@ -39,8 +39,8 @@ func childMeta(b *longhornv1.BackupBackingImage) metav1.ObjectMeta {
 	}
 }
 
-// newClaim returns the claim of the volume from which the image is read. Nobody goes by its size: the device is as large
-// as the image.
+// newClaim returns the claim of the volume from which the image is read. Nobody goes by its size: the device is as
+// large as the image.
 func newClaim(b *longhornv1.BackupBackingImage) *corev1.PersistentVolumeClaim {
 	return imagevolume.NewClaim(childMeta(b), b.Status.Size)
 }

@@ -182,7 +182,9 @@ func (w *world) upload() *velerov2.DataUpload {
 		}
 		return w.admin.Get(w.Context(), client.ObjectKeyFromObject(u), u)
 	})
-	controlplane.Update(w.T, w.varve, u, false, func(u *velerov2.DataUpload) { u.Finalizers = []string{datamove.Finalizer} })
+	controlplane.Update(w.T, w.varve, u, false, func(u *velerov2.DataUpload) {
+		u.Finalizers = []string{datamove.Finalizer}
+	})
 	return u
 }
 

@@ -236,8 +236,8 @@ func (in *input) explainNoLocation(l *velerov1.BackupStorageLocation) string {
 	return ""
 }
 
-// choosePlace returns a disk that has the image, on a node that takes pods. It prefers disks from which the image is not
-// being evicted, and then the node that uses a storage of one node now.
+// choosePlace returns a disk that has the image, on a node that takes pods. It prefers disks from which the image is
+// not being evicted, and then the node that uses a storage of one node now.
 func (in *input) choosePlace() (from place, waits string) {
 	var all []place
 	copies := 0
@@ -289,8 +289,8 @@ func (in *input) explainClosed(name string) string {
 	return nodeselector.ExplainClosed(&in.kubeNodes[i], in.tolerations)
 }
 
-// isFresh says whether the store of a node reports. It goes by the state, which package silence sets by the controller's
-// clock: a heartbeat has the time of the node's clock.
+// isFresh says whether the store of a node reports. It goes by the state, which package silence sets by the
+// controller's clock: a heartbeat has the time of the node's clock.
 func (in *input) isFresh(node string) bool {
 	return slices.ContainsFunc(in.managers, func(m longhornv1.InstanceManager) bool {
 		return m.Name == node && m.Status.HeartbeatTime != nil && m.Status.CurrentState == longhornv1.ManagerRunning

@@ -1,5 +1,6 @@
-// Package imagebackup stores images in repositories. For a BackupBackingImage it makes a volume through which a pod reads
-// the image, on a disk that has a copy, and a DataUpload, which the data mover stores like any other. It calls no node.
+// Package imagebackup stores images in repositories. For a BackupBackingImage it makes a volume through which a pod
+// reads the image, on a disk that has a copy, and a DataUpload, which the data mover stores like any other. It calls no
+// node.
 //
 // The volume is image-<UID of the backup>. When a pod needs it, the store of its disk makes it as a clone of the image.
 // That keeps the image from being deleted, and the image never changes, so no snapshot is needed. Claim and volume go

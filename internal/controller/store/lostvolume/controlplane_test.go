@@ -28,7 +28,8 @@ func TestMain(m *testing.M) { controlplane.Main(m, &cluster) }
 
 const system = controlplane.SystemNamespace
 
-// world is a cluster with the nodes a, down and here. The test plays their stores and Kubernetes' controller of volumes.
+// world is a cluster with the nodes a, down and here. The test plays their stores and Kubernetes' controller of
+// volumes.
 type world struct {
 	*testing.T
 	ns           string

@@ -32,7 +32,9 @@ func TestRead(t *testing.T) {
 		}}}},
 	}}
 	node := func(name string) *corev1.Node {
-		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}}
+		return &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}},
+		}
 	}
 	pod := func(name, storage, on string, phase corev1.PodPhase) *corev1.Pod {
 		s := datamove.Storage{Volume: corev1.VolumeSource{
