@@ -3,10 +3,8 @@
 package admission
 
 import (
-	"context"
 	"testing"
 
-	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
@@ -47,14 +45,7 @@ func TestImages_ofOtherSourcesTakeARight(t *testing.T) {
 	admitted(t, cluster.InstallRoles(t.Context()))
 	may := func(role string) client.Client {
 		user := controlplane.User{Name: "source-" + role}.Restrict()
-		binding := &rbacv1.RoleBinding{
-			ObjectMeta: gen.Meta(ns, user.Name), RoleRef: rbacv1.RoleRef{
-				APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role,
-			},
-			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Name}},
-		}
-		admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), binding))
-		t.Cleanup(func() { _ = cluster.Client(t, controlplane.Admin).Delete(context.Background(), binding) })
+		bindRole(t, ns, role, user)
 		c := cluster.Client(t, user)
 		controlplane.Eventually(t, func() error { // The API server learns of bindings from its own watches.
 			return c.List(t.Context(), &longhornv1.BackingImageList{}, client.InNamespace(ns))

@@ -3,6 +3,7 @@
 package admission
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -19,25 +20,30 @@ import (
 	"github.com/varvebackup/varve/test/gen"
 )
 
+// bindRole gives a user the rights of a ClusterRole in a namespace until the test ends.
+func bindRole(t *testing.T, ns, role string, user controlplane.User) {
+	t.Helper()
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: gen.Meta(ns, user.Name+"-"+role),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Name}},
+	}
+	admin := cluster.Client(t, controlplane.Admin)
+	admitted(t, admin.Create(t.Context(), binding))
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), binding) })
+}
+
 // tenant returns the client of a user who may edit machines, pods and claims of a namespace, and no more.
 func tenant(t *testing.T, ns string) client.Client {
 	t.Helper()
 	admitted(t, cluster.InstallRoles(t.Context()))
 	user := controlplane.User{Name: "tenant-" + ns, Restricted: true}
-	for _, role := range []string{"varve-edit"} {
-		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: role}}
-		binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role}
-		binding.Subjects = []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Name}}
-		admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), binding))
-	}
+	bindRole(t, ns, "varve-edit", user)
 	admin := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "test-tenant-" + ns}, Rules: []rbacv1.PolicyRule{{
 		APIGroups: []string{""}, Resources: []string{"pods", "pods/status", "persistentvolumeclaims"}, Verbs: []string{"get", "create", "update", "patch", "delete"},
 	}}}
 	admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), admin))
-	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "test-tenant"}}
-	binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: admin.Name}
-	binding.Subjects = []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Name}}
-	admitted(t, cluster.Client(t, controlplane.Admin).Create(t.Context(), binding))
+	bindRole(t, ns, admin.Name, user)
 	c := cluster.Client(t, user)
 	// The API server learns of roles and bindings from its own watches.
 	controlplane.Eventually(t, func() error {
