@@ -15,7 +15,10 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-var serviceKind = schema.GroupVersionKind{Group: "cbt.storage.k8s.io", Version: "v1alpha1", Kind: "SnapshotMetadataService"}
+// ServiceKind is the kind with which a CSI driver announces where its SnapshotMetadata service is (KEP 3314).
+var ServiceKind = schema.GroupVersionKind{
+	Group: "cbt.storage.k8s.io", Version: "v1alpha1", Kind: "SnapshotMetadataService",
+}
 
 // Service says how to reach the SnapshotMetadata service of a driver.
 type Service struct {
@@ -30,7 +33,7 @@ type Service struct {
 // have the kind, and errclass.Invalid if what it announces cannot be used.
 func FindService(ctx context.Context, c client.Reader, driver string) (*Service, error) {
 	o := &unstructured.Unstructured{}
-	o.SetGroupVersionKind(serviceKind)
+	o.SetGroupVersionKind(ServiceKind)
 	err := c.Get(ctx, client.ObjectKey{Name: driver}, o)
 	if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
 		return nil, errclass.Errorf(errclass.NotFound, "the CSI driver %s has no SnapshotMetadataService", driver)

@@ -18,7 +18,7 @@ import (
 
 func serviceObject(spec map[string]any) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
-	o.SetGroupVersionKind(serviceKind)
+	o.SetGroupVersionKind(ServiceKind)
 	o.SetName("csi.example.com")
 	return o
 }

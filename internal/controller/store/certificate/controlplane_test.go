@@ -142,7 +142,7 @@ func announced(w *world) {
 		w.Fatal(err)
 	}
 	o := &unstructured.Unstructured{}
-	o.SetGroupVersionKind(metadataKind)
+	o.SetGroupVersionKind(csichanges.ServiceKind)
 	o.SetName(names.Driver)
 	w.restart()
 	wanted := func() error {

@@ -11,16 +11,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/varvebackup/varve/internal/csichanges"
 	"github.com/varvebackup/varve/internal/store/names"
 )
-
-// metadataKind is the kind with which a CSI driver announces where its SnapshotMetadata service is (KEP 3314).
-var metadataKind = schema.GroupVersionKind{
-	Group: "cbt.storage.k8s.io", Version: "v1alpha1", Kind: "SnapshotMetadataService",
-}
 
 // announceMetadata writes where the stores' service is, and the authorities of its certificate, if the cluster has the
 // kind.
@@ -31,7 +26,7 @@ func (r *reconciler) announceMetadata(ctx context.Context, authorities []byte) e
 		"caCert":   base64.StdEncoding.EncodeToString(authorities),
 	}
 	o := &unstructured.Unstructured{}
-	o.SetGroupVersionKind(metadataKind)
+	o.SetGroupVersionKind(csichanges.ServiceKind)
 	err := r.live.Get(ctx, client.ObjectKey{Name: names.Driver}, o)
 	switch {
 	case meta.IsNoMatchError(err):
