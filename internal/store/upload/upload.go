@@ -10,7 +10,6 @@
 package upload
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -18,7 +17,6 @@ import (
 	"io"
 	"net"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -93,25 +91,17 @@ func exchangeLines(conn net.Conn, line string) (string, error) {
 	return answer, conn.SetDeadline(time.Time{})
 }
 
-// readLine reads a line, and nothing that comes after it.
+// readLine reads a line, and nothing that comes after it: a byte at a time.
 func readLine(r io.Reader) (string, error) {
-	var line strings.Builder
-	one := bufio.NewReaderSize(oneByteReader{r}, 16)
-	for line.Len() < lineBytes {
-		b, err := one.ReadByte()
-		if err != nil {
+	var line []byte
+	for next := make([]byte, 1); len(line) < lineBytes; {
+		if _, err := io.ReadFull(r, next); err != nil {
 			return "", fmt.Errorf("read the first line: %w", err)
 		}
-		if b == '\n' {
-			return line.String(), nil
+		if next[0] == '\n' {
+			return string(line), nil
 		}
-		line.WriteByte(b)
+		line = append(line, next[0])
 	}
 	return "", errclass.Errorf(errclass.Invalid, "the first line has more than %d bytes", lineBytes)
 }
-
-// oneByteReader reads a byte at a time.
-type oneByteReader struct{ io.Reader }
-
-// Read implements io.Reader.
-func (r oneByteReader) Read(p []byte) (int, error) { return r.Reader.Read(p[:min(1, len(p))]) }
