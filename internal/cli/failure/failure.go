@@ -89,6 +89,16 @@ func Hint(err error) string {
 	}
 }
 
+// ExplainForbidden gives an error a hint at the rights that the user lacks if the cluster forbids something. An error that
+// has its own hint keeps it.
+func ExplainForbidden(err error, hint string) error {
+	var explained *Error
+	if errors.As(err, &explained) || cluster.Classify(err) != cluster.Forbidden {
+		return err
+	}
+	return &Error{Err: err, Code: errclass.ExitRefused, Hint: hint}
+}
+
 // Interrupted returns err, unless the user has interrupted the command. Then the error only says so, what became of the
 // work, and what the user can do. A context that ended with a cause that has a class was not interrupted by the user.
 func Interrupted(ctx context.Context, err error, what, hint string) error {

@@ -12,12 +12,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
-	"github.com/varvebackup/varve/internal/cli/cluster"
 	"github.com/varvebackup/varve/internal/cli/cmdline"
 	"github.com/varvebackup/varve/internal/cli/failure"
 	"github.com/varvebackup/varve/internal/cli/output"
 	"github.com/varvebackup/varve/internal/cli/resource"
-	"github.com/varvebackup/varve/internal/errclass"
 )
 
 const (
@@ -198,12 +196,6 @@ checksum of that image, unless --checksum is another one.`,
 
 // explainSourceRights says what a user must be allowed who makes images of anything.
 func explainSourceRights(err error) error {
-	if cluster.Classify(err) != cluster.Forbidden {
-		return err
-	}
-	return &failure.Error{
-		Err: err, Code: errclass.ExitRefused,
-		Hint: "ask for the verbs create and use-source on backingimages.longhorn.io in the namespace of the images, as " +
-			"varve-admin has them: see docs/images.md",
-	}
+	return failure.ExplainForbidden(err, "ask for the verbs create and use-source on backingimages.longhorn.io in the "+
+		"namespace of the images, as varve-admin has them: see docs/images.md")
 }

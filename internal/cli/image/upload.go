@@ -159,14 +159,8 @@ func checkWaiting(found, wanted *longhornv1.BackingImage, given func(flag string
 
 // explainRights says what a user must be allowed.
 func explainRights(err error) error {
-	var explained *failure.Error
-	if errors.As(err, &explained) || cluster.Classify(err) != cluster.Forbidden {
-		return err
-	}
-	return &failure.Error{
-		Err: err, Code: errclass.ExitRefused,
-		Hint: "ask for the cluster role varve-image-upload in the namespace of the images: see docs/images.md",
-	}
+	return failure.ExplainForbidden(err,
+		"ask for the cluster role varve-image-upload in the namespace of the images: see docs/images.md")
 }
 
 // uploader serves a file to the source pod of an image, and waits until the image is ready.

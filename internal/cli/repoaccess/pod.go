@@ -82,15 +82,9 @@ func servePlace(ctx context.Context, s *session.Session, c *cluster.Client, l *v
 
 // explainRights says what a user must be allowed.
 func explainRights(err error) error {
-	var explained *failure.Error
-	if errors.As(err, &explained) || cluster.Classify(err) != cluster.Forbidden {
-		return err
-	}
-	return &failure.Error{
-		Err: err, Code: errclass.ExitRefused,
-		Hint: "a location that is a claim or an NFS export takes the rights to create, patch and delete Jobs, to get and list pods, to forward their ports, " +
-			"and to get claims and the Deployment " + controllerName + ", in namespace " + layout.Namespace,
-	}
+	return failure.ExplainForbidden(err, "a location that is a claim or an NFS export takes the rights to create, patch and "+
+		"delete Jobs, to get and list pods, to forward their ports, and to get claims and the Deployment "+controllerName+
+		", in namespace "+layout.Namespace)
 }
 
 // explainDenial says what a user can do whom the cluster does not let reach the pod.
