@@ -155,7 +155,7 @@ func (j *job) attempt(ctx context.Context) (bytes int64, err error) {
 	if err != nil && s.err != nil {
 		err = s.err // It is what the others come from.
 	}
-	if err == nil && j.uploads != nil {
+	if err == nil && j.remote.uploads != nil {
 		j.file = upload.ParseTag(s.version.etag)
 	}
 	return bytes, err

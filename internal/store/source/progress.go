@@ -22,11 +22,8 @@ func (p *progress) reset() {
 	p.total.Store(0)
 }
 
-// newRecord says how far the source is.
-func (j *job) newRecord() handover.Record {
-	p := &j.progress
-	waits := j.uploads != nil && !j.uploads.IsConnected()
-	return handover.Record{Done: p.done.Load(), Total: p.total.Load(), Waits: waits}
+func (p *progress) record() handover.Record {
+	return handover.Record{Done: p.done.Load(), Total: p.total.Load()}
 }
 
 // errEnded ends the reports.
@@ -43,7 +40,9 @@ func (j *job) reportWhile(ctx context.Context, work func(context.Context) error)
 			case <-ctx.Done():
 				return nil
 			case <-ticker.C():
-				if err := handover.Write(j.device, j.newRecord()); err != nil {
+				record := j.progress.record()
+				record.Waits = j.remote.isWaiting()
+				if err := handover.Write(j.device, record); err != nil {
 					return describeFull(err)
 				}
 			}

@@ -47,8 +47,14 @@ type remote struct {
 	clock   clock.WithTickerAndDelayedExecution
 }
 
-// newUpload returns the file that a command has.
-func newUpload(o *Options, uploads *upload.Listener) *remote {
+// newUploadRemote returns the file that the command has that uploads the image. It listens for the command.
+func newUploadRemote(ctx context.Context, o *Options, image string) (_ *remote, err error) {
+	var uploads *upload.Listener
+	if o.Listener != nil {
+		uploads = upload.NewListener(o.Listener, image, o.Clock, o.Log)
+	} else if uploads, err = upload.Listen(ctx, image, o.Clock, o.Log); err != nil {
+		return nil, err
+	}
 	transport := &http.Transport{
 		DialContext: uploads.DialContext, DisableCompression: true, MaxIdleConnsPerHost: rangeReaders,
 		MaxResponseHeaderBytes: maxHeaderBytes,
@@ -57,10 +63,22 @@ func newUpload(o *Options, uploads *upload.Listener) *remote {
 		return errclass.Errorf(errclass.Invalid, "the other side of the upload redirects, as no command does")
 	}
 	return &remote{
-		client: &http.Client{Transport: transport, CheckRedirect: refuse}, url: &url.URL{Scheme: "http", Host: "upload", Path: "/"},
-		uploads: uploads, clock: o.Clock,
-	}
+		client: &http.Client{Transport: transport, CheckRedirect: refuse},
+		url:    &url.URL{Scheme: "http", Host: "upload", Path: "/"}, uploads: uploads, clock: o.Clock,
+	}, nil
 }
+
+// close ends the connections. It waits for those of an upload.
+func (r *remote) close() error {
+	r.client.CloseIdleConnections()
+	if r.uploads == nil {
+		return nil
+	}
+	return r.uploads.Close()
+}
+
+// isWaiting reports whether nothing can be read because no command that uploads is connected.
+func (r *remote) isWaiting() bool { return r.uploads != nil && !r.uploads.IsConnected() }
 
 func newRemote(o *Options, source *handover.Source, secrets *repositoryaccess.Secrets) (*remote, error) {
 	u, err := url.Parse(source.URL)
@@ -157,8 +175,8 @@ func (r *remote) String() string {
 	return r.url.Scheme + "://" + r.url.Host + r.url.EscapedPath()
 }
 
-// peer names the other side.
-func (r *remote) peer() string {
+// describePeer names the other side in messages.
+func (r *remote) describePeer() string {
 	if r.uploads != nil {
 		return "the command that uploads"
 	}
@@ -360,7 +378,7 @@ func (a *answer) Read(p []byte) (int, error) {
 			err = cause
 		}
 		if errclass.Of(err) == errclass.None {
-			err = errclass.Errorf(errclass.Transient, "the connection to %s broke: %w", a.remote.peer(), err)
+			err = errclass.Errorf(errclass.Transient, "the connection to %s broke: %w", a.remote.describePeer(), err)
 		}
 	}
 	return n, err
@@ -370,7 +388,7 @@ func (a *answer) Read(p []byte) (int, error) {
 func (a *answer) Close() error {
 	a.stop(nil)
 	if err := a.Body.Close(); err != nil {
-		return fmt.Errorf("close the answer of %s: %w", a.remote.peer(), err)
+		return fmt.Errorf("close the answer of %s: %w", a.remote.describePeer(), err)
 	}
 	return nil
 }

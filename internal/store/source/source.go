@@ -28,7 +28,6 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/repositoryaccess"
 	"github.com/varvebackup/varve/internal/store/handover"
-	"github.com/varvebackup/varve/internal/store/upload"
 )
 
 const (
@@ -91,12 +90,10 @@ func (j *job) writeTerminationLog(line string) error {
 
 // job is one run of a source.
 type job struct {
-	options Options
-	source  handover.Source
-	secrets *repositoryaccess.Secrets
-	remote  *remote
-	// uploads are the connections of an upload; nil: the image is downloaded.
-	uploads  *upload.Listener
+	options  Options
+	source   handover.Source
+	secrets  *repositoryaccess.Secrets
+	remote   *remote
 	device   *device
 	progress progress
 	// file identifies the uploaded file of the attempt that has succeeded.
@@ -123,7 +120,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err := j.openRemote(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, j.closeRemote()) }()
+	defer func() { err = errors.Join(err, j.remote.close()) }()
 	var bytes int64
 	err = j.reportWhile(ctx, func(ctx context.Context) (err error) {
 		bytes, err = j.writeImage(ctx)
@@ -137,25 +134,12 @@ func (j *job) run(ctx context.Context) (err error) {
 
 // openRemote finds out how to reach the file. Nothing is sent yet.
 func (j *job) openRemote(ctx context.Context) (err error) {
-	if j.source.Type != handover.TypeUpload {
+	if j.source.Type == handover.TypeUpload {
+		j.remote, err = newUploadRemote(ctx, &j.options, j.source.Image)
+	} else {
 		j.remote, err = newRemote(&j.options, &j.source, j.secrets)
-		return err
 	}
-	if l := j.options.Listener; l != nil {
-		j.uploads = upload.NewListener(l, j.source.Image, j.options.Clock, j.options.Log)
-	} else if j.uploads, err = upload.Listen(ctx, j.source.Image, j.options.Clock, j.options.Log); err != nil {
-		return err
-	}
-	j.remote = newUpload(&j.options, j.uploads)
-	return nil
-}
-
-func (j *job) closeRemote() error {
-	j.remote.client.CloseIdleConnections()
-	if j.uploads == nil {
-		return nil
-	}
-	return j.uploads.Close()
+	return err
 }
 
 // complete records that the image is on the device, after it is durable.
@@ -163,8 +147,8 @@ func (j *job) complete(bytes int64) error {
 	if err := j.device.sync(); err != nil {
 		return err
 	}
-	record := j.newRecord()
-	record.Bytes, record.Complete, record.Waits, record.File = bytes, true, false, j.file
+	record := j.progress.record()
+	record.Bytes, record.Complete, record.File = bytes, true, j.file
 	if err := handover.Write(j.device, record); err != nil {
 		return describeFull(err)
 	}
@@ -198,7 +182,7 @@ func (j *job) writeImage(ctx context.Context) (int64, error) {
 			return bytes, err
 		}
 		failures++
-		if broken.offset > furthest || j.uploads != nil { // Another file is what the user wants.
+		if broken.offset > furthest || j.remote.uploads != nil { // Another file is what the user wants.
 			furthest, failures = broken.offset, 1
 		}
 		if failures > maxFailures {
@@ -215,9 +199,9 @@ func (j *job) writeImage(ctx context.Context) (int64, error) {
 // pauseBeforeRetry waits before the next attempt at a byte, or returns an error if there is to be none: an upload ends
 // when no byte has come for long, and a download after so many failures in a row.
 func (j *job) pauseBeforeRetry(ctx context.Context, failures int, at int64, err error) error {
-	if j.uploads != nil {
+	if j.remote.uploads != nil {
 		failures = 1
-		if err := j.uploads.CheckPatience(); err != nil {
+		if err := j.remote.uploads.CheckPatience(); err != nil {
 			return err
 		}
 	} else if failures > maxFailures {
