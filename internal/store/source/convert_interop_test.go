@@ -192,7 +192,7 @@ func TestUpload_convertsQCOW2(t *testing.T) {
 				}
 				p.records("nobody is there", func(r handover.Record) bool { return r.Waits && r.Done > 8*mib })
 			}
-			second := p.startCommand(path, func(command *command) { command.bytes = c.bytes })
+			second := p.startCommand(path, breakAfter(c.bytes))
 			p.wants(content)
 			if begin := second.file.HowItBegan(); begin.Continues != c.slow || begin.Replaces {
 				t.Errorf("it began with %+v", begin)

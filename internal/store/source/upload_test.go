@@ -82,8 +82,9 @@ type command struct {
 	kill context.CancelFunc
 	// end waits until it has ended.
 	end func() error
-	// bytes are those that it may send before its connections break, again and again; 0: any.
-	bytes int64
+	// wrap returns what takes the place of a connection, until alive ends; nil: the connection itself does.
+	wrap func(alive context.Context, conn net.Conn) net.Conn
+
 	mu    sync.Mutex
 	notes []error
 }
@@ -114,13 +115,13 @@ func (p *pod) startCommand(path string, change ...func(*command)) *command {
 			defer c.mu.Unlock()
 			c.notes = append(c.notes, err)
 		},
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.address)
+		Dial: func(dialing context.Context) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(dialing, "tcp", p.address)
 			if err != nil {
 				return nil, errclass.Errorf(errclass.Transient, "%w", err)
 			}
-			if c.bytes > 0 {
-				return &breakingConn{Conn: conn, left: c.bytes}, nil
+			if c.wrap != nil {
+				return c.wrap(ctx, conn), nil
 			}
 			return conn, nil
 		},
@@ -133,6 +134,15 @@ func (p *pod) startCommand(path string, change ...func(*command)) *command {
 		_ = c.end()
 	})
 	return c
+}
+
+// breakAfter has each connection of a command break after so many bytes; 0: none.
+func breakAfter(bytes int64) func(*command) {
+	return func(c *command) {
+		if bytes > 0 {
+			c.wrap = func(_ context.Context, conn net.Conn) net.Conn { return &breakingConn{Conn: conn, left: bytes} }
+		}
+	}
 }
 
 // breakingConn breaks after some bytes were written.
@@ -161,7 +171,7 @@ func TestUpload_writesEveryFormat(t *testing.T) {
 			t.Run(name+" "+kind, func(t *testing.T) {
 				t.Parallel()
 				p := startPod(t)
-				p.startCommand(writeFile(t, file), func(c *command) { c.bytes = bytes })
+				p.startCommand(writeFile(t, file), breakAfter(bytes))
 				p.wants(raw)
 			})
 		}
@@ -205,7 +215,8 @@ func TestUpload_saysOfWhichFile(t *testing.T) {
 	}
 }
 
-// gate is a reader-side stop: the command serves no byte behind a position before it is opened.
+// gatedConn sends no more bytes than its command may send on all of its connections. Then it blocks until the command is
+// killed.
 type gatedConn struct {
 	net.Conn
 
@@ -225,28 +236,11 @@ func (c *gatedConn) Write(p []byte) (int, error) {
 // startSlow starts a command that sends about so many bytes, and then no more until it is killed.
 func (p *pod) startSlow(path string, bytes int64) *command {
 	p.Helper()
-	file, err := upload.OpenFile(path)
-	if err != nil {
-		p.Fatal(err)
-	}
-	ctx, kill := context.WithCancel(p.Context())
 	left := &atomic.Int64{}
 	left.Store(bytes)
-	run := &upload.Command{
-		File: file, Clock: quickClock{}, Notify: func(error) {},
-		Dial: func(dialing context.Context) (net.Conn, error) {
-			conn, err := (&net.Dialer{}).DialContext(dialing, "tcp", p.address)
-			return &gatedConn{conn, left, ctx}, err
-		},
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- errors.Join(run.Run(ctx), file.Close()) }()
-	c := &command{file: file, kill: kill, end: sync.OnceValue(func() error { return <-ended })}
-	p.Cleanup(func() {
-		kill()
-		_ = c.end()
+	return p.startCommand(path, func(c *command) {
+		c.wrap = func(alive context.Context, conn net.Conn) net.Conn { return &gatedConn{conn, left, alive} }
 	})
-	return c
 }
 
 // A command that is killed and started again goes on where the first one was, if it has the same file.
