@@ -17,8 +17,8 @@ import (
 const (
 	// retryPause is the pause before the next connection after one that was not made.
 	retryPause = time.Second
-	// busyPatience is how long a command waits for another one to end. The connections of one that was killed, or has lost
-	// its network, are noticed as broken within this time.
+	// busyPatience is how long a command waits for another one to end. Within this time, the pod notices that the
+	// connections of a command are broken that was killed or has lost its network.
 	busyPatience = 3 * time.Minute
 )
 
@@ -33,7 +33,7 @@ type Command struct {
 
 	session Session
 	mu      sync.Mutex
-	busy    time.Time // since when another command has been there; zero: none is
+	busy    time.Time // when another command was first seen there; zero: none is
 }
 
 // Run serves until ctx ends, which is no error. It fails if the file cannot be read or was changed, if the pod cannot be
@@ -71,7 +71,7 @@ func (c *Command) serveAgain(ctx context.Context) error {
 			err = nil
 		}
 		if err == nil {
-			err = c.pause(ctx)
+			err = c.pauseBeforeRetry(ctx)
 		}
 		if err != nil {
 			return err
@@ -112,7 +112,7 @@ func (c *Command) checkBusy(busy error) error {
 	return fmt.Errorf("%w: wait until it has ended, or end it, and run this one again", busy)
 }
 
-func (c *Command) pause(ctx context.Context) error {
+func (c *Command) pauseBeforeRetry(ctx context.Context) error {
 	timer := c.Clock.NewTimer(retryPause)
 	defer timer.Stop()
 	select {

@@ -68,8 +68,7 @@ func OpenFile(path string) (*File, error) {
 	return nil, errors.Join(err, f.Close())
 }
 
-// identify returns what changes with the content of a file: it is another one if another file has its name, or somebody
-// has written to it.
+// identify returns an identity that changes when somebody writes to the file, and when another file takes its name.
 func identify(info os.FileInfo) string {
 	text := fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())
 	if s, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -79,7 +78,7 @@ func identify(info os.FileInfo) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// Identity is what the pod calls the file. Another file has another one, and so has this one after a write to it.
+// Identity is what the pod calls the file. Each file has its own, and a write to the file changes it.
 func (f *File) Identity() string { return f.identity }
 
 var identities = regexp.MustCompile(`^"[0-9a-f]{32}"$`)
@@ -112,7 +111,8 @@ func (f *File) Err() error {
 	return f.err
 }
 
-func (f *File) fail(err error) error {
+// recordFailure keeps the first error, which ends the command, and returns err.
+func (f *File) recordFailure(err error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err == nil {
@@ -122,22 +122,22 @@ func (f *File) fail(err error) error {
 	return err
 }
 
-// check fails if the file has changed since it was opened.
-func (f *File) check() error {
+// checkUnchanged fails if the file has changed since it was opened.
+func (f *File) checkUnchanged() error {
 	info, err := f.file.Stat()
 	if err != nil {
-		return f.fail(fmt.Errorf("look at the image: %w", err))
+		return f.recordFailure(fmt.Errorf("look at the image: %w", err))
 	}
 	if identify(info) != f.identity {
-		return f.fail(errclass.Errorf(errclass.Conflict, "%s was changed while it was uploaded: stop what writes to it, and "+
-			"run the command again", f.file.Name()))
+		return f.recordFailure(errclass.Errorf(errclass.Conflict,
+			"%s was changed while it was uploaded: stop what writes to it, and run the command again", f.file.Name()))
 	}
 	return nil
 }
 
 // ServeHTTP implements http.Handler.
 func (f *File) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if err := f.check(); err != nil {
+	if err := f.checkUnchanged(); err != nil {
 		http.Error(w, "the file cannot be read", http.StatusServiceUnavailable)
 		return
 	}
@@ -152,7 +152,7 @@ func (f *File) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (f *File) noteRequest(r *http.Request, tag string) {
 	var first int64
 	asked := r.Header.Get("Range")
-	_, _ = fmt.Sscanf(asked, "bytes=%d-", &first) // 0 if it does not say so
+	_, _ = fmt.Sscanf(asked, "bytes=%d-", &first) // 0 if there is no range
 	had := r.Header.Get("If-Range")
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -180,19 +180,19 @@ type content struct {
 func (c *content) Read(p []byte) (int, error) {
 	n, err := c.SectionReader.Read(p)
 	if err != nil && err != io.EOF {
-		return 0, c.file.fail(fmt.Errorf("read the image: %w", err))
+		return 0, c.file.recordFailure(fmt.Errorf("read the image: %w", err))
 	}
-	if changed := c.file.check(); changed != nil { // What was read may be of before, or of after.
+	if changed := c.file.checkUnchanged(); changed != nil { // The bytes may be from before or after the change.
 		return 0, changed
 	}
 	c.file.position.Add(int64(n))
 	return n, err
 }
 
-// Serve answers the requests of a connection that was taken, until it or ctx ends.
+// Serve answers the requests on a connection that the pod has taken, until the connection or ctx ends.
 func Serve(ctx context.Context, conn net.Conn, h http.Handler) {
 	l := &oneConnection{conn: conn, ended: make(chan struct{})}
-	//nolint:gosec // The pod asks when it wants to.
+	//nolint:gosec // No timeouts: the pod asks when it wants to.
 	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	_ = server.Serve(l) // It ends with the connection.

@@ -22,8 +22,8 @@ import (
 const (
 	// Patience is how long the pod waits for a byte, with a connection or without one.
 	Patience = time.Hour
-	// maxWaiting is how many connections are kept that nobody uses. One more takes the place of the oldest, which is the
-	// one that is most likely broken.
+	// maxWaiting is how many unused connections are kept. One more takes the place of the oldest, which is most likely
+	// broken.
 	maxWaiting = 2 * Connections
 	// maxGreeting is how many connections may be in their first lines.
 	maxGreeting = 4 * Connections
@@ -43,21 +43,21 @@ type Listener struct {
 
 	mu      sync.Mutex
 	session Session
-	refused Session                  // the last one
-	open    map[*connection]struct{} // those of the session
-	waiting []*connection            // those of open that nobody uses, the newest last
-	fresh   map[net.Conn]struct{}    // those in their first lines
+	refused Session                  // the last session that was refused
+	open    map[*connection]struct{} // the session's connections
+	waiting []*connection            // the open connections that nobody uses, the newest last
+	fresh   map[net.Conn]struct{}    // connections in their first lines
 	changed chan struct{}            // closed when waiting gets another connection
-	since   time.Time                // since when a byte is waited for; zero: it is not
+	since   time.Time                // when the wait for the next byte began; zero: nobody waits
 }
 
-// connection is one that a session has.
+// connection is one of a session.
 type connection struct {
 	net.Conn
 	from *Listener
 	once sync.Once
 	err  error
-	// unused is closed when the goroutine has ended that watches the connection while nobody uses it.
+	// unused is closed when watchUnused has ended.
 	unused chan struct{}
 	broken bool // valid when unused is closed
 }
@@ -65,13 +65,13 @@ type connection struct {
 // Close implements net.Conn.
 func (c *connection) Close() error {
 	c.once.Do(func() {
-		c.from.forget(c)
+		c.from.removeConnection(c)
 		c.err = c.Conn.Close()
 	})
 	return c.err
 }
 
-// Listen waits for connections on the loopback interface. image is the name that the messages name.
+// Listen waits for connections on the loopback interface. Messages name the image.
 func Listen(ctx context.Context, image string, c clock.WithTicker, log *slog.Logger) (*Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(Port)))
 	if err != nil {
@@ -80,7 +80,7 @@ func Listen(ctx context.Context, image string, c clock.WithTicker, log *slog.Log
 	return NewListener(l, image, c, log), nil
 }
 
-// NewListener is Listen with a listener, which it closes.
+// NewListener is Listen on a given listener. Close closes it.
 func NewListener(l net.Listener, image string, c clock.WithTicker, log *slog.Logger) *Listener {
 	u := &Listener{
 		listener: l, clock: c, log: log, image: image, closed: make(chan struct{}),
@@ -123,16 +123,16 @@ func (l *Listener) acceptAll() {
 			l.log.Warn("no connection for an upload", "error", err)
 			continue
 		}
-		if !l.begin(conn) { // The other side tries again.
+		if !l.beginGreeting(conn) { // The other side tries again.
 			_ = conn.Close()
 			continue
 		}
-		l.all.Go(func() { l.greet(conn) })
+		l.all.Go(func() { l.answerGreeting(conn) })
 	}
 }
 
-// begin adds a connection to those in their first lines, if there may be another one.
-func (l *Listener) begin(conn net.Conn) bool {
+// beginGreeting adds a connection to those in their first lines. It reports false if there are too many.
+func (l *Listener) beginGreeting(conn net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isClosed() || len(l.fresh) >= maxGreeting {
@@ -163,8 +163,8 @@ func (l *Listener) pause(d time.Duration) error {
 	}
 }
 
-// greet reads whose a connection is, and takes it or refuses it.
-func (l *Listener) greet(conn net.Conn) {
+// answerGreeting reads which session a connection belongs to, and takes or refuses it.
+func (l *Listener) answerGreeting(conn net.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(greetingTimeout)) //nolint:forbidigo // a deadline of the system
 	line, err := readLine(conn)
 	session, ok := strings.CutPrefix(line, greeting)
@@ -173,7 +173,7 @@ func (l *Listener) greet(conn net.Conn) {
 	}
 	c := &connection{Conn: conn, from: l}
 	answer := taken
-	if err == nil && !l.admit(c, Session(session)) {
+	if err == nil && !l.joinSession(c, Session(session)) {
 		answer = refused
 	}
 	if err == nil {
@@ -189,12 +189,12 @@ func (l *Listener) greet(conn net.Conn) {
 	case answer == refused:
 		_ = c.Close()
 	default:
-		l.offer(c)
+		l.addToWaiting(c)
 	}
 }
 
-// admit makes a connection one of the session, if no other session has any.
-func (l *Listener) admit(c *connection, session Session) bool {
+// joinSession adds a connection to its session. It reports false while another session has connections.
+func (l *Listener) joinSession(c *connection, session Session) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isClosed() || len(l.open) > 0 && l.session != session {
@@ -212,8 +212,8 @@ func (l *Listener) admit(c *connection, session Session) bool {
 	return true
 }
 
-// offer adds a connection to those that wait.
-func (l *Listener) offer(c *connection) {
+// addToWaiting adds a connection to those that wait for a request.
+func (l *Listener) addToWaiting(c *connection) {
 	l.mu.Lock()
 	delete(l.fresh, c.Conn)
 	if _, there := l.open[c]; !there { // It was closed meanwhile.
@@ -221,7 +221,7 @@ func (l *Listener) offer(c *connection) {
 		return
 	}
 	c.unused = make(chan struct{})
-	l.all.Go(func() { l.watch(c) })
+	l.all.Go(func() { l.watchUnused(c) })
 	l.waiting = append(l.waiting, c)
 	var oldest *connection
 	if len(l.waiting) > maxWaiting {
@@ -236,8 +236,8 @@ func (l *Listener) offer(c *connection) {
 	}
 }
 
-// watch closes a connection that breaks while nobody uses it. A server says nothing before it is asked.
-func (l *Listener) watch(c *connection) {
+// watchUnused closes a connection that breaks while nobody uses it. A server says nothing before it is asked.
+func (l *Listener) watchUnused(c *connection) {
 	n, err := c.Read(make([]byte, 1))
 	c.broken = n > 0 || !errors.Is(err, os.ErrDeadlineExceeded)
 	close(c.unused)
@@ -246,8 +246,8 @@ func (l *Listener) watch(c *connection) {
 	}
 }
 
-// forget removes a connection.
-func (l *Listener) forget(c *connection) {
+// removeConnection removes a connection from all sets.
+func (l *Listener) removeConnection(c *connection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.fresh, c.Conn)
@@ -255,8 +255,8 @@ func (l *Listener) forget(c *connection) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(o *connection) bool { return o == c })
 }
 
-// take returns the newest connection that waits, or nil and what is closed when there is another one.
-func (l *Listener) take() (*connection, <-chan struct{}) {
+// takeNewest returns the newest connection that waits, or nil and a channel that is closed when there is another one.
+func (l *Listener) takeNewest() (*connection, <-chan struct{}) {
 	for {
 		l.mu.Lock()
 		n := len(l.waiting)
@@ -267,7 +267,7 @@ func (l *Listener) take() (*connection, <-chan struct{}) {
 		c := l.waiting[n-1]
 		l.waiting = l.waiting[:n-1]
 		l.mu.Unlock()
-		err := c.SetReadDeadline(longAgo) // ends watch
+		err := c.SetReadDeadline(longAgo) // ends watchUnused
 		<-c.unused
 		if err == nil && !c.broken {
 			err = c.SetReadDeadline(time.Time{})
@@ -279,10 +279,10 @@ func (l *Listener) take() (*connection, <-chan struct{}) {
 	}
 }
 
-// DialContext returns the next connection. It waits for one as long as patience lasts; its error is Expired then.
+// DialContext returns the next connection. If none comes within Patience, its error is Expired.
 func (l *Listener) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 	for {
-		c, changed := l.take()
+		c, changed := l.takeNewest()
 		if c != nil {
 			return c, nil
 		}
@@ -306,13 +306,13 @@ func (l *Listener) DialContext(ctx context.Context, _, _ string) (net.Conn, erro
 	}
 }
 
-// CheckPatience returns an error of the class Expired if no byte has come for too long.
+// CheckPatience returns an error of the class Expired if no byte has come within Patience.
 func (l *Listener) CheckPatience() error {
 	_, err := l.checkPatience()
 	return err
 }
 
-// checkPatience returns how much longer a byte is waited for.
+// checkPatience returns how much longer to wait for a byte.
 func (l *Listener) checkPatience() (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -327,14 +327,14 @@ func (l *Listener) checkPatience() (time.Duration, error) {
 	return left, nil
 }
 
-// NoteByte says that at least one byte has come.
+// NoteByte notes that at least one byte has come.
 func (l *Listener) NoteByte() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.since = time.Time{}
 }
 
-// IsConnected reports whether a command is there.
+// IsConnected reports whether a command is connected.
 func (l *Listener) IsConnected() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,11 +1,11 @@
-// Package upload is the way of an image from the command that uploads it to the source pod that writes it.
+// Package upload carries an image from the command that uploads it to the source pod that writes it.
 //
-// The pod listens on the loopback interface of its network alone, which the API server's port forwarding reaches and
-// nothing else does. The command keeps a few connections open. Each begins with a line of the command, which names its
-// session, and a line of the pod, which takes or refuses it. From then on the pod is an HTTP client, and the command
-// serves its file: the pod asks for what it needs, and asks again where a connection broke.
+// The pod listens only on the loopback interface of its network, which nothing but the API server's port forwarding
+// reaches. The command keeps a few connections open. Each begins with a line of the command, which names its session,
+// and a line of the pod, which takes or refuses it. From then on the pod is an HTTP client, and the command serves its
+// file: the pod asks for what it needs, and asks again where a connection broke.
 //
-// One session is served at a time, as long as it has a connection: parts of two files must not take turns. A command
+// The pod serves one session at a time, as long as that has a connection: it must not mix parts of two files. A command
 // that has lost its connections comes back with the same session.
 package upload
 
@@ -38,7 +38,7 @@ const (
 	lineBytes = 64
 )
 
-// ErrBusy means that the pod is served by another session.
+// ErrBusy means that the pod serves another session.
 var ErrBusy = errclass.New(errclass.Conflict, "another command is uploading this image")
 
 // Session names one run of a command.
@@ -53,8 +53,8 @@ func NewSession() Session {
 	return Session(hex.EncodeToString(id))
 }
 
-// Greet says to the pod at the other end of a new connection whose it is. Errors are ErrBusy or Transient. It closes a
-// connection that cannot be used.
+// Greet tells the pod at the other end of a new connection which session it belongs to. Errors are ErrBusy or Transient.
+// Greet closes a connection that cannot be used.
 func (s Session) Greet(ctx context.Context, conn net.Conn) (err error) {
 	defer func() {
 		if err != nil {
