@@ -182,24 +182,20 @@ func (t *fileTarget) Zero(ctx context.Context, e extent.Extent) error {
 	if err := checkWithin(t.f.Name(), t.bytes, e.Offset, int(e.Length)); err != nil {
 		return err
 	}
-	for !e.Empty() {
+	data, known, err := t.nonzeroWithin(ctx, e)
+	if err != nil {
+		return err
+	}
+	if !known {
+		data = extent.NewSet(e)
+	}
+	for part := range data.All() {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		data := e
-		if t.regular {
-			var err error
-			if data, err = hole.NextData(t.f, e); err != nil {
-				return fmt.Errorf("find data of %s: %w", t.f.Name(), err)
-			}
+		if err := t.zeroData(ctx, part); err != nil {
+			return err
 		}
-		if data.Empty() {
-			return nil
-		}
-		if err := t.freeExtent(ctx, data); err != nil {
-			return explainFull(t.f.Name(), fmt.Errorf("zero %s of %s: %w", data, t.f.Name(), err))
-		}
-		e = extent.Extent{Offset: data.End(), Length: e.End() - data.End()}
 	}
 	return nil
 }
