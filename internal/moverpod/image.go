@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync/atomic"
 
@@ -27,7 +28,7 @@ func (r *run) downloadImage(
 	}
 	defer func() { err = errors.Join(err, device.Close()) }()
 	if device.complete {
-		// Somebody may seal the image from the moment on at which the device is detached, so it is not written again.
+		// From the moment at which the device is detached, somebody may seal the image: it is not written again.
 		r.Log.Info("an earlier process of this pod has restored the disk", "bytes", d.Bytes)
 		r.progress.set(d.Bytes, d.Bytes)
 		return datamove.Report{TotalBytes: d.Bytes}, nil
@@ -41,9 +42,9 @@ func (r *run) downloadImage(
 		},
 	})
 	if err == nil {
-		err = device.finish()
+		err = device.markComplete()
 	}
-	if errors.Is(err, unix.EIO) { // that is what a loop device answers when the disk below is full
+	if errors.Is(err, unix.EIO) { // A loop device answers this when the disk below is full.
 		err = fmt.Errorf("%w: the disk of the image is probably full: free space on it, or choose another disk", err)
 	}
 	if err != nil {
@@ -55,7 +56,7 @@ func (r *run) downloadImage(
 	return datamove.Report{TotalBytes: d.Bytes}, nil
 }
 
-// imageDevice is the source of an image, whose record is written.
+// imageDevice is the source of an image. It has a record of how far the image is.
 type imageDevice struct {
 	*os.File
 
@@ -65,48 +66,50 @@ type imageDevice struct {
 	percent  atomic.Int64
 }
 
-// openImageDevice opens the source of an image for a disk of so many bytes. The record says what it said before, unless
-// it was that of something else.
+// openImageDevice opens the source of an image for a disk of so many bytes. It keeps a record that says that this disk is
+// complete, and replaces every other.
 func openImageDevice(path string, bytes int64) (*imageDevice, error) {
 	if bytes > handover.MaxImageBytes {
 		return nil, lasting(errclass.Errorf(errclass.Invalid, "the disk has %d bytes, and an image at most %d", bytes,
 			int64(handover.MaxImageBytes)), "restore it to a claim")
 	}
-	has, err := deviceBytes(path)
-	if err != nil {
-		return nil, judgeDownload(err)
-	}
-	if has != handover.DeviceBytes {
-		return nil, lasting(errclass.Errorf(errclass.Invalid, "%s has %d bytes, and the source of an image %d", path, has,
-			int64(handover.DeviceBytes)), "create the image again")
-	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		return nil, judgeDownload(&mover.OpenError{Err: err})
+		return nil, &mover.OpenError{Err: err}
 	}
 	d := &imageDevice{File: f, bytes: bytes}
-	record, err := handover.Read(f)
-	d.complete = err == nil && record.Complete && record.Bytes == bytes
-	if err != nil && !errors.Is(err, errclass.Corrupt) || d.complete { // a record that was interrupted is replaced
-		return d, closeOnError(f, err)
+	if err := d.prepareRecord(); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
-	// A record that is complete must not be on the disk below while its image is being written.
-	err = handover.Write(f, handover.Record{Total: bytes})
-	if err == nil && record.Complete {
-		err = f.Sync()
-	}
-	return d, closeOnError(f, err)
+	return d, nil
 }
 
-// closeOnError closes a file if there is an error, which it returns.
-func closeOnError(f *os.File, err error) error {
-	if err == nil {
+// prepareRecord checks the size of the device, and replaces its record unless the whole disk is there.
+func (d *imageDevice) prepareRecord() error {
+	has, err := d.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	if has != handover.DeviceBytes {
+		return lasting(errclass.Errorf(errclass.Invalid, "%s has %d bytes, and the source of an image %d", d.Name(), has,
+			int64(handover.DeviceBytes)), "create the image again")
+	}
+	record, err := handover.Read(d)
+	if err != nil && !errors.Is(err, errclass.Corrupt) { // a record that was interrupted is replaced
+		return err
+	}
+	if d.complete = err == nil && record.Complete && record.Bytes == d.bytes; d.complete {
 		return nil
 	}
-	return errors.Join(err, f.Close())
+	if err := handover.Write(d, handover.Record{Total: d.bytes}); err != nil || !record.Complete {
+		return err
+	}
+	// A record that is complete must not be on the disk below while its image is being written.
+	return d.Sync()
 }
 
-// noteProgress writes how far the disk is, at each percent. What is not written is no failure: the last record counts.
+// noteProgress records how far the disk is, at each percent. A record that cannot be written fails nothing: the last one
+// counts.
 func (d *imageDevice) noteProgress(done int64) {
 	record := handover.Record{Done: done, Total: d.bytes}
 	if percent := int64(record.Percent()); d.percent.Swap(percent) != percent {
@@ -114,14 +117,14 @@ func (d *imageDevice) noteProgress(done int64) {
 	}
 }
 
-// finish says, durably, that the whole disk is on the device, which was synced before.
-func (d *imageDevice) finish() error {
+// markComplete records durably that the whole disk is on the device, which was synced before.
+func (d *imageDevice) markComplete() error {
 	err := handover.Write(d, handover.Record{Bytes: d.bytes, Done: d.bytes, Total: d.bytes, Complete: true})
 	if err == nil {
 		err = d.Sync()
 	}
 	if err != nil {
-		return fmt.Errorf("say that the image is complete: %w", err)
+		return fmt.Errorf("record that the image is complete: %w", err)
 	}
 	return nil
 }
