@@ -113,7 +113,7 @@ func (s *scene) bootClone(image string) {
 	ctx := s.t.Context()
 	s.must(s.ImageClass(ctx, image))
 	claim := lab.ClaimName(s.vm, "root")
-	s.must(s.CloneClaim(ctx, claim, image, 3*gib))
+	s.must(s.ClassClaim(ctx, claim, image, 3*gib))
 	bound := make(chan time.Duration, 1)
 	go func() {
 		d, err := s.MeasureBinding(ctx, claim, bootTimeout)
@@ -231,7 +231,7 @@ func (s *scene) restoreImage(b *lab.MachineBackup, volume string) {
 		verdict.Errorf(s.t, "the image has %d bytes, and the disk had %d", image.Status.Size, stored.VolumeSize)
 	}
 	s.must(s.ImageClass(ctx, name))
-	s.must(s.CloneClaim(ctx, "of-backup", name, image.Status.Size))
+	s.must(s.ClassClaim(ctx, "of-backup", name, image.Status.Size))
 	clone := harvesterv1.PersistentVolumeClaimSourceSpec{}
 	clone.ObjectMeta.Name = "of-backup"
 	clone.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)

@@ -6,18 +6,15 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/lab"
@@ -41,7 +38,7 @@ func TestStore_snapshotsAreBackedUpByWhatChanged(t *testing.T) {
 		s.must(location.Remove(ctx))
 	})
 	s.must(s.DeleteUploads(ctx, 3*time.Minute)) // which an earlier run may have left
-	s.must(s.CloneClaim(ctx, "disk", storeClass, 256*mib))
+	s.must(s.ClassClaim(ctx, "disk", storeClass, 256*mib))
 	box, err := s.Toolbox(ctx, "writer", "disk")
 	s.must(err)
 	sum := func(script string) string {
@@ -67,7 +64,7 @@ func TestStore_snapshotsAreBackedUpByWhatChanged(t *testing.T) {
 
 	s.snapshot("three", "disk") // the others went with their DataUploads, as Velero's do
 	// The volume grows while a pod has it, and keeps what it has.
-	s.grow("disk", 320*mib)
+	s.growClaim("disk", 320*mib)
 	out, err := box.Run(ctx, `for i in $(seq 60); do [ "$(blockdev --getsize64 /dev/disk)" = 335544320 ] && break; sleep 1; done;
 		blockdev --getsize64 /dev/disk; head -c 268435456 /dev/disk | sha256sum`)
 	s.must(err)
@@ -76,9 +73,10 @@ func TestStore_snapshotsAreBackedUpByWhatChanged(t *testing.T) {
 	}
 	s.must(box.Close(ctx))
 
-	s.must(s.claimOfSnapshot("of-three", "three", 320*mib))
-	s.must(s.Download(ctx, cluster.build+"/bin/varve", cluster.kubeconfig, changed, "back", corev1.PersistentVolumeBlock))
-	s.must(s.Download(ctx, cluster.build+"/bin/varve", cluster.kubeconfig, whole, "back-one", corev1.PersistentVolumeBlock))
+	s.must(s.SnapshotClaim(ctx, "of-three", "three", storeClass, 320*mib))
+	program, mode := filepath.Join(cluster.build, "bin", "varve"), corev1.PersistentVolumeBlock
+	s.must(s.Download(ctx, program, cluster.kubeconfig, changed, "back", mode))
+	s.must(s.Download(ctx, program, cluster.kubeconfig, whole, "back-one", mode))
 	for claim, want := range map[string]string{"of-three": second, "back": second, "back-one": first} {
 		reader, err := s.ReadOnlyToolbox(ctx, "reader-"+claim, claim)
 		s.must(err)
@@ -94,54 +92,21 @@ func TestStore_snapshotsAreBackedUpByWhatChanged(t *testing.T) {
 // snapshot makes a snapshot of a claim of the store, and waits until it is ready.
 func (s *scene) snapshot(name, claim string) {
 	s.t.Helper()
-	made := &snapshotv1.VolumeSnapshot{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: name},
-		Spec: snapshotv1.VolumeSnapshotSpec{
-			VolumeSnapshotClassName: ptr.To(storeClass),
-			Source:                  snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &claim},
-		},
-	}
-	s.must(s.Create(s.t.Context(), made))
-	s.must(wait.For(s.t.Context(), 2*time.Minute, "snapshot "+name, func(ctx context.Context) (bool, string, error) {
-		err := s.Get(ctx, client.ObjectKeyFromObject(made), made)
-		if made.Status == nil {
-			return false, "no status", err
-		}
-		seen := ""
-		if e := made.Status.Error; e != nil {
-			seen = ptr.Deref(e.Message, "")
-		}
-		return ptr.Deref(made.Status.ReadyToUse, false), seen, err
-	}))
+	s.must(s.Snapshot(s.t.Context(), name, claim, storeClass, 2*time.Minute))
 }
 
 // storeSnapshot stores a snapshot of a claim.
 func (s *scene) storeSnapshot(at *lab.Location, name, claim string) *velerov2.DataUpload {
 	s.t.Helper()
-	u := &velerov2.DataUpload{
-		ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: s.Namespace + "-" + name},
-		Spec: velerov2.DataUploadSpec{
-			SnapshotType: velerov2.SnapshotCSI, SourceNamespace: s.Namespace, SourcePVC: claim,
-			DataMover: datamove.Mover, BackupStorageLocation: at.Name,
-			CSISnapshot: &velerov2.CSISnapshotSpec{
-				VolumeSnapshot: name, StorageClass: storeClass, SnapshotClass: storeClass,
-			},
-			OperationTimeout: velerov1.Duration{Duration: 2 * time.Minute},
-		},
-	}
-	s.must(s.Create(s.t.Context(), u))
-	s.must(wait.For(s.t.Context(), 5*time.Minute, "DataUpload "+u.Name, func(ctx context.Context) (bool, string, error) {
-		err := s.Get(ctx, client.ObjectKeyFromObject(u), u)
-		if u.Status.Phase == velerov2.PhaseFailed || u.Status.Phase == velerov2.PhaseCanceled {
-			err = fmt.Errorf("%s: %s", u.Status.Phase, u.Status.Message)
-		}
-		return u.Status.Phase == velerov2.PhaseCompleted, fmt.Sprintf("%s %s", u.Status.Phase, u.Status.Message), err
-	}))
+	ctx := s.t.Context()
+	u, err := s.UploadSnapshot(ctx, s.Namespace+"-"+name, name, claim, storeClass, at, 2*time.Minute)
+	s.must(err)
+	s.must(s.WaitUpload(ctx, u, 5*time.Minute))
 	return u
 }
 
-// grow asks for more bytes of a claim, and waits until it has them.
-func (s *scene) grow(claim string, bytes int64) {
+// growClaim asks for more bytes of a claim, and waits until it has them.
+func (s *scene) growClaim(claim string, bytes int64) {
 	s.t.Helper()
 	ctx, pvc := s.t.Context(), &corev1.PersistentVolumeClaim{}
 	key := client.ObjectKey{Namespace: s.Namespace, Name: claim}
@@ -153,21 +118,4 @@ func (s *scene) grow(claim string, bytes int64) {
 		err := s.Get(ctx, key, pvc)
 		return pvc.Status.Capacity.Storage().Value() >= bytes, fmt.Sprintf("%+v", pvc.Status), err
 	}))
-}
-
-// claimOfSnapshot makes a Block claim of a snapshot of the store.
-func (s *scene) claimOfSnapshot(name, snapshot string, bytes int64) error {
-	return s.Create(s.t.Context(), &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: name},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: ptr.To(storeClass),
-			VolumeMode: ptr.To(corev1.PersistentVolumeBlock),
-			DataSource: &corev1.TypedLocalObjectReference{
-				APIGroup: ptr.To(snapshotv1.GroupName), Kind: "VolumeSnapshot", Name: snapshot,
-			},
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
-				corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI),
-			}},
-		},
-	})
 }

@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -184,24 +183,6 @@ func (l *Lab) ImageClass(ctx context.Context, image string) error {
 // DeleteImageClass deletes what ImageClass made.
 func (l *Lab) DeleteImageClass(ctx context.Context, image string) error {
 	return client.IgnoreNotFound(l.Delete(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: image}}))
-}
-
-// CloneClaim makes a Block claim of a storage class.
-func (l *Lab) CloneClaim(ctx context.Context, name, class string, bytes int64) error {
-	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &class,
-			VolumeMode: ptr.To(corev1.PersistentVolumeBlock),
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
-				corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI),
-			}},
-		},
-	}
-	if err := l.Create(ctx, claim); err != nil {
-		return fmt.Errorf("create claim %s: %w", name, err)
-	}
-	return nil
 }
 
 // MeasureBinding waits until a claim that waits for its first consumer is bound, and returns how long that took from the

@@ -174,13 +174,11 @@ func (l *Lab) waitServing(ctx context.Context, m *MachineUploads, timeout time.D
 func (l *Lab) lookAtUploads(ctx context.Context, m *MachineUploads, want velerov2.Phase) (string, error) {
 	var seen []string
 	for _, u := range m.Uploads {
-		if err := l.Get(ctx, client.ObjectKeyFromObject(u), u); err != nil {
+		one, err := l.lookAtUpload(ctx, u, want)
+		if err != nil {
 			return "", err
 		}
-		if u.Status.Phase.Ended() && u.Status.Phase != want {
-			return "", fmt.Errorf("upload %s is %s: %s", u.Name, u.Status.Phase, u.Status.Message)
-		}
-		seen = append(seen, fmt.Sprintf("upload %s %s: %s", u.Name, u.Status.Phase, u.Status.Message))
+		seen = append(seen, one)
 	}
 	return strings.Join(seen, "; "), nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -21,7 +22,37 @@ import (
 
 // Claim creates a claim with this size in bytes on the default StorageClass.
 func (l *Lab) Claim(ctx context.Context, name string, bytes int64, mode corev1.PersistentVolumeMode) error {
-	pvc := &corev1.PersistentVolumeClaim{
+	if err := l.Create(ctx, l.newClaim(name, bytes, mode)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create claim %s: %w", name, err)
+	}
+	return nil
+}
+
+// ClassClaim creates a Block claim of a storage class.
+func (l *Lab) ClassClaim(ctx context.Context, name, class string, bytes int64) error {
+	claim := l.newClaim(name, bytes, corev1.PersistentVolumeBlock)
+	claim.Spec.StorageClassName = &class
+	if err := l.Create(ctx, claim); err != nil {
+		return fmt.Errorf("create claim %s: %w", name, err)
+	}
+	return nil
+}
+
+// SnapshotClaim creates a Block claim of a storage class whose content is that of a snapshot.
+func (l *Lab) SnapshotClaim(ctx context.Context, name, snapshot, class string, bytes int64) error {
+	claim := l.newClaim(name, bytes, corev1.PersistentVolumeBlock)
+	claim.Spec.StorageClassName = &class
+	claim.Spec.DataSource = &corev1.TypedLocalObjectReference{
+		APIGroup: ptr.To(snapshotv1.GroupName), Kind: "VolumeSnapshot", Name: snapshot,
+	}
+	if err := l.Create(ctx, claim); err != nil {
+		return fmt.Errorf("create claim %s of snapshot %s: %w", name, snapshot, err)
+	}
+	return nil
+}
+
+func (l *Lab) newClaim(name string, bytes int64, mode corev1.PersistentVolumeMode) *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.Namespace},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
@@ -31,10 +62,6 @@ func (l *Lab) Claim(ctx context.Context, name string, bytes int64, mode corev1.P
 			},
 		},
 	}
-	if err := l.Create(ctx, pvc); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create claim %s: %w", name, err)
-	}
-	return nil
 }
 
 // Toolbox is a running pod with qemu-img, e2fsprogs and the claims that it was created with. Each claim is mounted at

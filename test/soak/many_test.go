@@ -25,9 +25,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
-	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/wait"
@@ -74,13 +72,7 @@ func TestManyMoves_takeTurns(t *testing.T) {
 	began := time.Now()
 	stop := big.killLeaders(ctx)
 	for _, u := range all {
-		big.must(wait.For(ctx, 30*time.Minute, "upload "+u.Name, func(ctx context.Context) (bool, string, error) {
-			err := big.Get(ctx, client.ObjectKeyFromObject(u), u)
-			if err == nil && u.Status.Phase.Ended() && u.Status.Phase != velerov2.PhaseCompleted {
-				err = fmt.Errorf("%s: %s", u.Status.Phase, u.Status.Message)
-			}
-			return u.Status.Phase == velerov2.PhaseCompleted, fmt.Sprintf("%s: %s", u.Status.Phase, u.Status.Message), err
-		}))
+		big.must(big.WaitUpload(ctx, u, 30*time.Minute))
 	}
 	took := time.Since(began)
 	checkLeaderKills(t, stop, began)
@@ -132,12 +124,7 @@ func (s *soak) makeDisks(n int) {
 		s.must(box.Close(ctx))
 	}
 	for i := range n {
-		s.must(s.Create(ctx, &snapshotv1.VolumeSnapshot{
-			ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: diskName(i)},
-			Spec: snapshotv1.VolumeSnapshotSpec{
-				VolumeSnapshotClassName: ptr.To("box"), Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: ptr.To(diskName(i))},
-			},
-		}))
+		s.must(s.Create(ctx, s.NewSnapshot(diskName(i), diskName(i), "box")))
 	}
 	s.must(wait.For(ctx, 3*time.Minute, "the snapshots to be ready", func(ctx context.Context) (bool, string, error) {
 		var list snapshotv1.VolumeSnapshotList
@@ -160,15 +147,9 @@ func (s *soak) uploadSnapshots(run string, at *lab.Location) []*velerov2.DataUpl
 	var all []*velerov2.DataUpload
 	for i := range list.Items {
 		name := list.Items[i].Name
-		u := &velerov2.DataUpload{
-			ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: fmt.Sprintf("%s-%s-%02d-%s", s.Namespace, run, 99-i, name)},
-			Spec: velerov2.DataUploadSpec{
-				SnapshotType: velerov2.SnapshotCSI, SourceNamespace: s.Namespace, SourcePVC: name, DataMover: datamove.Mover, BackupStorageLocation: at.Name,
-				CSISnapshot:      &velerov2.CSISnapshotSpec{VolumeSnapshot: name, StorageClass: "box", SnapshotClass: "box"},
-				OperationTimeout: velerov1.Duration{Duration: 10 * time.Minute},
-			},
-		}
-		s.must(s.Create(s.t.Context(), u))
+		upload := fmt.Sprintf("%s-%s-%02d-%s", s.Namespace, run, 99-i, name)
+		u, err := s.UploadSnapshot(s.t.Context(), upload, name, name, "box", at, 10*time.Minute)
+		s.must(err)
 		all = append(all, u)
 	}
 	return all

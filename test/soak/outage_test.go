@@ -16,13 +16,9 @@ import (
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
-	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/gen"
 	"github.com/varvebackup/varve/test/lab"
 	"github.com/varvebackup/varve/test/verdict"
@@ -58,7 +54,7 @@ func TestOutage_isWaitedFor(t *testing.T) {
 	before, movers := s.census(), s.followMovers()
 	stored := o.fill("first")
 	o.upload(stored)
-	o.waitCompleted(stored.upload, 10*time.Minute)
+	s.must(s.WaitUpload(ctx, stored.upload, 10*time.Minute))
 	for _, kind := range []outageKind{
 		{"ends", noticeDeath, syscall.SIGKILL, startStorage},
 		{
@@ -110,42 +106,17 @@ func (o *outages) fill(name string) *storedDisk {
 	o.must(box.Close(ctx))
 	d := &storedDisk{name: name}
 	d.sum, _, _ = strings.Cut(text, " ")
-	o.must(o.Create(ctx, &snapshotv1.VolumeSnapshot{
-		ObjectMeta: gen.Meta(o.Namespace, name),
-		Spec: snapshotv1.VolumeSnapshotSpec{
-			VolumeSnapshotClassName: ptr.To("box"),
-			Source:                  snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: ptr.To("disk")},
-		},
-	}))
-	what := "snapshot " + name + " to be ready"
-	o.must(wait.For(ctx, 3*time.Minute, what, func(ctx context.Context) (bool, string, error) {
-		made := &snapshotv1.VolumeSnapshot{}
-		err := o.Get(ctx, client.ObjectKey{Namespace: o.Namespace, Name: name}, made)
-		return made.Status != nil && ptr.Deref(made.Status.ReadyToUse, false), "", err
-	}))
+	o.must(o.Snapshot(ctx, name, "disk", "box", 3*time.Minute))
 	return d
 }
 
 // upload begins to store a disk.
 func (o *outages) upload(d *storedDisk) {
 	o.t.Helper()
-	d.upload = &velerov2.DataUpload{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: o.at.Namespace,
-			Name:      fmt.Sprintf("%s-%s-%s", o.Namespace, o.run, d.name),
-		},
-		Spec: velerov2.DataUploadSpec{
-			SnapshotType: velerov2.SnapshotCSI, SourceNamespace: o.Namespace, SourcePVC: "disk",
-			DataMover:             datamove.Mover,
-			BackupStorageLocation: o.at.Name,
-			CSISnapshot: &velerov2.CSISnapshotSpec{
-				VolumeSnapshot: d.name, StorageClass: "box",
-				SnapshotClass: "box",
-			},
-			OperationTimeout: velerov1.Duration{Duration: time.Minute},
-		},
-	}
-	o.must(o.Create(o.t.Context(), d.upload))
+	name := fmt.Sprintf("%s-%s-%s", o.Namespace, o.run, d.name)
+	u, err := o.UploadSnapshot(o.t.Context(), name, d.name, "disk", "box", o.at, time.Minute)
+	o.must(err)
+	d.upload = u
 }
 
 func (o *outages) restore(d *storedDisk, claim string) error {
@@ -199,7 +170,7 @@ func (o *outages) moveThrough(kind outageKind, next, stored *storedDisk) {
 	}
 	o.must(kind.comeBack(ctx))
 	came := time.Now()
-	o.waitCompleted(next.upload, 15*time.Minute)
+	o.must(o.WaitUpload(ctx, next.upload, 15*time.Minute))
 	o.must(<-restored)
 	o.t.Logf("%s: both were done %s after the storage was back", kind.name, time.Since(came).Round(time.Second))
 	o.compare(stored, claim)
@@ -245,17 +216,6 @@ func errOfEnded(all ...movement) error {
 		}
 	}
 	return nil
-}
-
-func (o *outages) waitCompleted(u *velerov2.DataUpload, limit time.Duration) {
-	o.t.Helper()
-	o.must(wait.For(o.t.Context(), limit, "upload "+u.Name, func(ctx context.Context) (bool, string, error) {
-		err := o.Get(ctx, client.ObjectKeyFromObject(u), u)
-		if err == nil && u.Status.Phase.Ended() && u.Status.Phase != velerov2.PhaseCompleted {
-			err = fmt.Errorf("%s: %s", u.Status.Phase, u.Status.Message)
-		}
-		return u.Status.Phase == velerov2.PhaseCompleted, fmt.Sprintf("%s: %s", u.Status.Phase, u.Status.Message), err
-	}))
 }
 
 // compare compares a claim with what was stored, and deletes it.
