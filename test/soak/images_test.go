@@ -15,13 +15,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -232,18 +232,8 @@ func (s *imageSoak) checkNothingLeft(uuid string) {
 			if err := s.List(ctx, kind, client.MatchingLabels{backingimage.LabelImage: uuid}); err != nil {
 				return false, "", err
 			}
-			switch list := kind.(type) {
-			case *corev1.PodList:
-				left = append(left, make([]string, len(list.Items))...)
-			case *corev1.PersistentVolumeClaimList:
-				left = append(left, make([]string, len(list.Items))...)
-			case *corev1.PersistentVolumeList:
-				left = append(left, make([]string, len(list.Items))...)
-			}
-			for i := range left {
-				if left[i] == "" {
-					left[i] = fmt.Sprintf("%T", kind)
-				}
+			if n := meta.LenList(kind); n > 0 {
+				left = append(left, fmt.Sprintf("%d in %T", n, kind))
 			}
 		}
 		for _, dir := range s.stores() {
@@ -269,7 +259,6 @@ func (s *imageSoak) checkNothingLeft(uuid string) {
 				left = append(left, device)
 			}
 		}
-		slices.Sort(left)
-		return len(left) == 0, strings.Join(slices.Compact(left), ", "), nil
+		return len(left) == 0, strings.Join(left, ", "), nil
 	}))
 }
