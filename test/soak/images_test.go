@@ -19,11 +19,9 @@ import (
 	"testing"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
@@ -160,11 +158,11 @@ func (s *imageSoak) strikeStore(what string, after time.Duration) string {
 func (s *imageSoak) killOne(what string) error {
 	ctx := s.t.Context()
 	if what == "controller" {
-		lease := &coordinationv1.Lease{}
-		if err := s.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: leaderLease}, lease); err != nil {
+		holder, err := s.findLeader(ctx)
+		if err != nil {
 			return err
 		}
-		return s.killLeader(ctx, ptr.Deref(lease.Spec.HolderIdentity, ""))
+		return s.killLeader(ctx, holder)
 	}
 	label := client.MatchingLabels{"app.kubernetes.io/component": "store"}
 	if what == "source" {
@@ -178,18 +176,10 @@ func (s *imageSoak) killOne(what string) error {
 		return fmt.Errorf("there is no %s", what)
 	}
 	pod := &pods.Items[s.rand.IntN(len(pods.Items))]
-	found, err := processes(pod.UID)
-	if err == nil && len(found["varve"]) == 0 {
-		err = fmt.Errorf("pod %s has no process", pod.Name)
-	}
-	for _, pid := range found["varve"] {
-		err = errors.Join(err, kill(pid))
-	}
-	if err != nil || what == "source" {
+	if err := killVarve(pod); err != nil || what == "source" {
 		return err
 	}
-	// As in killLeader: the kubelet would wait longer and longer before it starts the container again.
-	return client.IgnoreNotFound(s.Delete(ctx, pod, client.GracePeriodSeconds(1), client.Preconditions{UID: &pod.UID}))
+	return s.replaceKilled(ctx, pod)
 }
 
 // stores returns the directories of the nodes' disks.

@@ -61,11 +61,11 @@ func (k *leaderKiller) run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		lease := &coordinationv1.Lease{}
-		if err := k.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: leaderLease}, lease); err != nil {
+		holder, err := k.findLeader(ctx)
+		if err != nil {
 			continue
 		}
-		switch holder := ptr.Deref(lease.Spec.HolderIdentity, ""); {
+		switch {
 		case holder == "":
 		case holder != leader:
 			leader, dead, due = holder, false, time.Now().Add(time.Second+rand.N(k.longest-time.Second))
@@ -81,28 +81,46 @@ func (k *leaderKiller) run(ctx context.Context) {
 	}
 }
 
-// killLeader kills the process of the controller that holds the Lease. It deletes its pod as well: the kubelet would
-// wait for minutes until it starts a container again that dies so often, and the Deployment makes another pod at
-// once.
+// findLeader returns the identity of the controller that leads, or "".
+func (s *soak) findLeader(ctx context.Context) (string, error) {
+	lease := &coordinationv1.Lease{}
+	err := s.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: leaderLease}, lease)
+	return ptr.Deref(lease.Spec.HolderIdentity, ""), err
+}
+
+// killLeader kills the process of the controller that holds the Lease, and replaces its pod.
 func (s *soak) killLeader(ctx context.Context, holder string) error {
 	name, _, _ := strings.Cut(holder, "_")
 	pod := &corev1.Pod{}
 	if err := s.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: name}, pod); err != nil {
 		return err
 	}
+	if err := killVarve(pod); err != nil {
+		return err
+	}
+	return s.replaceKilled(ctx, pod)
+}
+
+// killVarve kills the processes of Varve in a pod.
+func killVarve(pod *corev1.Pod) error {
 	found, err := processes(pod.UID)
 	if err != nil {
 		return err
 	}
 	if len(found["varve"]) == 0 {
-		return fmt.Errorf("pod %s has no process", name)
+		return fmt.Errorf("pod %s has no process", pod.Name)
 	}
 	for _, pid := range found["varve"] {
 		err = errors.Join(err, kill(pid))
 	}
+	return err
+}
+
+// replaceKilled deletes a pod whose process was killed: the kubelet would wait for minutes until it starts a container
+// again that dies so often, and the pod's owner makes another pod at once.
+func (s *soak) replaceKilled(ctx context.Context, pod *corev1.Pod) error {
 	same := client.Preconditions{UID: &pod.UID}
-	deleted := s.Delete(context.WithoutCancel(ctx), pod, client.GracePeriodSeconds(1), same)
-	return errors.Join(err, client.IgnoreNotFound(deleted))
+	return client.IgnoreNotFound(s.Delete(context.WithoutCancel(ctx), pod, client.GracePeriodSeconds(1), same))
 }
 
 // checkLeaderKills ends a time in which leaders were killed.

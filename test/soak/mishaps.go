@@ -12,9 +12,7 @@ import (
 	"testing"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/varvebackup/varve/internal/datamove"
@@ -80,11 +78,11 @@ func (m *mishaps) strikeKind(ctx context.Context, kind string) error {
 	pods := client.MatchingLabels{layout.LabelApp: "virt-launcher"}
 	switch kind {
 	case "leader":
-		lease := &coordinationv1.Lease{}
-		if err := m.Get(ctx, client.ObjectKey{Namespace: layout.Namespace, Name: leaderLease}, lease); err != nil {
+		holder, err := m.findLeader(ctx)
+		if err != nil {
 			return err
 		}
-		return m.killLeader(ctx, ptr.Deref(lease.Spec.HolderIdentity, ""))
+		return m.killLeader(ctx, holder)
 	case "handler":
 		return m.killIn(ctx, layout.Namespace, "varve", client.MatchingLabels{"app.kubernetes.io/component": "handler"})
 	case "mover":
