@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -133,7 +134,7 @@ func TestImage_thatFailsIsNotComplete(t *testing.T) {
 	}
 }
 
-// A device of another size is no source of an image.
+// A device of another size is no source of an image. One that is missing is explained once.
 func TestImage_isWrittenToNothingElse(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -145,4 +146,9 @@ func TestImage_isWrittenToNothingElse(t *testing.T) {
 	job.Image = true
 	s.newPod(t, job, other).fails(t, "has 8388608 bytes, and the source of an image 8796093022208")
 	wantContent(t, other, before)
+
+	_, err := openImageDevice(filepath.Join(t.TempDir(), "none"), 4*mib)
+	if text := judgeDownload(err).Error(); strings.Count(text, "without its volume") != 1 {
+		t.Errorf("a missing device: %s", text)
+	}
 }
