@@ -31,10 +31,10 @@ import (
 const (
 	// uploadTimeout is the default of --timeout, enough for hundreds of GiB on a slow line.
 	uploadTimeout = 24 * time.Hour
-	// showEvery is the pause between two looks at how much was sent.
+	// showEvery is how often to show how much was sent.
 	showEvery = time.Second
-	// silentTime is how long nothing may move before the connections are made anew: the way to the pod may be broken
-	// without anybody having noticed it.
+	// silentTime is how long nothing may move before the connections are made anew: the way to the pod may have broken
+	// unnoticed.
 	silentTime = time.Minute
 )
 
@@ -90,7 +90,7 @@ It takes the cluster role varve-image-upload in namespace varve.`,
 			u := newUploader(s, c, b, file, args[1], clock.RealClock{})
 			defer u.close()
 			err = w.RunEach(cmd.Context(), s, "image "+b.Name+" is ready on "+countDisks(wantedCopies(b)),
-				"image describe "+b.Name, u.run)
+				"image describe "+b.Name, u.uploadUntilReady)
 			if err != nil {
 				return err
 			}
@@ -124,12 +124,11 @@ func findOrCreate(
 	return false, nil
 }
 
-// checkWaiting returns an error unless the image that was found waits for an upload, and is as it is wanted.
+// checkWaiting returns an error unless the image that was found waits for an upload and is as the flags want it.
 func checkWaiting(found, wanted *longhornv1.BackingImage, given func(flag string) bool) error {
 	conflict := func(hint, format string, args ...any) error {
-		return &failure.Error{
-			Err: errclass.Errorf(errclass.Conflict, "image "+found.Name+" "+format, args...), Code: errclass.ExitRefused, Hint: hint,
-		}
+		err := errclass.Errorf(errclass.Conflict, "image "+found.Name+" "+format, args...)
+		return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: hint}
 	}
 	const another = "choose another name, or delete the image"
 	s, have := &found.Status, &found.Spec
@@ -173,19 +172,20 @@ type uploader struct {
 	clock   clock.WithTicker
 
 	mu      sync.Mutex
-	pod     string // the source pod, while it takes the file; "": it is not there
+	pod     string // the source pod while it takes the file, or ""
 	written bool   // the source pod has taken all of the file
 	forward *cluster.Forwarder
-	problem string // why there is no connection; "": there is one, or nobody has tried yet
-	// attempts is how often the first copy had failed before the pod asked for the file.
+	problem string // why the last connection failed; "" if it did not, or before the first
+	// attempts counts the failed first copies before the pod asked for the file.
 	attempts int32
-	// moved is how much had moved at the time movedAt.
+	// moved is how many bytes had moved at movedAt, when the last of them did.
 	moved   int64
 	movedAt time.Time
 }
 
 func newUploader(
-	s *resource.Session, c *cluster.Client, b *longhornv1.BackingImage, file *upload.File, path string, clock clock.WithTicker,
+	s *resource.Session, c *cluster.Client, b *longhornv1.BackingImage, file *upload.File, path string,
+	clock clock.WithTicker,
 ) *uploader {
 	return &uploader{
 		session: s, client: c, image: b, file: file, title: filepath.Base(path), clock: clock,
@@ -204,20 +204,20 @@ func (u *uploader) close() {
 // errReady ends everything when the image is ready.
 var errReady = errors.New("the image is ready")
 
-// run is a resource.WaitFunc.
-func (u *uploader) run(ctx context.Context, show func(progress.Report)) error {
+// uploadUntilReady serves the file until the image is ready. It is a resource.WaitFunc.
+func (u *uploader) uploadUntilReady(ctx context.Context, show func(progress.Report)) error {
 	group, within := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		if err := u.follow(within, show); err != nil {
+		if err := u.waitUntilReady(within, show); err != nil {
 			return err
 		}
 		return errReady
 	})
 	group.Go(func() error {
-		command := &upload.Command{File: u.file, Dial: u.dial, Clock: u.clock, Notify: u.note}
+		command := &upload.Command{File: u.file, Dial: u.dial, Clock: u.clock, Notify: u.recordProblem}
 		return explainRights(command.Run(within))
 	})
-	group.Go(func() error { return u.watch(within, show) })
+	group.Go(func() error { return u.watchTransfer(within, show) })
 	err := group.Wait()
 	switch {
 	case errors.Is(err, errReady):
@@ -225,13 +225,14 @@ func (u *uploader) run(ctx context.Context, show func(progress.Report)) error {
 	case errors.Is(err, upload.ErrBusy):
 		return &failure.Error{Err: fmt.Errorf("image %s: %w", u.image.Name, err), Code: errclass.ExitRefused}
 	}
-	what := fmt.Sprintf("%s of %s of %s have been sent", human.Bytes(u.file.Position()), human.Bytes(u.file.Bytes), u.title)
+	sent, all := human.Bytes(u.file.Position()), human.Bytes(u.file.Bytes)
+	what := fmt.Sprintf("%s of %s of %s have been sent", sent, all, u.title)
 	return failure.Interrupted(ctx, err, what, "the same command goes on there, if it is run within an hour; "+
 		u.session.CommandHint("image delete "+u.image.Name)+" ends it")
 }
 
-// follow waits until the image is ready.
-func (u *uploader) follow(ctx context.Context, show func(progress.Report)) error {
+// waitUntilReady waits until the image is ready.
+func (u *uploader) waitUntilReady(ctx context.Context, show func(progress.Report)) error {
 	f := newFollower(u.session, u.client, u.image)
 	return f.follow(ctx, show, func(b *longhornv1.BackingImage, _ []diskCopy) (bool, error) {
 		u.setPod(b)
@@ -255,7 +256,7 @@ func (u *uploader) follow(ctx context.Context, show func(progress.Report)) error
 	})
 }
 
-// checkFile returns an error unless an image that is ready was made of this file, by whichever command.
+// checkFile returns an error unless a ready image was made from this file, by whichever command.
 func (u *uploader) checkFile(b *longhornv1.BackingImage) error {
 	switch b.Status.FirstCopyFile {
 	case u.file.Identity():
@@ -267,13 +268,12 @@ func (u *uploader) checkFile(b *longhornv1.BackingImage) error {
 			Hint: "compare status.checksum of the image with what `sha512sum` says of the raw image, or delete the image",
 		}
 	}
-	return &failure.Error{
-		Err: errclass.Errorf(errclass.Conflict, "image %s was made from another file than %s: another command has uploaded it",
-			b.Name, u.title), Code: errclass.ExitRefused, Hint: "choose another name, or delete the image",
-	}
+	err := errclass.Errorf(errclass.Conflict, "image %s was made from another file than %s: another command has uploaded it",
+		b.Name, u.title)
+	return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "choose another name, or delete the image"}
 }
 
-// setPod notes whether the source pod of the image may be there.
+// setPod records which pod takes the file, if one may be there.
 func (u *uploader) setPod(b *longhornv1.BackingImage) {
 	s := &b.Status
 	u.mu.Lock()
@@ -284,10 +284,10 @@ func (u *uploader) setPod(b *longhornv1.BackingImage) {
 	}
 }
 
-// errNoPod means that there is no pod yet, or no more. The condition of the image says why.
+// errNoPod is the error of dial before the pod starts and after it ends. The condition of the image says why.
 var errNoPod = errclass.New(errclass.Transient, "the pod that makes the image is not there")
 
-// dial connects to the source pod. Only what does not change by itself is not Transient.
+// dial connects to the source pod. Its errors are Transient, unless the user is denied: that does not pass by itself.
 func (u *uploader) dial(ctx context.Context) (net.Conn, error) {
 	u.mu.Lock()
 	pod := u.pod
@@ -306,20 +306,18 @@ func (u *uploader) dial(ctx context.Context) (net.Conn, error) {
 	return nil, errclass.Errorf(errclass.Transient, "%w", err)
 }
 
-// note is told why there is no connection.
-func (u *uploader) note(err error) {
+// recordProblem keeps why a connection failed, or that it did not. While the pod is not there, the image says why.
+func (u *uploader) recordProblem(err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	switch {
-	case err == nil, errors.Is(err, errNoPod):
-		u.problem = ""
-	default:
+	u.problem = ""
+	if err != nil && !errors.Is(err, errNoPod) {
 		u.problem = err.Error()
 	}
 }
 
-// watch shows how much was sent, and has the connections made anew when nothing moves.
-func (u *uploader) watch(ctx context.Context, show func(progress.Report)) error {
+// watchTransfer shows how much was sent, and drops the connections when nothing moves, so that new ones are made.
+func (u *uploader) watchTransfer(ctx context.Context, show func(progress.Report)) error {
 	ticker := u.clock.NewTicker(showEvery)
 	defer ticker.Stop()
 	for {

@@ -148,7 +148,7 @@ func (w *uploadWorld) start() (ended <-chan error, interrupt context.CancelFunc)
 	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 	result := make(chan error, 1)
 	go func() {
-		result <- u.run(ctx, func(r progress.Report) {
+		result <- u.uploadUntilReady(ctx, func(r progress.Report) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.shown = append(w.shown, r.String())
