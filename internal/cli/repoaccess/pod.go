@@ -51,8 +51,9 @@ const (
 // controllerName is the Deployment whose image the pod has.
 const controllerName = "varve-controller"
 
-// podStorage is a repository on a claim or an NFS export. A pod that this command makes in Varve's namespace mounts it, and serves its blobs
-// to this command alone, which has a key for it: others may forward ports there. The pod has neither the password nor an account.
+// podStorage is a repository on a claim or an NFS export. A pod that this command makes in Varve's namespace mounts it, and
+// serves its blobs to this command alone. The command has a key, because others may forward ports to the pod. The pod has
+// neither the password nor an account.
 type podStorage struct {
 	session  *session.Session
 	cluster  *cluster.Client
@@ -82,9 +83,10 @@ func servePlace(ctx context.Context, s *session.Session, c *cluster.Client, l *v
 
 // explainRights says what a user must be allowed.
 func explainRights(err error) error {
-	return failure.ExplainForbidden(err, "a location that is a claim or an NFS export takes the rights to create, patch and "+
-		"delete Jobs, to get and list pods, to forward their ports, and to get claims and the Deployment "+controllerName+
-		", in namespace "+layout.Namespace)
+	return failure.ExplainForbidden(err,
+		"a location that is a claim or an NFS export takes the rights to create, patch and delete Jobs, to get and list "+
+			"pods, to forward their ports, and to get claims and the Deployment "+controllerName+", in namespace "+
+			layout.Namespace)
 }
 
 // explainDenial says what a user can do whom the cluster does not let reach the pod.
@@ -222,8 +224,11 @@ func (p *podStorage) findImage(ctx context.Context) (datamove.PodImage, error) {
 	return datamove.PodImage{Name: c.Image, PullPolicy: c.ImagePullPolicy}, nil
 }
 
-// newServeJob returns the Job that serves a directory to who has the key of the digest. Kubernetes deletes it when it has ended, and with its location.
-func newServeJob(l *velerov1.BackupStorageLocation, s datamove.Storage, image datamove.PodImage, directory, keyDigest string) *batchv1.Job {
+// newServeJob returns the Job that serves a directory to whoever has the key with the digest. Kubernetes deletes it when it
+// has ended, and with its location.
+func newServeJob(
+	l *velerov1.BackupStorageLocation, s datamove.Storage, image datamove.PodImage, directory, keyDigest string,
+) *batchv1.Job {
 	template := s.NewPod(image, datamove.ServeStorage)
 	container := &template.Spec.Containers[0]
 	container.Args = []string{"--directory=" + directory, "--key-sha256=" + keyDigest}

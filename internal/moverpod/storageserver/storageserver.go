@@ -1,8 +1,8 @@
 // Package storageserver is the program of the pods that serve a directory of a claim or an NFS export to one command of a user, `varve mover
 // serve-storage`.
 //
-// The pod listens on its loopback alone, which a forwarded port reaches, and answers the command alone, which sends its key. It serves blobs
-// that are encrypted, has no password, and ends when nobody asks any more.
+// The pod listens on its loopback alone, which a forwarded port reaches, and answers only the command, which sends its key.
+// It serves blobs that are encrypted, has no password, and ends when nobody asks any more.
 package storageserver
 
 import (
@@ -33,7 +33,8 @@ const (
 type Options struct {
 	// Directory is where the blobs are. It may appear, or become readable, while the server runs.
 	Directory string
-	// KeyDigest is that of the command's blobhttp.Key. Requests with another key, or without one, are refused, and do not keep the server.
+	// KeyDigest is the digest of the command's blobhttp.Key. The server refuses requests with another key or without one,
+	// and they do not keep it running.
 	KeyDigest string
 	// Listener is closed when Run returns.
 	Listener net.Listener

@@ -38,7 +38,8 @@ func start(ctx context.Context, t *testing.T, directory string, c clock.WithTick
 	key := blobhttp.NewKey()
 	go func() {
 		ended <- Run(ctx, Options{
-			Directory: directory, KeyDigest: key.Digest(), Listener: l, Idle: time.Minute, Clock: c, Log: slog.New(slog.DiscardHandler),
+			Directory: directory, KeyDigest: key.Digest(), Listener: l, Idle: time.Minute, Clock: c,
+			Log: slog.New(slog.DiscardHandler),
 		})
 	}()
 	client = blobhttp.NewClient("shelf", func(ctx context.Context) (net.Conn, error) {

@@ -20,7 +20,7 @@ const (
 	DeviceBytes = 8 << 40
 	// BlockBytes is the size of the record.
 	BlockBytes = 4096
-	// MaxFileBytes is how long Record.File may be.
+	// MaxFileBytes is the greatest length of Record.File.
 	MaxFileBytes = 64
 	// MaxImageBytes is the size of the largest image.
 	MaxImageBytes = DeviceBytes - 1<<30
@@ -39,10 +39,9 @@ type Record struct {
 	Total int64 `json:"total"`
 	// Complete is true when the whole image is on the device, durably.
 	Complete bool `json:"complete"`
-	// Waits is true while the source can do nothing, because no command is connected that uploads the image.
+	// Waits is true while the source can do nothing because no command that uploads the image is connected.
 	Waits bool `json:"waits,omitempty"`
-	// File identifies the uploaded file that the image was made of, as the command does that has it. It is there only if
-	// the record is complete.
+	// File is the uploading command's identity of the file that the image was made from. Only a complete record has it.
 	File string `json:"file,omitempty"`
 }
 

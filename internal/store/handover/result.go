@@ -2,7 +2,7 @@ package handover
 
 import "encoding/json"
 
-// Result is what a source pod that has succeeded says in its termination message.
+// Result is the termination message of a source pod that has succeeded with an upload.
 type Result struct {
 	// File is Record.File.
 	File string `json:"file"`
@@ -14,7 +14,8 @@ func (r Result) String() string {
 	return string(text)
 }
 
-// ParseResult returns the result that a message holds. Another message has none. What parsed strangers' bytes wrote it.
+// ParseResult returns the result in a message, or the zero value if there is none. Do not trust the message: the process
+// that wrote it has parsed strangers' bytes.
 func ParseResult(message string) Result {
 	var r Result
 	if json.Unmarshal([]byte(message), &r) != nil || len(r.File) > MaxFileBytes {

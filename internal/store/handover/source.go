@@ -27,7 +27,7 @@ const (
 type Source struct {
 	// Type is TypeDownload or TypeUpload.
 	Type string `json:"type"`
-	// Image is the name of the image. An upload names it in messages.
+	// Image is the name of the image, for the messages of an upload.
 	Image string `json:"image,omitempty"`
 	// URL is the http or https address of a download. It may hold a password.
 	URL string `json:"url,omitempty"`
@@ -46,8 +46,8 @@ func ParseSource(text string) (Source, error) {
 		return s, nil
 	case TypeDownload:
 	default:
-		return Source{}, errclass.Errorf(errclass.Invalid, "%s: type %q: only %s and %s are supported", SourceVariable, s.Type,
-			TypeDownload, TypeUpload)
+		return Source{}, errclass.Errorf(errclass.Invalid, "%s: type %q: only %s and %s are supported", SourceVariable,
+			s.Type, TypeDownload, TypeUpload)
 	}
 	u, err := url.Parse(s.URL)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {

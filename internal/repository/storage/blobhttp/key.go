@@ -11,8 +11,8 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// Key is a secret of one client. The handler's process has its Digest alone, so that an argument can pass it: who reads
-// that cannot find the key, which is random. The zero value is none.
+// Key is a secret of one client. The handler's process knows only its Digest, which an argument can pass: nobody finds the
+// key from it, because the key is random. The zero value is no key.
 type Key struct{ text string }
 
 // NewKey returns a new key.
@@ -32,7 +32,7 @@ func digestOf(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// IsDigest says whether text can be the digest of a key.
+// IsDigest reports whether text can be the digest of a key.
 func IsDigest(text string) bool {
 	sum, err := hex.DecodeString(text)
 	return err == nil && len(sum) == sha256.Size
@@ -41,13 +41,13 @@ func IsDigest(text string) bool {
 // bearer begins the header of a request that has a key.
 const bearer = "Bearer "
 
-// Protect returns a handler that passes on requests whose key has the digest, and refuses all others.
+// Protect returns a handler that passes on the requests whose key has the digest, and refuses all others.
 func Protect(digest string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key, ok := strings.CutPrefix(r.Header.Get("Authorization"), bearer)
 		if !ok || subtle.ConstantTimeCompare([]byte(digestOf(key)), []byte(strings.ToLower(digest))) != 1 {
-			f, status := newFailure(errclass.Errorf(errclass.Denied, "the request does not have the key of the command that "+
-				"the storage is served to"))
+			f, status := newFailure(errclass.Errorf(errclass.Denied,
+				"the request does not have the key of the command that the storage is served to"))
 			answer(w, status, f)
 			return
 		}
