@@ -242,7 +242,8 @@ func (c *claimCluster) startJob(body []byte) error {
 	directory, ok := strings.CutPrefix(container.Args[0], "--directory="+datamove.StorageDirectory)
 	mounts := container.VolumeMounts
 	digest, protected := strings.CutPrefix(container.Args[1], "--key-sha256=")
-	if !ok || !protected || !slices.Equal(container.Command, []string{"/usr/bin/varve", "mover", "serve-storage"}) || container.Image != "varve:test" || container.ImagePullPolicy != corev1.PullNever ||
+	if !ok || !protected || !slices.Equal(container.Command, []string{"/usr/bin/varve", "mover", "serve-storage"}) ||
+		container.Image != "varve:test" || container.ImagePullPolicy != corev1.PullNever ||
 		*job.Spec.TTLSecondsAfterFinished != 60 || job.Spec.ActiveDeadlineSeconds == nil || *job.Spec.ActiveDeadlineSeconds > 300 || *job.Spec.BackoffLimit != 0 || *job.Spec.Template.Spec.AutomountServiceAccountToken || mounts[len(mounts)-1].MountPath != datamove.StorageDirectory ||
 		job.Spec.Template.Labels[datamove.LabelLook] != datamove.LookDirectory || len(job.OwnerReferences) != 1 || strings.Contains(string(body), claimPassword) {
 		return fmt.Errorf("the Job %+v", job)
@@ -256,7 +257,8 @@ func (c *claimCluster) startJob(body []byte) error {
 	go func() {
 		defer close(ended)
 		_ = storageserver.Run(ctx, storageserver.Options{
-			Directory: filepath.Join(c.dir, directory), KeyDigest: digest, Listener: l, Idle: datamove.ServeIdle, Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
+			Directory: filepath.Join(c.dir, directory), KeyDigest: digest, Listener: l, Idle: datamove.ServeIdle,
+			Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
 		})
 	}()
 	c.mu.Lock()

@@ -27,15 +27,18 @@ func serveStorageCommand() *cobra.Command {
 		Use:   datamove.ServeStorage,
 		Short: "Serve the repository on a claim or an NFS export to a user's command",
 		Long: "Serve a directory of the pod's storage on the pod's loopback, in the pod that `varve repo` and `varve disk` make for a --location\n" +
-			"that only pods can mount. It answers requests that have the command's key, and ends when nobody has asked for " + datamove.ServeIdle.String() + ".",
-		Example: "  varve mover serve-storage --directory " + datamove.StorageDirectory + "/plugins/varve/app --key-sha256 ...",
-		Args:    cobra.NoArgs,
+			"that only pods can mount. It answers requests that have the command's key, and ends when nobody has asked for " +
+			datamove.ServeIdle.String() + ".",
+		Example: "  varve mover serve-storage --directory " + datamove.StorageDirectory +
+			"/plugins/varve/app --key-sha256 ...",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if !filepath.IsAbs(o.Directory) {
 				return failure.Usage("--directory %q: give an absolute path", o.Directory)
 			}
 			if !blobhttp.IsDigest(o.KeyDigest) {
-				return failure.Usage("--key-sha256 %q: give the SHA-256 of the key that the command sends, in hexadecimal", o.KeyDigest)
+				return failure.Usage("--key-sha256 %q: give the SHA-256 of the key that the command sends, in hexadecimal",
+					o.KeyDigest)
 			}
 			lines, err := newLogHandler(level, c.ErrOrStderr())
 			if err != nil {

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// CompareBytes is the unit in which a target is compared: the block of the file systems that share blocks between files.
+	// CompareBytes is the unit in which a target is compared: the block of file systems that share blocks between files.
 	CompareBytes = 4 << 10
-	// comparePieceBytes is how much of the target is read at once. It is a multiple of every unit.
+	// comparePieceBytes is how much of the target is read at once, a multiple of every unit.
 	comparePieceBytes = 256 << 10
 )
 

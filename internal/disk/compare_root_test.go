@@ -64,7 +64,8 @@ func cloneFile(t *testing.T, from, to string) {
 	}
 	target, err := os.Create(to)
 	if err == nil {
-		err = errors.Join(unix.IoctlFileClone(int(target.Fd()), int(source.Fd())), target.Sync(), target.Close(), source.Close())
+		err = unix.IoctlFileClone(int(target.Fd()), int(source.Fd()))
+		err = errors.Join(err, target.Sync(), target.Close(), source.Close())
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -195,7 +195,8 @@ func TestComparison_leavesAnEqualFileAlone(t *testing.T) {
 	}
 	var before, after unix.Stat_t
 	err = unix.Stat(path, &before)
-	err = errors.Join(err, target.WriteAt(t.Context(), want[:800*kib], 0), target.Zero(t.Context(), extent.Extent{Offset: 800 * kib, Length: 200 * kib}))
+	zeroes := extent.Extent{Offset: 800 * kib, Length: 200 * kib}
+	err = errors.Join(err, target.WriteAt(t.Context(), want[:800*kib], 0), target.Zero(t.Context(), zeroes))
 	if err := errors.Join(err, target.Close(), unix.Stat(path, &after)); err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,9 @@ func TestDevice_restoredToACloneSharesItsBlocks(t *testing.T) {
 	report := s.upload(t, block, device)
 
 	for name, skip := range map[disk.Name]bool{"whole": false, "compared": true} {
-		lease := images.clone(t, name, disk.Source{UID: disk.UID(name), Volume: disk.UID(name), From: "image", Bytes: imageBytes + 4*mib})
+		lease := images.clone(t, name, disk.Source{
+			UID: disk.UID(name), Volume: disk.UID(name), From: "image", Bytes: imageBytes + 4*mib,
+		})
 		target := loop.Device(t, lease.Path())
 		job := newDownload(block, report.SnapshotID)
 		job.SkipEqual = skip

@@ -80,7 +80,8 @@ func (s *scene) uploadsImage(name, qcow2, raw string) {
 	ctx := s.t.Context()
 	s.freshImage(name)
 	began := time.Now()
-	image, err := s.UploadImage(ctx, filepath.Join(cluster.build, "bin", "varve"), cluster.kubeconfig, name, qcow2, imageTimeout)
+	program := filepath.Join(cluster.build, "bin", "varve")
+	image, err := s.UploadImage(ctx, program, cluster.kubeconfig, name, qcow2, imageTimeout)
 	s.must(err)
 	s.t.Logf("image %s was uploaded and ready after %s", name, time.Since(began).Round(100*time.Millisecond))
 	if sum, size := sumFile(s.t, raw); image.Status.Checksum != sum || image.Status.Size != size {
@@ -189,7 +190,8 @@ func (s *scene) sharesImage(v harvesterv1.VolumeRestore, image string, before in
 // ownBytes returns how many bytes a volume shares with no other file.
 func (s *scene) ownBytes(volume string) int64 {
 	s.t.Helper()
-	heads, err := filepath.Glob(filepath.Join(os.Getenv("VARVE_BOX_DIR"), "volumes", "*", "store", "volumes", volume, "*", "head"))
+	disks := filepath.Join(os.Getenv("VARVE_BOX_DIR"), "volumes", "*", "store")
+	heads, err := filepath.Glob(filepath.Join(disks, "volumes", volume, "*", "head"))
 	s.must(err)
 	if len(heads) != 1 {
 		s.t.Fatalf("volume %s has the files %v", volume, heads)

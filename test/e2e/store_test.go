@@ -55,7 +55,8 @@ func TestStore_snapshotsAreBackedUpByWhatChanged(t *testing.T) {
 	changed := s.storeSnapshot(location, "two", "disk")
 	report, err := datamove.DecodeReport(changed.Annotations[datamove.AnnotationReport])
 	s.must(err)
-	t.Logf("the second snapshot: %d KiB of %d MiB read; full: %s", report.ReadBytes>>10, report.TotalBytes/mib, report.FullReason)
+	t.Logf("the second snapshot: %d KiB of %d MiB read; full: %s", report.ReadBytes>>10, report.TotalBytes/mib,
+		report.FullReason)
 	// A box has neither the kind SnapshotMetadataService nor a DNS, by which pods find the service of the stores.
 	noService := report.FullReason == datamove.FullNoSnapshotMetadata
 	if report.IncrementalBytes > 4*mib || report.ReadBytes > 4*mib && !noService || report.FullReason != "" && !noService {

@@ -64,9 +64,11 @@ func (l *Lab) DownloadImage(ctx context.Context, name, address string, copies in
 
 // UploadImage makes an image of a file, with one copy, with the command that users have. Another image of the same name
 // must not be there.
-func (l *Lab) UploadImage(ctx context.Context, program, kubeconfig, name, file string, timeout time.Duration) (*longhornv1.BackingImage, error) {
-	out, err := exec.CommandContext(ctx, filepath.Clean(program), "image", "upload", name, file, "--kubeconfig", kubeconfig,
-		"--timeout", timeout.String(), "--progress", "plain").CombinedOutput()
+func (l *Lab) UploadImage(
+	ctx context.Context, program, kubeconfig, name, file string, timeout time.Duration,
+) (*longhornv1.BackingImage, error) {
+	out, err := exec.CommandContext(ctx, filepath.Clean(program), "image", "upload", name, file,
+		"--kubeconfig", kubeconfig, "--timeout", timeout.String(), "--progress", "plain").CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("upload image %s: %w: %s", name, err, out)
 	}

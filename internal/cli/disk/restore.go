@@ -87,7 +87,8 @@ connection takes no lease.`,
 	addDiskFlag(s, c, &f.disk)
 	cmdline.AddChoice(c, &f.format, "format", "", "the format to write, raw or qcow2 (default raw; needed for a name that ends in .qcow2)", string(disk.Raw), string(disk.QCOW2))
 	c.Flags().BoolVar(&f.overwrite, "overwrite", false, "overwrite the content of the target")
-	c.Flags().BoolVar(&f.skipEqual, "skip-equal", false, "read the target first, and write only what differs (not for qcow2)")
+	c.Flags().BoolVar(&f.skipEqual, "skip-equal", false,
+		"read the target first, and write only what differs (not for qcow2)")
 	c.Flags().BoolVar(&f.larger, "larger", false, "accept a device that is larger than the disk; the rest of it stays as it is")
 	c.Flags().IntVar(&f.workers, "parallel", repository.DefaultWorkers, "how many regions are fetched and written in parallel")
 	f.tls.addFlags(c)
@@ -141,8 +142,11 @@ func restoreDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 			return d.ShowWhile(s.Session, func(show func(progress.Report)) error {
 				result, err := mover.Restore(ctx, r, mover.RestoreRequest{
 					Disk: *chosen, Workers: f.workers,
-					Destination: mover.Destination{Location: where, Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger, TLS: f.tlsConfig, SkipEqual: f.skipEqual},
-					Progress:    func(p mover.Progress) { show(repoaccess.NewReport(chosen.Name, p)) },
+					Destination: mover.Destination{
+						Location: where, Format: disk.Format(f.format), Overwrite: f.overwrite, Larger: f.larger,
+						TLS: f.tlsConfig, SkipEqual: f.skipEqual,
+					},
+					Progress: func(p mover.Progress) { show(repoaccess.NewReport(chosen.Name, p)) },
 				})
 				out.ResumedBytes = result.ResumedBytes
 				if f.skipEqual {
@@ -157,7 +161,8 @@ func restoreDisk(ctx context.Context, s *repoaccess.Session, w io.Writer, form, 
 		if form != "" {
 			return output.PrintData(w, form, out)
 		}
-		fmt.Fprintf(w, "disk %s of restore point %s: %s in %s%s\n", human.Line(out.Disk), out.ID, human.Bytes(out.Bytes), human.Line(where), out.describeWork())
+		fmt.Fprintf(w, "disk %s of restore point %s: %s in %s%s\n", human.Line(out.Disk), out.ID, human.Bytes(out.Bytes),
+			human.Line(where), out.describeWork())
 		return nil
 	})
 }
@@ -169,7 +174,8 @@ func (r *restoreResult) describeWork() string {
 		text = fmt.Sprintf(" (%s were already there)", human.Bytes(r.ResumedBytes))
 	}
 	if r.WrittenBytes != nil {
-		text += fmt.Sprintf(" (%s differed and were written, %s were the same)", human.Bytes(*r.WrittenBytes), human.Bytes(*r.EqualBytes))
+		text += fmt.Sprintf(" (%s differed and were written, %s were the same)", human.Bytes(*r.WrittenBytes),
+			human.Bytes(*r.EqualBytes))
 	}
 	return text
 }

@@ -32,8 +32,8 @@ func TestRequest_findPoint(t *testing.T) {
 	snapshot := newMachineBackup("snapshot", "", "root")
 	snapshot.Spec.Type = harvesterv1.Snapshot
 	client := newClient(t, interceptor.Funcs{}, newMachineBackup("one", snapshotID, "root"),
-		newMachineBackup("two", snapshotID, "root", "data"), newMachineBackup("none", ""), newMachineBackup("files", filesID, "root"),
-		unfinished, elsewhere, snapshot)
+		newMachineBackup("two", snapshotID, "root", "data"), newMachineBackup("none", ""),
+		newMachineBackup("files", filesID, "root"), unfinished, elsewhere, snapshot)
 	for name, c := range map[string]struct{ backup, volume, id, says string }{
 		"its only disk":   {backup: "one", id: snapshotID + "root"},
 		"its only name":   {backup: "one", volume: "root", id: snapshotID + "root"},

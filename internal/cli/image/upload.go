@@ -268,8 +268,8 @@ func (u *uploader) checkFile(b *longhornv1.BackingImage) error {
 			Hint: "compare status.checksum of the image with what `sha512sum` says of the raw image, or delete the image",
 		}
 	}
-	err := errclass.Errorf(errclass.Conflict, "image %s was made from another file than %s: another command has uploaded it",
-		b.Name, u.title)
+	err := errclass.Errorf(errclass.Conflict,
+		"image %s was made from another file than %s: another command has uploaded it", b.Name, u.title)
 	return &failure.Error{Err: err, Code: errclass.ExitRefused, Hint: "choose another name, or delete the image"}
 }
 

@@ -26,7 +26,8 @@ func TestControlPlane_takesTheServeJob(t *testing.T) {
 	l := &velerov1.BackupStorageLocation{}
 	l.Namespace, l.Name, l.UID = layout.Namespace, "shelf", "1"
 	volume := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "backups"}}
-	job := newServeJob(l, datamove.Storage{Volume: volume}, datamove.PodImage{Name: "varve:test"}, datamove.StorageDirectory+"/plugins/varve/app", "00")
+	job := newServeJob(l, datamove.Storage{Volume: volume}, datamove.PodImage{Name: "varve:test"},
+		datamove.StorageDirectory+"/plugins/varve/app", "00")
 	admin, err := client.NewWithWatch(kube.Config, client.Options{Scheme: kube.Scheme})
 	if err != nil {
 		t.Fatal(err)
