@@ -88,8 +88,7 @@ func (r *request) describeSource(name string) (
 	}
 	switch {
 	case r.fromSnapshot != "":
-		parameters[longhornv1.ParameterLocation] = longhornv1.ParameterValue(r.location)
-		parameters[longhornv1.ParameterSnapshotID] = longhornv1.ParameterValue(r.fromSnapshot)
+		setPoint(parameters, r.location, r.fromSnapshot)
 		return longhornv1.SourceRestore, parameters, nil
 	case r.fromBackup != "", r.fromImageBackup != "":
 		return longhornv1.SourceRestore, parameters, nil

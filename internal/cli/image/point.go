@@ -42,9 +42,14 @@ func (r *request) findPoint(ctx context.Context, c *cluster.Client, b *longhornv
 		return errclass.Errorf(errclass.Invalid, "volume %s of machine backup %s is not stored as a disk (snapshot ID %q): "+
 			"restore it with 'varve vm restore'", disk.VolumeName, r.fromBackup, disk.SnapshotID)
 	}
-	b.Spec.SourceParameters[longhornv1.ParameterLocation] = longhornv1.ParameterValue(backup.Status.Location.Name)
-	b.Spec.SourceParameters[longhornv1.ParameterSnapshotID] = longhornv1.ParameterValue(disk.SnapshotID)
+	setPoint(b.Spec.SourceParameters, backup.Status.Location.Name, disk.SnapshotID)
 	return nil
+}
+
+// setPoint adds a restore point to the parameters of an image's source.
+func setPoint(parameters map[string]longhornv1.ParameterValue, location, snapshotID string) {
+	parameters[longhornv1.ParameterLocation] = longhornv1.ParameterValue(location)
+	parameters[longhornv1.ParameterSnapshotID] = longhornv1.ParameterValue(snapshotID)
 }
 
 // checkBackup refuses a backup that no image can be made of in a namespace.
@@ -98,8 +103,7 @@ func (r *request) findImageBackup(ctx context.Context, c *cluster.Client, b *lon
 		return errclass.Errorf(errclass.Conflict, "image backup %s has no restore point (%s): wait until it is complete",
 			r.fromImageBackup, cmp.Or(s.Error, s.Message, string(s.State), "it has not begun"))
 	}
-	b.Spec.SourceParameters[longhornv1.ParameterLocation] = longhornv1.ParameterValue(s.Location)
-	b.Spec.SourceParameters[longhornv1.ParameterSnapshotID] = longhornv1.ParameterValue(s.SnapshotID)
+	setPoint(b.Spec.SourceParameters, s.Location, s.SnapshotID)
 	b.Spec.Checksum = cmp.Or(b.Spec.Checksum, s.Checksum)
 	return nil
 }
