@@ -20,15 +20,15 @@ const (
 	comparePieceBytes = 256 << 10
 )
 
-// Comparison has a target written only where it differs from the disk, and counts. The zero value is ready for one
-// OpenTarget. Its methods are safe for concurrent use.
+// Comparison lets a target write only the blocks that differ from what it has, and counts them. The zero value is ready
+// for one OpenTarget. Its methods are safe for concurrent use.
 type Comparison struct{ written, equal atomic.Int64 }
 
-// WrittenBytes returns how much has been written because it differed, in whole blocks of CompareBytes. Where a device
-// frees ranges of zeroes, they are not read first and count neither here nor as equal.
+// WrittenBytes returns how many bytes differed and were written, in whole blocks of CompareBytes. Ranges of zeroes that a
+// device frees are not read first, and count neither here nor as equal.
 func (c *Comparison) WrittenBytes() int64 { return c.written.Load() }
 
-// EqualBytes returns how much was the same already and has not been written.
+// EqualBytes returns how many bytes were the same already and were not written.
 func (c *Comparison) EqualBytes() int64 { return c.equal.Load() }
 
 // readableTarget is a target that can be read.
@@ -36,7 +36,7 @@ type readableTarget interface {
 	Target
 	// readAt fills p with what the target has at offset.
 	readAt(ctx context.Context, p []byte, offset int64) error
-	// nonzeroWithin returns the part of e that may be nonzero. If it is not known, it is better to call Zero.
+	// nonzeroWithin returns the part of e that may be nonzero. If that is not known, Zero of the target does better.
 	nonzeroWithin(ctx context.Context, e extent.Extent) (part extent.Set, known bool, err error)
 	// zeroData makes e, which has data, read as zeroes.
 	zeroData(ctx context.Context, e extent.Extent) error
@@ -45,8 +45,8 @@ type readableTarget interface {
 	unitBytes() int64
 }
 
-// comparedTarget reads what is there before it writes, and leaves alone what is the same. The result is the same as
-// without it. It needs no write lock: a restore writes each byte once.
+// comparedTarget reads what is there before it writes, and leaves alone what is the same. The target ends up with the same
+// bytes as without it. It needs no write lock: a restore writes each byte once.
 type comparedTarget struct {
 	readableTarget
 
@@ -166,8 +166,8 @@ func (t *fileTarget) readAt(ctx context.Context, p []byte, offset int64) error {
 	return err
 }
 
-// nonzeroWithin does not know what a device has. To free a range there is cheaper than to read it, and what is free
-// already stays as it is; Zero itself reads first what cannot be freed.
+// nonzeroWithin knows nothing about a device. Freeing a range there is cheaper than reading it, and leaves alone what is
+// free already. Zero reads first what it cannot free.
 func (t *fileTarget) nonzeroWithin(ctx context.Context, e extent.Extent) (extent.Set, bool, error) {
 	var found extent.Set
 	if !t.regular {

@@ -48,7 +48,7 @@ type TargetOptions struct {
 	Layer *Layer
 	// Journal makes the restore resumable. nil means that it is not.
 	Journal *Journal
-	// Compare has only blocks written that differ from what the target has, and counts them. It is not for a qcow2
+	// Compare lets the target write only blocks that differ from what it has, and counts them. It is not for a qcow2
 	// image. nil: everything is written, without reading the target first.
 	Compare *Comparison
 }
@@ -73,7 +73,7 @@ func OpenTarget(ctx context.Context, spec string, bytes int64, o TargetOptions) 
 	return t, nil
 }
 
-// openReadable opens a target whatever it has.
+// openReadable opens a target without a comparison.
 func openReadable(ctx context.Context, spec string, bytes int64, o TargetOptions) (readableTarget, error) {
 	if IsURI(spec) {
 		return openNBDTarget(ctx, spec, bytes, o)

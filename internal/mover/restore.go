@@ -28,7 +28,7 @@ type Destination struct {
 	// beside a file, and nowhere for the others.
 	Identity    string
 	JournalPath string
-	// SkipEqual has the destination read, and only what differs written. It pays if the destination has most of the
+	// SkipEqual reads the destination first, and writes only what differs. It pays if the destination has most of the
 	// disk, or shares what it has with others.
 	SkipEqual bool
 

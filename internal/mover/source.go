@@ -29,7 +29,7 @@ type Source struct {
 	// Exclusive: Options.Bitmap exists on this disk alone, and never existed on another one. Otherwise the repository
 	// compares parts of the disk with its parent, to notice that it is another disk.
 	Exclusive bool
-	// Check is called with the opened disk when all of it was read, before the restore point is visible. An error fails
+	// Check is called with the opened disk after all of it was read, before the restore point is visible. An error fails
 	// the backup, and there is no restore point. It may be nil.
 	Check func(ctx context.Context, opened disk.Source) error
 }

@@ -19,7 +19,7 @@ type firstBytes struct {
 	bytes int64
 }
 
-// openFirstBytes opens so many first bytes of the disk at path.
+// openFirstBytes opens the first bytes of the disk at path, which must have that many.
 func openFirstBytes(ctx context.Context, path string, o disk.SourceOptions, bytes int64) (disk.Source, error) {
 	whole, err := disk.OpenSource(ctx, path, o)
 	if err != nil {
@@ -45,11 +45,11 @@ func (f *firstBytes) Data(ctx context.Context) (*extent.Set, error) {
 	return &first, nil
 }
 
-// hashBuffer is how much of a disk is read at once for its hash, in bytes.
+// hashBuffer is how many bytes of a disk are read at once for its hash.
 const hashBuffer = 1 << 20
 
-// checkImage reads the image again and fails if it does not have its checksum, for example because a bit of the copy on
-// the node's disk has changed. It is called before the restore point is visible: there is none of something else.
+// checkImage reads the image again, and fails if it does not have its checksum, for example because a bit of the copy on
+// the node's disk has changed. It runs before the restore point is visible, so that none holds anything but the image.
 func (r *run) checkImage(ctx context.Context, opened disk.Source) error {
 	r.Log.Info("all was read: comparing with the checksum of the image", "bytes", opened.Bytes())
 	sum, err := hashDisk(ctx, opened)

@@ -30,7 +30,7 @@ func ServeFiles(ctx context.Context, boxDir, dir string) (address string, stop f
 	return ServeHTTP(ctx, boxDir, http.FileServer(http.Dir(dir)))
 }
 
-// ServeHTTP is ServeFiles for a handler of its own.
+// ServeHTTP is ServeFiles with a handler of the caller's.
 func ServeHTTP(ctx context.Context, boxDir string, handler http.Handler) (address string, stop func(), err error) {
 	store, _, err := s3.OnBox(boxDir)
 	if err != nil {

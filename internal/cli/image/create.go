@@ -36,7 +36,7 @@ type request struct {
 	volume, location, caFile string
 }
 
-// wishes are what flags say of every image, wherever it comes from.
+// wishes are the flags of every image, wherever it comes from.
 type wishes struct {
 	checksum           string
 	copies             int
@@ -194,7 +194,7 @@ checksum of that image, unless --checksum is another one.`,
 	return c
 }
 
-// explainSourceRights says what a user must be allowed who makes images of anything.
+// explainSourceRights names the rights that it takes to make images of anything.
 func explainSourceRights(err error) error {
 	return failure.ExplainForbidden(err, "ask for the verbs create and use-source on backingimages.longhorn.io in the "+
 		"namespace of the images, as varve-admin has them: see docs/images.md")

@@ -63,7 +63,7 @@ func (r *request) checkPoint() error {
 	return nil
 }
 
-// isNamespaced says whether a text is of the form NAMESPACE/NAME.
+// isNamespaced reports whether a text has the form NAMESPACE/NAME.
 func isNamespaced(text string) bool {
 	namespace, name, _ := strings.Cut(text, "/")
 	return namespace != "" && name != "" && !strings.Contains(name, "/")

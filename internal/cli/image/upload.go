@@ -156,7 +156,7 @@ func checkWaiting(found, wanted *longhornv1.BackingImage, given func(flag string
 	return nil
 }
 
-// explainRights says what a user must be allowed.
+// explainRights names the rights that an upload takes.
 func explainRights(err error) error {
 	return failure.ExplainForbidden(err,
 		"ask for the cluster role varve-image-upload in the namespace of the images: see docs/images.md")

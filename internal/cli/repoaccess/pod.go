@@ -81,7 +81,7 @@ func servePlace(ctx context.Context, s *session.Session, c *cluster.Client, l *v
 	return p, nil
 }
 
-// explainRights says what a user must be allowed.
+// explainRights names the rights that such a location takes.
 func explainRights(err error) error {
 	return failure.ExplainForbidden(err,
 		"a location that is a claim or an NFS export takes the rights to create, patch and delete Jobs, to get and list "+

@@ -241,8 +241,8 @@ func (r *remote) get(ctx context.Context, v *version, first, last int64) (*answe
 	return a, nil
 }
 
-// send sends a request. It calls stalled if there is no answer for too long. The time in which an upload waits for a
-// connection does not count.
+// send sends a request. It calls stalled if no answer comes for too long. The time that an upload waits for a connection
+// does not count.
 func (r *remote) send(request *http.Request, stalled func()) (*http.Response, error) {
 	if r.uploads == nil {
 		defer r.clock.AfterFunc(stallTimeout, stalled).Stop()

@@ -159,7 +159,7 @@ func (j *job) complete(bytes int64) error {
 	return j.tellFile(record)
 }
 
-// tellFile says of which uploaded file the image was made, so that the command that has it knows.
+// tellFile reports from which uploaded file the image was made, so that the command that has the file knows.
 func (j *job) tellFile(r handover.Record) error {
 	if r.File == "" {
 		return nil
@@ -196,8 +196,8 @@ func (j *job) writeImage(ctx context.Context) (int64, error) {
 	}
 }
 
-// pauseBeforeRetry waits before the next attempt at a byte, or returns an error if there is to be none: an upload ends
-// when no byte has come for long, and a download after so many failures in a row.
+// pauseBeforeRetry waits before the next attempt at a byte, or returns an error if there is no other: an upload gives up
+// when no byte has come for long, a download after maxFailures in a row.
 func (j *job) pauseBeforeRetry(ctx context.Context, failures int, at int64, err error) error {
 	if j.remote.uploads != nil {
 		failures = 1
