@@ -172,7 +172,7 @@ func TestDashboard_panelsHaveTheirOwnPlace(t *testing.T) {
 	}
 }
 
-// Who adds a metric of data movements, of schedules or of images adds it to the dashboard, too.
+// Whoever adds a metric of data movements, schedules or images must add it to the dashboard, too.
 func TestDashboard_showsEveryMetricOfDataMovementsSchedulesAndImages(t *testing.T) {
 	t.Parallel()
 	text := readText(t, dashboardFile)

@@ -38,7 +38,7 @@ func TestImages_areMadeInVarvesNamespace(t *testing.T) {
 	}
 }
 
-// Who may upload images cannot have a volume, a restore point or an address inside the cluster read for her.
+// A user who may upload images cannot make Varve read a volume, a restore point or an address inside the cluster.
 func TestImages_ofOtherSourcesTakeARight(t *testing.T) {
 	t.Parallel()
 	const ns = controlplane.SystemNamespace

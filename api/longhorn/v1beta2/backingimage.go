@@ -239,7 +239,7 @@ type BackingImageStatus struct {
 	// attempts become rarer, until spec.checksum changes.
 	// +optional
 	FirstCopyMismatch *FirstCopyMismatch `json:"firstCopyMismatch,omitempty"`
-	// firstCopyFile identifies the uploaded file that the image was made of, as the command does that uploaded it.
+	// firstCopyFile identifies the uploaded file that the image was made of, in the way of the command that uploaded it.
 	// +kubebuilder:validation:MaxLength=64
 	// +optional
 	FirstCopyFile string `json:"firstCopyFile,omitempty"`

@@ -42,7 +42,7 @@ type imageVolume struct {
 	kind  string
 	// isHandle says whether a handle, which is the claim's name, is that of such a volume.
 	isHandle func(string) bool
-	// what it is, and advice what to do instead.
+	// what names the volume in messages, and advice says what to do instead.
 	what, advice string
 }
 

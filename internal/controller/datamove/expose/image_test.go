@@ -159,7 +159,7 @@ func TestImages_expose(t *testing.T) {
 	}
 }
 
-// Of the volumes of an image's backup, only that is read which the backup owns, and no more of it than the image has.
+// Only the volume that the backup of an image owns is read, and no more of it than the image has.
 func TestStoredImages_expose(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

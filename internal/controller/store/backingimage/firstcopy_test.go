@@ -331,8 +331,8 @@ func TestFirstCopy_fails(t *testing.T) {
 	}
 }
 
-// What does not have its checksum is not made again and again, whatever else fails meanwhile, and at once if the
-// checksum is corrected.
+// A first copy that does not match spec.checksum is not made again and again, whatever else fails meanwhile. It is made
+// at once when the checksum is corrected.
 func TestFirstCopy_hasAnotherChecksum(t *testing.T) {
 	t.Parallel()
 	type pauses []time.Duration
@@ -506,7 +506,7 @@ func TestFirstCopy_isUploaded(t *testing.T) {
 	}
 }
 
-// The image says of which file it was made: of that of the attempt that has succeeded.
+// The image names the file that it was made of: that of the attempt that succeeded.
 func TestFirstCopy_saysFromWhichFile(t *testing.T) {
 	t.Parallel()
 	const file = "0123456789abcdef0123456789abcdef"

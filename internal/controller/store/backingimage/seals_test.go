@@ -9,7 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A source that was written is lost only if its store has reported for a minute, and after it, and does not have it.
+// A source that was written counts as lost only if its store has reported for a minute since, and does not have it.
 func TestSeals_isOverdue(t *testing.T) {
 	t.Parallel()
 	type look struct {
@@ -42,7 +42,7 @@ func TestSeals_isOverdue(t *testing.T) {
 	}
 }
 
-// What was seen of one attempt says nothing about another one.
+// What was seen of one attempt says nothing about the next.
 func TestSeals_beginAnew(t *testing.T) {
 	t.Parallel()
 	key := types.NamespacedName{Name: "golden"}

@@ -70,7 +70,7 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 		"spec.minNumberOfCopies, at most "+strconv.Itoa(MaxParallelCopies)+"; 0: 1")
 }
 
-// Validate returns an error of class Invalid that names the flag that cannot be. 0 stands for the default.
+// Validate returns an error of class Invalid that names a flag whose value is out of range. 0 stands for the default.
 func (o *Options) Validate() error {
 	for _, f := range []struct {
 		flag  string
@@ -118,8 +118,8 @@ type reconciler struct {
 	seals seals
 }
 
-// CachedObjects returns what the cache of the controllers' manager has of the kinds that only the controllers of images
-// read: those of their namespace. Where Longhorn is, others are Longhorn's.
+// CachedObjects limits the cache of the controllers' manager to a namespace, for the kinds that only the controllers of
+// images read. Where Longhorn is installed, objects in other namespaces are Longhorn's.
 func CachedObjects(namespace string) map[client.Object]cache.ByObject {
 	own := cache.ByObject{Namespaces: map[string]cache.Config{namespace: {}}}
 	return map[client.Object]cache.ByObject{

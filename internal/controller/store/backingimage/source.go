@@ -30,7 +30,7 @@ const (
 	scratchVolume   = "scratch"
 	imageVolume     = "image"
 
-	// uploadDeadlines is how many times as long as another source an upload may take.
+	// uploadDeadlines is how many times longer than another source an upload may take.
 	uploadDeadlines = 7
 )
 
@@ -59,7 +59,7 @@ func newSourceVolume(
 		map[string]string{names.ContextDisk: image.Status.V2FirstCopyDisk})
 }
 
-// describeSource says to the source pod what it makes the first copy of.
+// describeSource tells the source pod what to make the first copy of.
 func describeSource(image *longhornv1.BackingImage) handover.Source {
 	if image.Spec.SourceType == longhornv1.SourceUpload {
 		return handover.Source{Type: handover.TypeUpload, Image: image.Name}
@@ -70,8 +70,8 @@ func describeSource(image *longhornv1.BackingImage) handover.Source {
 	}
 }
 
-// deadlineOf returns how long a source pod may run. That of an upload ends by itself when no byte comes, and a user's
-// line may be slow: what was uploaded would be lost.
+// deadlineOf returns how long a source pod may run. An upload may take longer, because a user's line may be slow, and
+// what was uploaded would be lost. Its pod ends by itself when no byte comes.
 func (o *Options) deadlineOf(image *longhornv1.BackingImage) time.Duration {
 	if image.Spec.SourceType == longhornv1.SourceUpload {
 		return uploadDeadlines * o.SourceDeadline

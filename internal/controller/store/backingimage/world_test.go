@@ -43,7 +43,7 @@ type fixture struct {
 	volumes  []string
 	source   sourceObjects
 	origin   origin
-	// reportedSince are the nodes whose stores have reported since the image is being deleted.
+	// reportedSince are the nodes whose stores have reported since the deletion of the image began.
 	reportedSince map[string]bool
 	// sealOverdue: the first copy's store has reported for a while that it does not have what was written.
 	sealOverdue bool

@@ -133,8 +133,8 @@ func TestCertificate(t *testing.T) {
 	somebodyElses(w)
 }
 
-// announced checks that the stores' SnapshotMetadata service is announced from when on the cluster has the kind, with
-// the authorities of its certificate, also if somebody changed that.
+// announced checks that the stores' SnapshotMetadata service is announced as soon as the cluster has the kind, with the
+// authorities of its certificate, and again after somebody changed the announcement.
 func announced(w *world) {
 	w.Helper()
 	w.stop()
