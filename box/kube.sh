@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds Kubernetes (cmd/kube) and the two programs of CSI snapshots into a content-addressed cache outside the repository,
+# Builds Kubernetes (cmd/kube), CoreDNS (cmd/coredns) and the two programs of CSI snapshots into a content-addressed cache outside the repository,
 # and points build/kube at it. The snapshotter's programs are packages main of their own, so they cannot join the
 # multi-call binary; they share its compiled libraries. build/kube/crd has the CRDs of the VolumeSnapshot API.
 # The key is a hash of everything that decides the result, so that clones and branches share one build, and an
@@ -17,7 +17,7 @@ grep -q "k8s.io/kubernetes $version\$" go.mod || {
 	echo "kube.sh: go.mod does not require k8s.io/kubernetes $version: change both" >&2
 	exit 1
 }
-key=$({ cat go.mod go.sum kube.sh cmd/kube/*.go; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
+key=$({ cat go.mod go.sum kube.sh cmd/kube/*.go cmd/coredns/*.go; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/varve/kube"
 out="$cache/$key"
 mkdir -p "$cache" "$root/build"
@@ -37,10 +37,10 @@ if [ ! -e "$out/kube" ]; then
 	done
 	flags="$flags -X main.version=$(go list -m -f '{{.Version}}' $snapshotter/v8)"
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "$flags" -o "$tmp/" \
-		./cmd/kube $snapshotter/v8/cmd/snapshot-controller $snapshotter/v8/cmd/csi-snapshotter
+		./cmd/kube ./cmd/coredns $snapshotter/v8/cmd/snapshot-controller $snapshotter/v8/cmd/csi-snapshotter
 	mkdir "$tmp/bin" "$tmp/crd"
 	for p in $programs; do ln -s ../kube "$tmp/bin/$p"; done
-	for p in snapshot-controller csi-snapshotter; do ln -s "../$p" "$tmp/bin/$p"; done
+	for p in coredns snapshot-controller csi-snapshotter; do ln -s "../$p" "$tmp/bin/$p"; done
 	cp "$(go list -m -f '{{.Dir}}' $snapshotter/client/v8)"/config/crd/snapshot.storage.k8s.io_*.yaml "$tmp/crd/"
 	chmod 644 "$tmp/crd/"*
 	chmod 755 "$tmp"

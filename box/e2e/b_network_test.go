@@ -72,6 +72,28 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
+// A pod finds a Service by its short name and by its full one, and learns at once that another name does not exist.
+func TestNames(t *testing.T) {
+	start(t, probePod("asks", "node2"))
+	api, err := client.CoreV1().Services("default").Get(context.Background(), "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"kubernetes.default", "kubernetes.default.svc.cluster.local"} {
+		eventually(t, name+" to be found", func() error {
+			got, err := kubectl("exec", "asks", "--", "/probe", "resolve", name)
+			if err == nil && got != "["+api.Spec.ClusterIP+"]" {
+				err = fmt.Errorf("its addresses are %s", got)
+			}
+			return err
+		})
+	}
+	got, err := kubectl("exec", "asks", "--", "/probe", "resolve", "nobody.example.com")
+	if err == nil || !strings.Contains(err.Error(), "no such host") {
+		t.Errorf("resolve nobody.example.com: %s, %v, want that there is no such host", got, err)
+	}
+}
+
 // fromNode sends the request with bash, because the test image's program is not on the nodes.
 func fromNode(node, url string) (string, error) {
 	host, path, _ := strings.Cut(strings.TrimPrefix(url, "http://"), "/")

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -31,6 +32,7 @@ var commands = []struct {
 }{
 	{"serve", 0, func([]string) error { return serveHostName() }},
 	{"get", 1, func(args []string) error { return getURL(args[0]) }},
+	{"resolve", 1, func(args []string) error { return printAddresses(args[0]) }},
 	{"fill", 2, func(args []string) error { return fillWithNoise(args[0], args[1]) }},
 	{"sum", 2, func(args []string) error { return printSum(args[0], args[1]) }},
 	{"remove", 1, func(args []string) error { return removeFile(args[0]) }},
@@ -48,7 +50,13 @@ func run(args []string) error {
 			return c.run(args[1:])
 		}
 	}
-	return fmt.Errorf("usage: probe serve | get URL | fill PATH BYTES | sum PATH BYTES | remove PATH | size PATH | append A B | count A [B] | capacity PATH | tmpfs PATH: %q", args)
+	return fmt.Errorf("usage: probe serve | get URL | resolve NAME | fill PATH BYTES | sum PATH BYTES | remove PATH | size PATH | append A B | count A [B] | capacity PATH | tmpfs PATH: %q", args)
+}
+
+func printAddresses(name string) error {
+	addresses, err := net.LookupHost(name)
+	fmt.Print(addresses)
+	return err
 }
 
 func printLogCount(path string) error {

@@ -74,7 +74,13 @@ func (s *State) waitHealthy(ctx context.Context, dir layout.Box, p *Progress) er
 			return err
 		}
 	}
-	return s.serviceAnswers(ctx, dir)
+	if err := s.serviceAnswers(ctx, dir); err != nil {
+		return err
+	}
+	if err := installDNS(ctx, c, s.Plan); err != nil {
+		return err
+	}
+	return s.namesResolve(ctx, dir)
 }
 
 // errNodeDied says that a node's init ended during a wait for something on the node.

@@ -13,7 +13,7 @@ import (
 
 // Programs says where the programs that the box runs come from.
 type Programs struct {
-	Kube  string // the multi-call Kubernetes binary; beside it are the snapshot programs and crd/, their CRDs
+	Kube  string // the multi-call Kubernetes binary; beside it are CoreDNS, the snapshot programs and crd/, their CRDs
 	Box   string // this program
 	Pause string // the pause image's only file
 }
@@ -32,7 +32,7 @@ func (p Programs) installInto(dir layout.Box) (changed bool, err error) {
 		return false, fmt.Errorf("install programs: %w", err)
 	}
 	programs := map[string]string{"kube": p.Kube, "box": p.Box, "pause": p.Pause}
-	for _, name := range snapshotPrograms {
+	for _, name := range append([]string{"coredns"}, snapshotPrograms...) {
 		programs[name] = filepath.Join(filepath.Dir(p.Kube), name)
 	}
 	for name, from := range programs {

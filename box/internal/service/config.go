@@ -3,6 +3,7 @@ package service
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 
@@ -97,6 +98,27 @@ func proxyConfig(spec node.Spec) ([]byte, error) {
 		// The size of the conntrack table belongs to the machine and cannot be set from a network namespace.
 		"conntrack": object{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 	}, "", "  ")
+}
+
+// corefile is the configuration of CoreDNS, which serves the cluster's names at the first node's address; the Service
+// kube-dns leads there. There is no way out of the box, so that any other name does not exist. Answers are kept for a
+// second only: tests make Services and use them at once.
+func corefile(spec node.Spec) []byte {
+	return fmt.Appendf(nil, `.:53 {
+	bind %s
+	errors
+	cache 1
+	kubernetes cluster.local in-addr.arpa ip6.arpa {
+		kubeconfig %s
+		pods insecure
+		ttl 1
+		fallthrough in-addr.arpa ip6.arpa
+	}
+	template ANY ANY {
+		rcode NXDOMAIN
+	}
+}
+`, spec.Plan.Node(1).Addr(), spec.Dir.Kubeconfig())
 }
 
 func cniConfig(spec node.Spec) ([]byte, error) {

@@ -56,6 +56,9 @@ func Services(spec node.Spec) []node.Service {
 	)
 	if spec.ControlPlane() {
 		out = append(out, snapshots(spec)...)
+		out = append(out, node.Service{
+			Name: "coredns", Args: []string{program("coredns"), "-conf", l.Conf("Corefile")}, Needs: []string{api},
+		})
 	}
 	return out
 }
@@ -162,6 +165,7 @@ func Configure(spec node.Spec) error {
 		"containerd.toml": func() ([]byte, error) { return []byte(containerdConfig), nil }, //nolint:unparam // same signature as the others
 		"kubelet.json":    func() ([]byte, error) { return kubeletConfig(spec) },
 		"proxy.json":      func() ([]byte, error) { return proxyConfig(spec) },
+		"Corefile":        func() ([]byte, error) { return corefile(spec), nil }, //nolint:unparam // same signature as the others
 	} {
 		content, err := data()
 		if err == nil {
