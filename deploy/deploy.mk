@@ -21,6 +21,9 @@ generate: ## Generate deepcopy, CRDs, RBAC, protobuf code, the operator's alerts
 	# The condition Done of a backup has a sentence as its reason, as in KubeVirt 1.8.
 	sed -i '/pattern: ^\[A-Za-z\](\[A-Za-z0-9_,:\]/d' deploy/crd/backup.kubevirt.io_virtualmachinebackups.yaml
 	$(CONTROLLER_GEN) rbac:roleName=varve-controller paths="./internal/controller/...;./internal/admission/..." output:rbac:dir=deploy/rbac/controller
+	# Beside KubeVirt, whatever runs machines is not there.
+	$(CONTROLLER_GEN) rbac:roleName=varve-controller output:rbac:dir=deploy/beside \
+		paths="$$($(GO) list ./internal/controller/... | grep -vE '/controller/(machine|backup|datamove/machinegroup|keep/requeststart)(/|$$)' | paste -sd ';')"
 	$(CONTROLLER_GEN) rbac:roleName=varve-handler paths=./internal/handler/... output:rbac:dir=deploy/rbac/handler
 	$(CONTROLLER_GEN) rbac:roleName=varve-store paths=./internal/store/... output:rbac:dir=deploy/store
 	GOBIN=$(CURDIR)/build/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11

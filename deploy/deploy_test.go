@@ -64,14 +64,14 @@ func decoder(t *testing.T) runtime.Decoder {
 	return serializer.NewCodecFactory(s, serializer.EnableStrict).UniversalDeserializer()
 }
 
-// manifests reads every object below this directory, by file, but not what is for Prometheus. A field that a kind does
+// manifests reads every object below this directory, by file, but not what is for Prometheus, or beside KubeVirt. A field that a kind does
 // not have fails the test.
 func manifests(t *testing.T) map[string][]runtime.Object {
 	t.Helper()
 	strict := decoder(t)
 	files := map[string][]runtime.Object{}
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && path == "monitoring" {
+		if err == nil && (path == "monitoring" || path == "beside") {
 			return fs.SkipDir
 		}
 		if err != nil || d.IsDir() || filepath.Ext(path) != ".yaml" || filepath.Base(path) == "kustomization.yaml" {
@@ -144,6 +144,10 @@ func resources(t *testing.T, dir string) []string {
 	}
 	var paths []string
 	for _, r := range k.Resources {
+		if filepath.Ext(r) == "" {
+			paths = append(paths, resources(t, filepath.Join(dir, r))...)
+			continue
+		}
 		paths = append(paths, filepath.Join(dir, r))
 	}
 	return paths

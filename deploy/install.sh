@@ -1,10 +1,12 @@
 #!/bin/sh
 # Installs Varve into the cluster of $KUBECONFIG, or brings an installation up to date, and waits until it runs.
 # Usage: deploy/install.sh KUSTOMIZATION_DIR [OBJECTS...]
-# OBJECTS are applied last: the cluster's configuration. $KUBECTL is the program; $INSTALL_TIMEOUT the deadline, 180s by default.
+# Where KubeVirt runs the machines, the profile of deploy/beside is installed.
+# OBJECTS are applied last, but not beside KubeVirt: the cluster's configuration. $KUBECTL is the program; $INSTALL_TIMEOUT the deadline, 180s by default.
 set -eu
 cd "$(dirname "$0")/.."
 rendered=${1:?usage: deploy/install.sh KUSTOMIZATION_DIR [OBJECTS...]}
+store=$1/store
 shift
 kubectl=${KUBECTL:-kubectl}
 timeout=${INSTALL_TIMEOUT:-180s}
@@ -27,17 +29,35 @@ diagnose() {
 	exit 1
 }
 
-# Varve brings kinds of KubeVirt's names and runs the machines itself. Applied over KubeVirt's, they would break every machine of the cluster.
+# Varve brings kinds of KubeVirt's names and runs the machines itself. Applied over KubeVirt's, they would break every
+# machine of the cluster: there, only the profile of deploy/beside is installed.
 read_owners
 foreign=$(foreign_kinds $(kubevirt_kinds))
 operators=$(kubevirt_operators)
+own=$(varve_runtime)
+beside=
 if [ -n "$foreign$operators" ]; then
+	if [ -n "$own" ]; then
+		{
+			echo "install: refused, and nothing was changed: this cluster has KubeVirt, and Varve with a runtime of its own:" $own
+			echo "install: both serve kinds of the same names. Remove one of them: deploy/uninstall.sh removes Varve."
+		} >&2
+		exit 1
+	fi
+	if [ -z "$(owner_of virtualmachinebackups.backup.kubevirt.io)" ]; then
+		{
+			echo "install: refused, and nothing was changed: this cluster's KubeVirt has no kind virtualmachinebackups.backup.kubevirt.io: update it to 1.8 or later."
+			echo "install: without it, use the varve program without the cluster (docs/quickstart-host.md): varve disk backs up disk images, devices and NBD exports."
+		} >&2
+		exit 1
+	fi
+	beside=yes rendered=$rendered/beside
+	echo "install: this cluster has KubeVirt${operators:+ ($operators)}, which keeps its machines: Varve is installed beside it"
+	echo "install: on: backups, schedules and restores of running machines, repositories, images. Off: Varve's own machines, exports and snapshots of machines"
+elif [ -n "$(beside_installed)" ]; then
 	{
-		echo "install: refused, and nothing was changed: this cluster has KubeVirt."
-		[ -z "$operators" ] || echo "install: its operator: $operators"
-		[ -z "$foreign" ] || echo "install: kinds that Varve did not install:" $foreign
-		echo "install: Varve takes KubeVirt's place: it has kinds of the same names and runs the machines itself, so that both cannot be in one cluster."
-		echo "install: beside KubeVirt, use the varve program without the cluster (docs/quickstart-host.md): varve disk backs up disk images, devices and NBD exports."
+		echo "install: refused, and nothing was changed: Varve was installed beside KubeVirt, and KubeVirt is not there any more."
+		echo "install: to install Varve with its own runtime, run deploy/uninstall.sh first: backups in repositories stay"
 	} >&2
 	exit 1
 fi
@@ -52,23 +72,25 @@ echo "install: kinds"
 ours=
 for file in deploy/crd/*.yaml; do
 	kind=$(sed -n 's/^  name: //p' "$file")
-	case " $(echo $veleros $harvesters $longhorns) " in
+	case " $(echo $veleros $harvesters $longhorns ${beside:+$(kubevirt_kinds)}) " in
 	*" $kind "*) ;;
 	*) ours="$ours -f $file" ;;
 	esac
 done
 apply $ours
 # Not the same deadline: this is the API server's work alone, and a busy one takes its time.
-"$kubectl" wait --for=condition=Established --timeout=180s -f deploy/crd >/dev/null
+"$kubectl" wait --for=condition=Established --timeout=180s $ours >/dev/null
 echo "install: components"
 apply -k "$rendered"
-[ -n "$longhorns" ] || apply -k "$rendered/store"
+[ -n "$longhorns" ] || apply -k "$store"
 # Without the kinds of snapshots there is nothing to apply it to. Run this again when they are there.
 [ -n "$longhorns" ] || [ -z "$(owner_of volumesnapshotclasses.snapshot.storage.k8s.io)" ] ||
 	apply -f deploy/store/snapshotclass.yaml
-for object in "$@"; do
-	apply -f "$object"
-done
+if [ -z "$beside" ]; then
+	for object in "$@"; do
+		apply -f "$object"
+	done
+fi
 # What earlier versions installed and this one has no more: their handlers drove data movements, with rights for that.
 "$kubectl" -n varve delete role/varve-handler rolebinding/varve-handler lease/varve-data-mover \
 	--ignore-not-found >/dev/null
@@ -77,7 +99,9 @@ for kind in validatingadmissionpolicybinding validatingadmissionpolicy; do
 done
 echo "install: waiting until they run"
 "$kubectl" -n varve rollout status deployment/varve-controller --timeout="$timeout" || diagnose
-"$kubectl" -n varve rollout status daemonset/varve-handler --timeout="$timeout" || diagnose
-"$kubectl" -n varve rollout status deployment/varve-exportproxy --timeout="$timeout" || diagnose
+if [ -z "$beside" ]; then
+	"$kubectl" -n varve rollout status daemonset/varve-handler --timeout="$timeout" || diagnose
+	"$kubectl" -n varve rollout status deployment/varve-exportproxy --timeout="$timeout" || diagnose
+fi
 [ -n "$longhorns" ] || "$kubectl" -n varve rollout status daemonset/varve-store --timeout="$timeout" || diagnose
 "$kubectl" -n varve get pods -o wide

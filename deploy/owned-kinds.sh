@@ -58,6 +58,17 @@ kubevirt_operators() {
 		-o 'jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name}{"\n"}{end}'
 }
 
+# varve_runtime names the handlers of Varve's own runtime, or nothing.
+varve_runtime() {
+	"$kubectl" -n varve get daemonset varve-handler --ignore-not-found -o 'jsonpath={.kind}/{.metadata.name}'
+}
+
+# beside_installed names the controller of an installation beside KubeVirt, or nothing.
+beside_installed() {
+	"$kubectl" -n varve get deployment varve-controller --ignore-not-found -o 'jsonpath={.spec.template.spec.containers[0].args}' |
+		grep -o -e --beside-kubevirt || true
+}
+
 # velero_signs are what only a cluster with Velero has: its servers, as namespace/name, and the kind of its backups.
 velero_signs() {
 	"$kubectl" get deployments --all-namespaces --field-selector metadata.name=velero \

@@ -50,6 +50,8 @@ func controllerCommand(env environment) *cobra.Command {
 		},
 	}
 	s.addFlags(c.Flags(), env)
+	c.Flags().BoolVar(&o.BesideKubeVirt, "beside-kubevirt", false,
+		"leave machines to the cluster's KubeVirt, and back them up through its API; deploy/beside sets it")
 	c.Flags().StringVar(&o.LauncherImage, "launcher-image", "", "the image of launcher pods (required)")
 	c.Flags().StringVar(&o.VarveImage, "varve-image", "",
 		"the image of attachment pods, export pods, mover pods, maintenance pods and init containers (required)")

@@ -14,7 +14,7 @@ import (
 func TestManifestArguments(t *testing.T) {
 	t.Parallel()
 	for path, command := range map[string]*cobra.Command{
-		"../../deploy/base/controller.yaml": controllerCommand(func(string) string { return "" }),
+		"../../deploy/core/controller.yaml": controllerCommand(func(string) string { return "" }),
 		"../../deploy/base/handler.yaml":    handlerCommand(func(string) string { return "" }),
 		"../../deploy/store/store.yaml":     storeCommand(func(string) string { return "" }),
 	} {

@@ -1,5 +1,6 @@
 // Command render writes the kustomizations that install Varve with the images of an index: build/images/images.json in,
-// build/deploy/kustomization.yaml and build/deploy/store/kustomization.yaml out. `kubectl apply -k` does the rest.
+// build/deploy out, with the whole product, beside/ with what there is beside KubeVirt, and store/. `kubectl apply -k` does
+// the rest.
 package main
 
 import (
@@ -52,7 +53,9 @@ func run(index, base, out string) error {
 	}
 	store := filepath.Join("..", relative, "store")
 	return errors.Join(
-		writeKustomization(out, relative, images, containerPatches(images, policy)),
+		writeKustomization(out, relative, images, append(runtimePatches(policy), controllerPatch(images, policy))),
+		writeKustomization(filepath.Join(out, "beside"), filepath.Join("..", relative, "beside"), images,
+			[]object{controllerPatch(images, policy)}),
 		writeKustomization(filepath.Join(out, "store"), store, images, []object{
 			patchContainer("DaemonSet", "varve-store", object{"name": "store", "imagePullPolicy": policy}),
 		}))
@@ -107,14 +110,18 @@ func writeKustomization(dir, base string, r references, patches []object) error 
 	return os.WriteFile(filepath.Join(dir, "kustomization.yaml"), rendered, 0o644)
 }
 
-// containerPatches are the changes to everything but the store.
-func containerPatches(r references, policy string) []object {
+// controllerPatch is the change to the controller.
+func controllerPatch(r references, policy string) object {
+	return patchContainer("Deployment", "varve-controller", object{"name": "controller", "imagePullPolicy": policy, "env": []object{
+		{"name": "VARVE_IMAGE", "value": r.varve},
+		{"name": "VARVE_LAUNCHER_IMAGE", "value": r.launcher},
+		{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
+	}})
+}
+
+// runtimePatches are the changes to what only Varve's own runtime has.
+func runtimePatches(policy string) []object {
 	return []object{
-		patchContainer("Deployment", "varve-controller", object{"name": "controller", "imagePullPolicy": policy, "env": []object{
-			{"name": "VARVE_IMAGE", "value": r.varve},
-			{"name": "VARVE_LAUNCHER_IMAGE", "value": r.launcher},
-			{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
-		}}),
 		patchContainer("DaemonSet", "varve-handler", object{"name": "handler", "imagePullPolicy": policy}),
 		patchContainer("Deployment", "varve-exportproxy", object{"name": "exportproxy", "imagePullPolicy": policy}),
 	}

@@ -74,6 +74,8 @@ type Options struct {
 	Config *rest.Config
 	// Namespace is Varve's own namespace. It holds the KubeVirt object, the lease and the webhook's certificate.
 	Namespace string
+	// BesideKubeVirt leaves machines, their exports and their snapshots to KubeVirt, and backs them up through its API.
+	BesideKubeVirt bool
 	// LauncherImage is what launcher pods are made of, and VarveImage attachment pods, export pods, mover pods and the
 	// pods that work in repositories.
 	LauncherImage, VarveImage string
@@ -228,7 +230,6 @@ func locationNamespaces(live client.Reader, namespace string) func(context.Conte
 func Setup(mgr ctrl.Manager, o Options) error {
 	configuration := types.NamespacedName{Namespace: o.Namespace, Name: layout.Configuration}
 	image := utilityvolume.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
-	images := virtualmachineinstance.Images{Launcher: o.LauncherImage, Varve: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	if o.LocationNamespaces == nil {
 		o.LocationNamespaces = locationNamespaces(mgr.GetAPIReader(), o.Namespace)
 	}
@@ -239,10 +240,68 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Backup.Clock == nil {
 		o.Backup.Clock = o.Clock
 	}
-	parts := []struct {
-		name  string
-		setup func() error
-	}{
+	parts := []part{
+		{"backupstoragelocation", func() error {
+			return backupstoragelocation.Setup(mgr, backupstoragelocation.Options{Namespace: o.Namespace, Image: datamove.PodImage(image), Clock: o.Clock})
+		}},
+		{"backuprepository", func() error {
+			return backuprepository.Setup(mgr, backuprepository.Options{
+				Namespace: o.Namespace, Image: datamove.PodImage(image), Namespaces: o.LocationNamespaces, PasswordPerNamespace: o.PasswordPerNamespace, Clock: o.Clock,
+			})
+		}},
+		{"drive", func() error {
+			return drive.Setup(mgr, drive.Options{
+				Namespace: o.Namespace, Image: datamove.PodImage(image), Measures: o.Movements,
+				BesideKubeVirt: o.BesideKubeVirt, Clock: o.Clock,
+			})
+		}},
+		{"catalogue", func() error {
+			return catalogue.Setup(mgr, catalogue.Options{Namespace: o.Namespace, Namespaces: o.LocationNamespaces, Clock: o.Clock})
+		}},
+		{"endpointaccess", func() error {
+			return endpointaccess.Setup(mgr, endpointaccess.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix})
+		}},
+		{"pointdeletion", func() error {
+			return pointdeletion.Setup(mgr, pointdeletion.Options{
+				Namespace: o.Namespace, Image: datamove.PodImage(image), Namespaces: o.LocationNamespaces, Clock: o.Clock,
+			})
+		}},
+		{"keptsnapshot", func() error {
+			return keptsnapshot.Setup(mgr, keptsnapshot.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix, Counted: o.KeptSnapshots})
+		}},
+		{"keep", func() error {
+			return keep.Setup(mgr, keep.Options{
+				Namespace: o.Namespace, BesideKubeVirt: o.BesideKubeVirt, Clock: o.Clock,
+				ControllerSuffix: o.Backup.ControllerSuffix,
+			})
+		}},
+		{"images", func() error { return setupImages(mgr, o) }},
+		{"health check", func() error { return mgr.AddHealthzCheck("alive", healthz.Ping) }},
+		{"readiness check", func() error { return mgr.AddReadyzCheck("alive", healthz.Ping) }},
+	}
+	if !o.BesideKubeVirt {
+		parts = append(parts, runtimeParts(mgr, o)...)
+	}
+	for _, p := range parts {
+		if err := p.setup(); err != nil {
+			return fmt.Errorf("set up %s: %w", p.name, err)
+		}
+	}
+	return nil
+}
+
+// part is something that Setup adds to a manager.
+type part struct {
+	name  string
+	setup func() error
+}
+
+// runtimeParts are those that run machines, which KubeVirt does where it is.
+func runtimeParts(mgr ctrl.Manager, o Options) []part {
+	configuration := types.NamespacedName{Namespace: o.Namespace, Name: layout.Configuration}
+	image := utilityvolume.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
+	images := virtualmachineinstance.Images{Launcher: o.LauncherImage, Varve: o.VarveImage, PullPolicy: o.ImagePullPolicy}
+	return []part{
 		{"virtualmachine", func() error {
 			return virtualmachine.Setup(mgr, virtualmachine.Options{Configuration: configuration, Clock: o.Clock})
 		}},
@@ -268,42 +327,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		{"tunnelkey", func() error {
 			return tunnelkey.Setup(mgr, tunnelkey.Options{Configuration: configuration, ControllerSuffix: o.Backup.ControllerSuffix})
 		}},
-		{"backupstoragelocation", func() error {
-			return backupstoragelocation.Setup(mgr, backupstoragelocation.Options{Namespace: o.Namespace, Image: datamove.PodImage(image), Clock: o.Clock})
-		}},
-		{"backuprepository", func() error {
-			return backuprepository.Setup(mgr, backuprepository.Options{
-				Namespace: o.Namespace, Image: datamove.PodImage(image), Namespaces: o.LocationNamespaces, PasswordPerNamespace: o.PasswordPerNamespace, Clock: o.Clock,
-			})
-		}},
-		{"drive", func() error {
-			return drive.Setup(mgr, drive.Options{
-				Namespace: o.Namespace, Image: datamove.PodImage(image), Measures: o.Movements, Clock: o.Clock,
-			})
-		}},
-		{"catalogue", func() error {
-			return catalogue.Setup(mgr, catalogue.Options{Namespace: o.Namespace, Namespaces: o.LocationNamespaces, Clock: o.Clock})
-		}},
-		{"endpointaccess", func() error {
-			return endpointaccess.Setup(mgr, endpointaccess.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix})
-		}},
 		{"machinegroup", func() error {
 			return machinegroup.Setup(mgr, machinegroup.Options{
 				Namespace: o.Namespace, AuthoritySecret: virtualmachineexport.AuthoritySecret, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
-			})
-		}},
-		{"pointdeletion", func() error {
-			return pointdeletion.Setup(mgr, pointdeletion.Options{
-				Namespace: o.Namespace, Image: datamove.PodImage(image), Namespaces: o.LocationNamespaces, Clock: o.Clock,
-			})
-		}},
-		{"keptsnapshot", func() error {
-			return keptsnapshot.Setup(mgr, keptsnapshot.Options{Namespace: o.Namespace, ControllerSuffix: o.Backup.ControllerSuffix, Counted: o.KeptSnapshots})
-		}},
-		{"keep", func() error {
-			return keep.Setup(mgr, keep.Options{
-				Namespace: o.Namespace, Clock: o.Clock,
-				ControllerSuffix: o.Backup.ControllerSuffix,
 			})
 		}},
 		{"virtualmachinesnapshot", func() error {
@@ -312,19 +338,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 				ControllerSuffix: o.Backup.ControllerSuffix,
 			})
 		}},
-		{"images", func() error { return setupImages(mgr, o) }},
 		{"disruption", func() error { return disruption.Setup(mgr) }},
 		{"backup", func() error { return kubevirtbackup.Setup(mgr, o.Backup) }},
 		{"admission", func() error { return setupWebhook(mgr, o) }},
-		{"health check", func() error { return mgr.AddHealthzCheck("alive", healthz.Ping) }},
-		{"readiness check", func() error { return mgr.AddReadyzCheck("alive", healthz.Ping) }},
 	}
-	for _, p := range parts {
-		if err := p.setup(); err != nil {
-			return fmt.Errorf("set up %s: %w", p.name, err)
-		}
-	}
-	return nil
 }
 
 // setupImages sets up the controllers of images, unless the cluster lacks the kinds: uninstalling Longhorn removes

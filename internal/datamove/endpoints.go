@@ -44,6 +44,24 @@ type BackupDisk struct {
 	Backup, Volume string
 	// DeleteBackup: the backup is deleted when all its disks are stored.
 	DeleteBackup bool
+	// Group is a DNS label that the DataUploads of the machine's disks have in common, and Definition the UID of the
+	// machine definition that is stored with the disk; "" for disks that are stored alone.
+	Group, Definition string
+}
+
+// Config returns the disk as spec.dataMoverConfig has it.
+func (d *BackupDisk) Config() map[string]string {
+	config := map[string]string{ConfigSource: SourceEndpoints, ConfigBackup: d.Backup, ConfigVolume: d.Volume}
+	if d.DeleteBackup {
+		config[ConfigDeleteBackup] = "true"
+	}
+	if d.Group != "" {
+		config[ConfigGroup] = d.Group
+	}
+	if d.Definition != "" {
+		config[ConfigDefinition] = d.Definition
+	}
+	return config
 }
 
 // ReadsEndpoints says whether a DataUpload of the snapshotType VirtualMachineBackup with this dataMoverConfig reads endpoints.
@@ -51,7 +69,10 @@ func ReadsEndpoints(config map[string]string) bool { return config[ConfigSource]
 
 // ParseBackupDisk reads spec.dataMoverConfig. Errors have the class errclass.Invalid and name the key.
 func ParseBackupDisk(config map[string]string) (BackupDisk, error) {
-	d := BackupDisk{Backup: config[ConfigBackup], Volume: config[ConfigVolume]}
+	d := BackupDisk{
+		Backup: config[ConfigBackup], Volume: config[ConfigVolume], Group: config[ConfigGroup],
+		Definition: config[ConfigDefinition],
+	}
 	var failures []string
 	if why := validation.IsDNS1123Subdomain(d.Backup); len(why) > 0 {
 		failures = append(failures, fmt.Sprintf("%s %.80q: %s", ConfigBackup, d.Backup, why[0]))
@@ -64,6 +85,12 @@ func ParseBackupDisk(config map[string]string) (BackupDisk, error) {
 		if d.DeleteBackup, err = strconv.ParseBool(text); err != nil {
 			failures = append(failures, fmt.Sprintf("%s %.80q: must be true or false", ConfigDeleteBackup, text))
 		}
+	}
+	if why := validation.IsDNS1123Label(d.Group); d.Group != "" && len(why) > 0 {
+		failures = append(failures, fmt.Sprintf("%s %.80q: %s", ConfigGroup, d.Group, why[0]))
+	}
+	if why := isLowerUUID(d.Definition); d.Definition != "" && len(why) > 0 {
+		failures = append(failures, fmt.Sprintf("%s %.80q: %s", ConfigDefinition, d.Definition, why[0]))
 	}
 	if len(failures) > 0 {
 		return BackupDisk{}, errclass.Errorf(errclass.Invalid, "spec.dataMoverConfig: %s", strings.Join(failures, "; "))

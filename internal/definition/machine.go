@@ -95,6 +95,10 @@ func Restored(source *harvesterv1.VirtualMachineSourceSpec, to Target) (vm *unst
 	if err := editVolumes(spec, to.Claims); err != nil {
 		return nil, "", err
 	}
+	for _, field := range []string{"instancetype", "preference"} {
+		// It names a copy that KubeVirt made for the machine, and deleted with it. The restored machine gets one of its own.
+		unstructured.RemoveNestedField(spec, field, "revisionName")
+	}
 	for _, path := range [][]string{{"template", "spec", "volumes"}, {"template", "spec", "domain", "devices", "disks"}} {
 		if err := removeNamed(spec, to.Without, path); err != nil {
 			return nil, "", err
@@ -173,19 +177,49 @@ func strategyOf(spec map[string]any) (string, error) {
 	return "Halted", err
 }
 
-// editVolumes puts the restored claims under the machine's volumes.
+// NameClaims names the claims of a guest's DataVolumes as those of other volumes are named: a DataVolume's claim has its
+// name.
+func NameClaims(instance *unstructured.Unstructured) error {
+	path := []string{"spec", "volumes"}
+	volumes, has, err := unstructured.NestedSlice(instance.Object, path...)
+	if err != nil || !has {
+		return err
+	}
+	for i := range volumes {
+		fields, _ := volumes[i].(map[string]any)
+		if claim := dataVolumeOf(fields); claim != "" {
+			volumes[i] = map[string]any{
+				"name": fields["name"], "persistentVolumeClaim": map[string]any{"claimName": claim},
+			}
+		}
+	}
+	return unstructured.SetNestedSlice(instance.Object, volumes, path...)
+}
+
+// dataVolumeOf returns the DataVolume of a volume, or "".
+func dataVolumeOf(volume map[string]any) string {
+	name, _, _ := unstructured.NestedString(volume, "dataVolume", "name")
+	return name
+}
+
+// editVolumes puts the restored claims under the machine's volumes. The templates of DataVolumes go whose claims these
+// replace: they would be filled with what they had at first.
 func editVolumes(spec map[string]any, claims map[string]string) error {
 	volumes, _, err := unstructured.NestedSlice(spec, "template", "spec", "volumes")
 	if err != nil {
 		return err
 	}
 	left := maps.Clone(claims)
+	var replaced []string
 	for i := range volumes {
 		volume, ok := volumes[i].(map[string]any)
 		name, _ := volume["name"].(string)
 		claim, restored := claims[name]
 		if !ok || !restored {
 			continue
+		}
+		if old := dataVolumeOf(volume); old != "" {
+			replaced = append(replaced, old)
 		}
 		volumes[i] = map[string]any{"name": name, "persistentVolumeClaim": map[string]any{"claimName": claim}}
 		delete(left, name)
@@ -197,7 +231,28 @@ func editVolumes(spec map[string]any, claims map[string]string) error {
 	if len(volumes) == 0 {
 		return nil
 	}
-	return unstructured.SetNestedSlice(spec, volumes, "template", "spec", "volumes")
+	if err := unstructured.SetNestedSlice(spec, volumes, "template", "spec", "volumes"); err != nil {
+		return err
+	}
+	return removeTemplates(spec, replaced)
+}
+
+// removeTemplates removes the templates of these DataVolumes.
+func removeTemplates(spec map[string]any, names []string) error {
+	templates, has, err := unstructured.NestedSlice(spec, "dataVolumeTemplates")
+	if err != nil || !has {
+		return err
+	}
+	templates = slices.DeleteFunc(templates, func(t any) bool {
+		fields, _ := t.(map[string]any)
+		name, _, _ := unstructured.NestedString(fields, "metadata", "name")
+		return slices.Contains(names, name)
+	})
+	if len(templates) == 0 {
+		unstructured.RemoveNestedField(spec, "dataVolumeTemplates")
+		return nil
+	}
+	return unstructured.SetNestedSlice(spec, templates, "dataVolumeTemplates")
 }
 
 // removeNamed removes the items with these names from a list.

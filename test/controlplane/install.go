@@ -44,7 +44,7 @@ func (c *Cluster) install(ctx context.Context, root string) error {
 			return fmt.Errorf("create %T %s: %w", o, o.GetName(), err)
 		}
 	}
-	for _, dir := range []string{"admission", "store"} {
+	for _, dir := range []string{"admission", "core/admission", "store"} {
 		if err := c.installPolicies(ctx, filepath.Join(root, "deploy", dir)); err != nil {
 			return err
 		}
@@ -107,10 +107,12 @@ func (c *Cluster) Apply(ctx context.Context, path string) error {
 	return nil
 }
 
-// InstallRoles applies the roles and bindings of deploy/rbac for Restricted users, and returns when the API server goes by them.
+// InstallRoles applies the roles and bindings of deploy/rbac and deploy/core/rbac for Restricted users, and returns when the API server goes by them.
 func (c *Cluster) InstallRoles(ctx context.Context) error {
-	if err := c.Apply(ctx, filepath.Join("deploy", "rbac")); err != nil {
-		return err
+	for _, dir := range []string{"rbac", "core/rbac"} {
+		if err := c.Apply(ctx, filepath.Join("deploy", dir)); err != nil {
+			return err
+		}
 	}
 	return c.waitForRoles(ctx)
 }

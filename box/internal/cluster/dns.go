@@ -32,8 +32,12 @@ func installDNS(ctx context.Context, c kubernetes.Interface, plan netplan.Plan) 
 		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: name, Protocol: protocol, Port: 53})
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: new(int32(53))})
 	}
-	_, err := c.CoreV1().Services(meta.Namespace).Create(ctx, &service, metav1.CreateOptions{})
-	if err == nil || apierrors.IsAlreadyExists(err) {
+	// It is looked for first, because the API server refuses a second one for its address.
+	_, err := c.CoreV1().Services(meta.Namespace).Get(ctx, meta.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = c.CoreV1().Services(meta.Namespace).Create(ctx, &service, metav1.CreateOptions{})
+	}
+	if err == nil {
 		_, err = c.DiscoveryV1().EndpointSlices(meta.Namespace).Create(ctx, &slice, metav1.CreateOptions{})
 	}
 	if err != nil && !apierrors.IsAlreadyExists(err) {

@@ -104,16 +104,19 @@ func proxyConfig(spec node.Spec) ([]byte, error) {
 // kube-dns leads there. There is no way out of the box, so that any other name does not exist. Answers are kept for a
 // second only: tests make Services and use them at once.
 func corefile(spec node.Spec) []byte {
-	return fmt.Appendf(nil, `.:53 {
-	bind %s
+	return fmt.Appendf(nil, `cluster.local:53 in-addr.arpa:53 ip6.arpa:53 {
+	bind %[1]s
 	errors
 	cache 1
 	kubernetes cluster.local in-addr.arpa ip6.arpa {
-		kubeconfig %s
+		kubeconfig %[2]s
 		pods insecure
 		ttl 1
-		fallthrough in-addr.arpa ip6.arpa
 	}
+}
+.:53 {
+	bind %[1]s
+	errors
 	template ANY ANY {
 		rcode NXDOMAIN
 	}

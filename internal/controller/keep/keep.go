@@ -18,12 +18,16 @@ import (
 	"github.com/varvebackup/varve/internal/controller/keep/harvesterbackup"
 	"github.com/varvebackup/varve/internal/controller/keep/harvesterrestore"
 	"github.com/varvebackup/varve/internal/controller/keep/harvesterschedule"
+	"github.com/varvebackup/varve/internal/controller/keep/requeststart"
+	"github.com/varvebackup/varve/internal/controller/keep/subresourcestart"
 )
 
 // Options are what Setup needs besides the manager. Namespace has no default.
 type Options struct {
 	// Namespace is Varve's own.
 	Namespace string
+	// BesideKubeVirt says that machines run under KubeVirt.
+	BesideKubeVirt bool
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
@@ -42,12 +46,17 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		return nil
 	}
 	if err := harvesterbackup.Setup(mgr, harvesterbackup.Options{
-		Namespace: o.Namespace, Clock: o.Clock,
+		Namespace: o.Namespace, BesideKubeVirt: o.BesideKubeVirt, Clock: o.Clock,
 		ControllerSuffix: o.ControllerSuffix,
 	}); err != nil {
 		return fmt.Errorf("backups: %w", err)
 	}
+	start, err := chooseStarter(mgr, o.BesideKubeVirt)
+	if err != nil {
+		return err
+	}
 	if err := harvesterrestore.Setup(mgr, harvesterrestore.Options{
+		StartMachine:     start,
 		Clock:            o.Clock,
 		ControllerSuffix: o.ControllerSuffix,
 	}); err != nil {
@@ -66,6 +75,14 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		return fmt.Errorf("policies: %w", err)
 	}
 	return nil
+}
+
+// chooseStarter returns what starts a machine that starts on request.
+func chooseStarter(mgr ctrl.Manager, besideKubeVirt bool) (harvesterrestore.StartFunc, error) {
+	if besideKubeVirt {
+		return subresourcestart.New(mgr.GetConfig(), mgr.GetHTTPClient())
+	}
+	return requeststart.New(mgr.GetClient()), nil
 }
 
 // servesStatus says whether the kinds are there, and have a status subresource.

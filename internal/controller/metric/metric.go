@@ -15,6 +15,11 @@
 // Only the process that has the lease reports, so that two replicas do not count everything twice.
 package metric
 
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachines;virtualmachineinstances,verbs=get;list;watch
+// +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups;virtualmachinebackuptrackers,verbs=get;list;watch
+// +kubebuilder:rbac:groups=velero.io,resources=backupstoragelocations;backuprepositories,verbs=get;list;watch
+// +kubebuilder:rbac:groups=harvesterhci.io,resources=virtualmachinebackups;schedulevmbackups,verbs=get;list;watch
+
 import (
 	"cmp"
 	"context"

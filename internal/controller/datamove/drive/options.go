@@ -22,6 +22,8 @@ type Options struct {
 	Image datamove.PodImage
 	// Measures are told what becomes of the objects.
 	Measures *metric.Movements
+	// BesideKubeVirt says that machines run under KubeVirt: their disks are read from its pull backups alone.
+	BesideKubeVirt bool
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 }
@@ -38,15 +40,16 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Namespace: o.Namespace, Clock: o.Clock,
 		Options: exposeOptions(current),
 	}
+	machines := &expose.MachineBackups{Endpoints: &expose.Endpoints{Access: access}}
+	if !o.BesideKubeVirt {
+		machines.Tunnel, machines.Exports = &expose.Tunnel{Access: access}, &expose.Exports{Access: access}
+	}
 	err := addMover(mgr, &Mover{
 		Namespace: o.Namespace, Image: o.Image, Live: mgr.GetAPIReader(), Writer: mgr.GetClient(),
 		Uploads: map[string]Exposer[*velerov2.DataUpload]{
-			velerov2.SnapshotCSI:   &expose.CSI{Access: access},
-			velerov2.SnapshotImage: &expose.StoredImages{Access: access},
-			velerov2.SnapshotMachineBackup: &expose.MachineBackups{
-				Tunnel:    &expose.Tunnel{Access: access},
-				Endpoints: &expose.Endpoints{Access: access}, Exports: &expose.Exports{Access: access},
-			},
+			velerov2.SnapshotCSI:           &expose.CSI{Access: access},
+			velerov2.SnapshotImage:         &expose.StoredImages{Access: access},
+			velerov2.SnapshotMachineBackup: machines,
 		},
 		Downloads: &expose.Downloads{
 			Volumes: &expose.Restore{Access: access}, Images: &expose.Images{Access: access},

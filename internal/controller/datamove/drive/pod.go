@@ -194,8 +194,8 @@ func (in *podInput) job() datamove.Job {
 				datamove.LabelMachineBackup: backup, datamove.LabelMachine: config[datamove.ConfigMachine],
 			})
 		}
-		if in.volume.OfMachine() {
-			job.Labels = merged(job.Labels, map[string]string{datamove.LabelGroup: upload.Spec.DataMoverConfig[datamove.ConfigGroup]})
+		if group := config[datamove.ConfigGroup]; group != "" && in.volume.OfMachine() {
+			job.Labels = merged(job.Labels, map[string]string{datamove.LabelGroup: group})
 			job.Definition = in.storesDefinition()
 		}
 	}

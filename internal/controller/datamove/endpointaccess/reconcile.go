@@ -74,7 +74,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 
 // followBackup keeps the Secret of a DataUpload that reads a pull backup, and ends that if it is not needed any more.
 func (r *reconciler) followBackup(ctx context.Context, upload *velerov2.DataUpload, note datamove.ReadBackup, current *settings.Settings) (ctrl.Result, error) {
-	backup, _, ok := backupOf(upload)
+	backup, asked, ok := backupOf(upload)
 	if !ok {
 		return ctrl.Result{}, nil
 	}
@@ -87,7 +87,10 @@ func (r *reconciler) followBackup(ctx context.Context, upload *velerov2.DataUplo
 	case moversecret.IsMoving(upload) && ended != "":
 		return ctrl.Result{}, r.secrets.TellEnd(ctx, upload, ended)
 	case moversecret.IsMoving(upload):
-		return r.keepSecret(ctx, upload, func() (map[string][]byte, string, error) { return r.readAccess(ctx, b) })
+		return r.keepSecret(ctx, upload, func() (map[string][]byte, string, error) {
+			data, missing, err := r.readAccess(ctx, b)
+			return r.addDefinition(ctx, asked.Definition, data, missing, err)
+		})
 	case ended != "" || !upload.Status.Phase.Ended():
 		return ctrl.Result{}, nil
 	}

@@ -60,8 +60,8 @@ type Volume struct {
 	Tunnel *datamove.TunnelSource
 }
 
-// OfMachine says that the disk is stored with the others of its machine: a running one's, or a stopped one's.
-func (v *Volume) OfMachine() bool { return v.Tunnel != nil || v.Endpoint != nil && v.Endpoint.Export }
+// OfMachine says that the disk may be stored with the others of its machine: a running one's, or a stopped one's.
+func (v *Volume) OfMachine() bool { return v.Tunnel != nil || v.Endpoint != nil }
 
 // Progress is how far Finish or Dispose is.
 type Progress struct {

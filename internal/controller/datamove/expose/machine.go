@@ -17,11 +17,12 @@ type uploadExposer interface {
 // MachineBackups are the exposers of DataUploads of the type VirtualMachineBackup. Which one it is stands in dataMoverConfig, and never
 // changes.
 type MachineBackups struct {
-	// Tunnel reads the disks of a running machine over the tunnel of its launcher.
+	// Tunnel reads the disks of a running machine over the tunnel of its launcher. It is nil beside KubeVirt, whose
+	// launchers have none.
 	Tunnel uploadExposer
 	// Endpoints reads those of a pull backup that somebody else makes.
 	Endpoints uploadExposer
-	// Exports reads those of a stopped machine from an export.
+	// Exports reads those of a stopped machine from an export. It is nil beside KubeVirt, whose exports have no maps.
 	Exports uploadExposer
 }
 
@@ -30,6 +31,10 @@ func (m *MachineBackups) chosen(upload *velerov2.DataUpload) (uploadExposer, err
 	switch source := config[datamove.ConfigSource]; {
 	case datamove.ReadsEndpoints(config):
 		return m.Endpoints, nil
+	case m.Tunnel == nil && (source == "" || datamove.ReadsExport(config)):
+		return nil, refuse("spec.dataMoverConfig: machines run under KubeVirt in this cluster, whose disks are read from "+
+			"the endpoints of its pull backups: set %s to %s, or back the whole machine up with `varve backup create`",
+			datamove.ConfigSource, datamove.SourceEndpoints)
 	case datamove.ReadsExport(config):
 		return m.Exports, nil
 	case source != "":

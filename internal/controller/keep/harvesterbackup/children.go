@@ -44,12 +44,17 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 	if refused, err := r.children.Make(ctx, b.UID, source); refused != "" || err != nil {
 		return "", refused, err
 	}
+	if r.BesideKubeVirt {
+		if refused, err := r.makePull(ctx, b); refused != "" || err != nil {
+			return "", refused, err
+		}
+	}
 	for i := range b.Status.VolumeBackups {
 		v := &b.Status.VolumeBackups[i]
 		if all[v.VolumeName] != nil {
 			continue
 		}
-		u := newUpload(b, v)
+		u := r.newUpload(b, v)
 		if refused, err := r.children.Make(ctx, b.UID, u); refused != "" || err != nil {
 			return "", refused, err
 		}
@@ -191,8 +196,11 @@ func scratchClaim(b *harvesterv1.VirtualMachineBackup) *corev1.PersistentVolumeC
 }
 
 // newUpload returns the DataUpload of a disk.
-func newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) *velerov2.DataUpload {
+func (r *reconciler) newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) *velerov2.DataUpload {
 	config := diskConfig(b, v)
+	if r.BesideKubeVirt {
+		config = pulledDisk(b, v)
+	}
 	config[datamove.ConfigMachine], config[datamove.ConfigMachineBackup] = b.Spec.Source.Name, b.Name
 	if patience := storagePatience(b); patience > 0 {
 		config[datamove.ConfigStoragePatience] = patience.String()

@@ -27,7 +27,7 @@ package harvesterbackup
 // +kubebuilder:rbac:groups=harvesterhci.io,resources=virtualmachinebackups/finalizers,verbs=update
 // +kubebuilder:rbac:groups=harvesterhci.io,resources=virtualmachinerestores,verbs=get;list;watch
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachines;virtualmachineinstances,verbs=get
-// +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get
+// +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackups,verbs=get;create;delete
 // +kubebuilder:rbac:groups=backup.kubevirt.io,resources=virtualmachinebackuptrackers,verbs=get;create
 // +kubebuilder:rbac:groups=export.kubevirt.io,resources=virtualmachineexports,verbs=get;create;delete
 // +kubebuilder:rbac:groups=snapshot.kubevirt.io,resources=virtualmachinesnapshots,verbs=get;create;delete

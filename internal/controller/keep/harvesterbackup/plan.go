@@ -32,6 +32,8 @@ const lineDeadline = 24 * time.Hour
 type input struct {
 	now    time.Time
 	backup *harvesterv1.VirtualMachineBackup
+	// beside: machines run under KubeVirt.
+	beside bool
 	// machine and instance are nil if they do not exist.
 	machine  *unstructured.Unstructured
 	instance *kubevirtv1.VirtualMachineInstance
@@ -84,6 +86,9 @@ func makePlan(in *input) plan {
 }
 
 func (in *input) planBackup() plan {
+	if p := in.checkPeer(); p != nil {
+		return *p
+	}
 	if isSnapshot(in.backup) {
 		return in.planSnapshot()
 	}

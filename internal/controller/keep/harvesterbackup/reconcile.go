@@ -18,7 +18,6 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
-	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/child"
@@ -102,7 +101,7 @@ func (r *reconciler) writePlan(ctx context.Context, b *harvesterv1.VirtualMachin
 // readInput reads what a plan follows from.
 func (r *reconciler) readInput(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (*input, error) {
 	in := &input{
-		now: r.Clock.Now(), backup: b, claims: map[string]*corev1.PersistentVolumeClaim{},
+		now: r.Clock.Now(), backup: b, beside: r.BesideKubeVirt, claims: map[string]*corev1.PersistentVolumeClaim{},
 		drivers: map[string]string{},
 	}
 	key := types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.Source.Name}
@@ -110,7 +109,7 @@ func (r *reconciler) readInput(ctx context.Context, b *harvesterv1.VirtualMachin
 	if in.machine, err = reconcile.Find(ctx, r.live, key, definition.NewMachine()); err != nil || in.machine == nil {
 		return in, err
 	}
-	if in.instance, err = reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
+	if in.instance, err = r.findInstance(ctx, key); err != nil {
 		return in, err
 	}
 	if isStopped(in.instance) {
@@ -332,12 +331,15 @@ func (r *reconciler) removeHelpers(ctx context.Context, b *harvesterv1.VirtualMa
 	if b.Status.Group == "" || isSnapshot(b) {
 		return true, nil
 	}
+	if err := r.endPull(ctx, b); err != nil {
+		return false, err
+	}
 	group := types.NamespacedName{Namespace: b.Namespace, Name: b.Status.Group}
 	running, err := reconcile.Find(ctx, r.live, group, &backupv1.VirtualMachineBackup{})
 	if err != nil || running != nil {
 		return false, err
 	}
-	for _, o := range []client.Object{definitionSecret(r.Namespace, b), scratchClaim(b), machineExport(b)} {
+	for _, o := range []client.Object{definitionSecret(r.Namespace, b), scratchClaim(b), machineExport(b), pullToken(b)} {
 		if err := r.children.Delete(ctx, b.UID, o); err != nil {
 			return false, err
 		}

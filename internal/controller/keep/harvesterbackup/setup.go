@@ -23,6 +23,8 @@ import (
 type Options struct {
 	// Namespace is Varve's own. Locations and definitions are there.
 	Namespace string
+	// BesideKubeVirt says that machines run under KubeVirt.
+	BesideKubeVirt bool
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.

@@ -55,7 +55,7 @@ func (in *input) guestSpec() *kubevirtv1.VirtualMachineInstanceSpec {
 // read: so a guest that starts later has a run that is not in what was read of them.
 func (r *reconciler) confirmStopped(ctx context.Context, in *input) (err error) {
 	key := types.NamespacedName{Namespace: in.backup.Namespace, Name: in.backup.Spec.Source.Name}
-	if in.instance, err = reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
+	if in.instance, err = r.findInstance(ctx, key); err != nil {
 		return err
 	}
 	if !isStopped(in.instance) {

@@ -267,15 +267,9 @@ func (r *reconciler) finishMachine(ctx context.Context, base, o *harvesterv1.Vir
 // setStrategy gives the machine the run strategy that it had. One that starts on request gets the request.
 func (r *reconciler) setStrategy(ctx context.Context, vm machine, strategy string) error {
 	if strategy == "Manual" {
-		asked := vm.DeepCopy()
-		requests := []any{map[string]any{"action": "Start"}}
-		if err := unstructured.SetNestedSlice(asked.Object, requests, "status", "stateChangeRequests"); err != nil {
-			return err
-		}
-		if err := r.cached.Status().Patch(ctx, asked, reconcile.MergeFrom(vm)); err != nil {
+		if err := r.StartMachine(ctx, vm); err != nil {
 			return fmt.Errorf("ask for the start of virtual machine %s: %w", vm.GetName(), err)
 		}
-		vm.SetResourceVersion(asked.GetResourceVersion())
 	}
 	changed := vm.DeepCopy()
 	annotations := changed.GetAnnotations()

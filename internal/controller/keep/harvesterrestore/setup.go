@@ -1,6 +1,9 @@
 package harvesterrestore
 
 import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -13,8 +16,13 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
+// StartFunc asks for the start of a machine that starts on request. It updates vm with what it wrote.
+type StartFunc func(ctx context.Context, vm *unstructured.Unstructured) error
+
 // Options are what Setup needs besides the manager.
 type Options struct {
+	// StartMachine starts a machine that starts on request. Required.
+	StartMachine StartFunc
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.

@@ -1,0 +1,148 @@
+package harvesterbackup
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/definition"
+	"github.com/varvebackup/varve/internal/export/podspec"
+	"github.com/varvebackup/varve/internal/reconcile"
+)
+
+// Beside KubeVirt, the moment of a running machine is that of a pull backup of KubeVirt's, which the backup makes with a
+// token for its endpoints. Each DataUpload reads a disk there. KubeVirt's tracker moves when its backup is deleted,
+// whether or not somebody has read it: so the disks of the next backup may be incremental to a checkpoint that the
+// repository does not have. Such a backup asks KubeVirt for everything.
+
+// pullMode is the mode as KubeVirt's versions 1.8 and 1.9 spell it.
+const pullMode backupv1.BackupMode = "Pull"
+
+// pullTTL ends a pull backup that nobody has deleted. It is longer than any disk is read.
+const pullTTL = 7 * 24 * time.Hour
+
+// checkPeer says what cannot be backed up beside KubeVirt, or nil.
+func (in *input) checkPeer() *plan {
+	if !in.beside {
+		return nil
+	}
+	var p plan
+	switch {
+	case isSnapshot(in.backup):
+		p = refusePlan("type snapshot is not offered beside KubeVirt: create a VirtualMachineSnapshot of " +
+			"snapshot.kubevirt.io, or set spec.type to backup")
+	case in.stopped != nil:
+		p = refusePlan("virtual machine %s/%s is stopped, and beside KubeVirt only running machines are backed up: "+
+			"start it, and create another backup", in.backup.Namespace, in.backup.Spec.Source.Name)
+	default:
+		return nil
+	}
+	return &p
+}
+
+// findInstance returns the guest of a machine, or nil. The claims of its DataVolumes are named as those of other volumes.
+func (r *reconciler) findInstance(ctx context.Context, key types.NamespacedName) (*kubevirtv1.VirtualMachineInstance, error) {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))
+	o, err := reconcile.Find(ctx, r.live, key, o)
+	if err != nil || o == nil {
+		return nil, err
+	}
+	instance := &kubevirtv1.VirtualMachineInstance{}
+	if err = definition.NameClaims(o); err == nil {
+		err = runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, instance)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decode VirtualMachineInstance %s: %w", key, err)
+	}
+	return instance, nil
+}
+
+// makePull makes KubeVirt's backup, and the token that opens its endpoints.
+func (r *reconciler) makePull(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (refused string, err error) {
+	token := pullToken(b)
+	token.Data = map[string][]byte{podspec.TokenKey: []byte(rand.Text() + rand.Text())}
+	if refused, err := r.children.Make(ctx, b.UID, token); refused != "" || err != nil {
+		return refused, err
+	}
+	full, err := r.needsFull(ctx, b)
+	if err != nil {
+		return "", err
+	}
+	return r.children.Make(ctx, b.UID, pullBackup(b, full))
+}
+
+// needsFull says whether the tracker's checkpoint may be one that the repository does not have.
+func (r *reconciler) needsFull(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (bool, error) {
+	var list harvesterv1.VirtualMachineBackupList
+	if err := r.live.List(ctx, &list, client.InNamespace(b.Namespace)); err != nil {
+		return false, fmt.Errorf("list the backups of %s: %w", b.Namespace, err)
+	}
+	var latest *harvesterv1.VirtualMachineBackup
+	for i := range list.Items {
+		o := &list.Items[i]
+		if o.UID == b.UID || o.Status.SourceUID == nil || *o.Status.SourceUID != *b.Status.SourceUID || isFound(o) ||
+			o.Status.Location == nil || *o.Status.Location != *b.Status.Location {
+			continue
+		}
+		if latest == nil || latest.CreationTimestamp.Before(&o.CreationTimestamp) {
+			latest = o
+		}
+	}
+	return latest == nil || !latest.IsReady() || latest.DeletionTimestamp != nil, nil
+}
+
+// endPull deletes KubeVirt's backup, if there is one.
+func (r *reconciler) endPull(ctx context.Context, b *harvesterv1.VirtualMachineBackup) error {
+	if !r.BesideKubeVirt {
+		return nil
+	}
+	return r.children.Delete(ctx, b.UID, pullBackup(b, false))
+}
+
+// pullToken returns the Secret with the token, without its content.
+func pullToken(b *harvesterv1.VirtualMachineBackup) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Namespace: b.Namespace, Name: b.Status.Group + "-token",
+		OwnerReferences: []metav1.OwnerReference{ownerReference(b)},
+	}}
+}
+
+// pullBackup returns KubeVirt's backup, with the fields alone that its versions 1.8 and 1.9 know.
+func pullBackup(b *harvesterv1.VirtualMachineBackup, full bool) *backupv1.VirtualMachineBackup {
+	return &backupv1.VirtualMachineBackup{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: b.Namespace, Name: b.Status.Group, OwnerReferences: []metav1.OwnerReference{ownerReference(b)},
+		},
+		Spec: backupv1.VirtualMachineBackupSpec{
+			Source: &corev1.TypedLocalObjectReference{
+				APIGroup: ptr.To(backupv1.GroupVersion.Group), Kind: backupv1.SourceKindTracker,
+				Name: trackerName(*b.Status.SourceUID, *b.Status.Location),
+			},
+			Mode: pullMode, PVCName: scratchName(b.Status.Group), TokenSecretRef: ptr.To(pullToken(b).Name),
+			SkipQuiesce: b.Annotations[harvesterv1.AnnotationFreeze] == "false", ForceFullBackup: full,
+			TTLDuration: &metav1.Duration{Duration: pullTTL},
+		},
+	}
+}
+
+// pulledDisk says which disk of KubeVirt's backup a DataUpload stores.
+func pulledDisk(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) map[string]string {
+	disk := datamove.BackupDisk{
+		Backup: b.Status.Group, Volume: v.VolumeName, Group: b.Status.Group, Definition: string(b.UID),
+	}
+	return disk.Config()
+}
