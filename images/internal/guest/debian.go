@@ -58,7 +58,11 @@ func (b *Builder) buildDebian(ctx context.Context, dir, source string) error {
 	if err := fs.writeTo(filepath.Join(dir, "debian-initrd.img")); err != nil {
 		return err
 	}
-	if err := copyFile(k.image, filepath.Join(dir, "debian-vmlinuz")); err != nil {
+	image, err := os.ReadFile(k.image)
+	if err != nil {
+		return err
+	}
+	if err := writeKernel(filepath.Join(dir, "debian-vmlinuz"), image); err != nil {
 		return err
 	}
 	root, err := b.debianRoot(k, source)

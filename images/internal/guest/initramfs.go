@@ -175,7 +175,14 @@ func (i *initramfs) addTree(dir string) error {
 }
 
 // writeTo writes the archive uncompressed: under emulation unpacking takes longer than loading.
-func (i *initramfs) writeTo(path string) (err error) {
+func (i *initramfs) writeTo(path string) error {
+	if err := i.writeFile(path); err != nil {
+		return err
+	}
+	return padChecksum(path)
+}
+
+func (i *initramfs) writeFile(path string) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
