@@ -9,14 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
 // registry is the prefix of every reference. Nothing listens there: images are imported, and pods use imagePullPolicy Never.
@@ -28,38 +26,49 @@ const tagLength = 12
 // Image describes the content of an image. Layers are paths of uncompressed tar files, lowest first.
 type Image struct {
 	Name       string
+	Tag        string // If it is empty, the first digits of the digest.
 	Layers     []string
 	Entrypoint []string
 	Env        []string
+	User       string // The number of the user. If it is empty, root.
 }
 
 // Built describes an image that has been written.
 type Built struct {
-	Ref    string `json:"ref"`    // The name for pods: varve.local/<name>:<first digits of the digest>.
+	Ref    string `json:"ref"`    // The name for pods: varve.local/<name>:<tag>.
 	Digest string `json:"digest"` // The digest of the image's config, which covers all layers: containerd's image ID.
 	Tar    string `json:"tar"`    // The path of the file.
 }
 
-// Write writes the image to a file in dir, named after the image.
-func Write(dir string, img Image) (Built, error) {
-	image, err := assembleImage(img)
+// Write writes images to one file. Layers that several images have are in it once.
+func Write(path string, images ...Image) (_ []Built, err error) {
+	f, err := os.Create(path)
 	if err != nil {
-		return Built{}, fmt.Errorf("assemble image %s: %w", img.Name, err)
+		return nil, err
 	}
-	digest, err := image.ConfigName()
-	if err != nil {
-		return Built{}, fmt.Errorf("digest image %s: %w", img.Name, err)
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w := newDockerWriter(f)
+	var all []Built
+	for _, img := range images {
+		built, err := w.addImage(img)
+		if err != nil {
+			return nil, fmt.Errorf("write image %s: %w", img.Name, err)
+		}
+		built.Tar = path
+		all = append(all, built)
 	}
-	ref := fmt.Sprintf("%s/%s:%s", registry, img.Name, digest.Hex[:tagLength])
-	tag, err := name.NewTag(ref, name.StrictValidation)
-	if err != nil {
-		return Built{}, fmt.Errorf("name image %s: %w", img.Name, err)
+	return all, w.Close()
+}
+
+// refOf returns the reference of an image with this digest.
+func refOf(img Image, digest v1.Hash) (string, error) {
+	tag := img.Tag
+	if tag == "" {
+		tag = digest.Hex[:tagLength]
 	}
-	path := filepath.Join(dir, img.Name+".tar")
-	if err := writeFile(path, tag, image); err != nil {
-		return Built{}, fmt.Errorf("write image %s: %w", img.Name, err)
-	}
-	return Built{Ref: ref, Digest: digest.String(), Tar: path}, nil
+	ref := fmt.Sprintf("%s/%s:%s", registry, img.Name, tag)
+	_, err := name.NewTag(ref, name.StrictValidation)
+	return ref, err
 }
 
 func assembleImage(img Image) (v1.Image, error) {
@@ -82,15 +91,6 @@ func assembleImage(img Image) (v1.Image, error) {
 	file = file.DeepCopy()
 	file.OS, file.Architecture = "linux", "amd64"
 	file.Created = v1.Time{Time: time.Unix(0, 0).UTC()}
-	file.Config.Entrypoint, file.Config.Env = img.Entrypoint, img.Env
+	file.Config.Entrypoint, file.Config.Env, file.Config.User = img.Entrypoint, img.Env, img.User
 	return mutate.ConfigFile(image, file)
-}
-
-func writeFile(path string, tag name.Tag, image v1.Image) (err error) {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return tarball.Write(tag, image, f)
 }

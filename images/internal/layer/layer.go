@@ -19,13 +19,18 @@ import (
 // epoch is the modification time of everything in a layer.
 var epoch = time.Unix(0, 0).UTC()
 
-// Entry is one file, directory or symbolic link of a layer, owned by root.
+// Entry is one file, directory or symbolic link of a layer.
 type Entry struct {
-	Name string      // Path in the image, without a leading slash.
-	Mode fs.FileMode // Type and permissions: a regular file, fs.ModeDir or fs.ModeSymlink.
-	Path string      // The path of a regular file's content.
-	Link string      // The target of a symbolic link.
+	Name       string            // Path in the image, without a leading slash.
+	Mode       fs.FileMode       // Type and permissions: a regular file, fs.ModeDir or fs.ModeSymlink.
+	Path       string            // The path of a regular file's content.
+	Link       string            // The target of a symbolic link.
+	Owner      int               // The numbers of both user and group. Zero is root.
+	Attributes map[string]string // Extended attributes by name: "security.capability" has file capabilities.
 }
+
+// attributePrefix is what the name of an extended attribute has before it in a tar record.
+const attributePrefix = "SCHILY.xattr."
 
 // Write writes the entries and their parent directories, sorted by name.
 func Write(w io.Writer, entries []Entry) error {
@@ -60,7 +65,13 @@ func withParents(entries []Entry) []Entry {
 }
 
 func writeEntry(tw *tar.Writer, e Entry) (err error) {
-	h := &tar.Header{Name: e.Name, Mode: unixMode(e.Mode), ModTime: epoch, Format: tar.FormatPAX}
+	h := &tar.Header{Name: e.Name, Mode: unixMode(e.Mode), Uid: e.Owner, Gid: e.Owner, ModTime: epoch, Format: tar.FormatPAX}
+	for name, value := range e.Attributes {
+		if h.PAXRecords == nil {
+			h.PAXRecords = map[string]string{}
+		}
+		h.PAXRecords[attributePrefix+name] = value
+	}
 	switch {
 	case e.Mode.IsDir():
 		h.Typeflag, h.Name = tar.TypeDir, e.Name+"/"
@@ -149,7 +160,7 @@ func copyEntry(tw *tar.Writer, r io.Reader, h *tar.Header, name string) error {
 func extendedAttributes(h *tar.Header) map[string]string {
 	var kept map[string]string
 	for k, v := range h.PAXRecords {
-		if !strings.HasPrefix(k, "SCHILY.xattr.") {
+		if !strings.HasPrefix(k, attributePrefix) {
 			continue
 		}
 		if kept == nil {

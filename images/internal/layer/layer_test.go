@@ -34,7 +34,7 @@ func describe(t *testing.T, stream []byte) []tar.Header {
 			t.Fatal(err)
 		}
 		all = append(all, tar.Header{
-			Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Mode: h.Mode, Size: h.Size, Uid: h.Uid, Uname: h.Uname,
+			Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Mode: h.Mode, Size: h.Size, Uid: h.Uid, Gid: h.Gid, Uname: h.Uname,
 			ModTime: h.ModTime.UTC(), PAXRecords: h.PAXRecords,
 		})
 	}
@@ -85,6 +85,31 @@ func TestWriteDependsOnContentAlone(t *testing.T) {
 		{Typeflag: tar.TypeReg, Name: "usr/bin/f", Mode: 0o755, Size: 1, ModTime: epoch},
 	}
 	if diff := cmp.Diff(want, describe(t, a)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWrite_ownerAndAttributes(t *testing.T) {
+	t.Parallel()
+	// File capabilities are binary.
+	const capability = "\x01\x00\x00\x02\x00\x04\x00\x00"
+	entries := []layer.Entry{
+		{Name: "a", Mode: fs.ModeDir | 0o755, Owner: 107, Attributes: map[string]string{"security.capability": capability}},
+		{Name: "b", Mode: fs.ModeDir | 0o755},
+	}
+	var out bytes.Buffer
+	if err := layer.Write(&out, entries); err != nil {
+		t.Fatal(err)
+	}
+	var got []tar.Header
+	for _, h := range describe(t, out.Bytes()) {
+		got = append(got, tar.Header{Name: h.Name, Uid: h.Uid, Gid: h.Gid, PAXRecords: h.PAXRecords})
+	}
+	want := []tar.Header{
+		{Name: "a/", Uid: 107, Gid: 107, PAXRecords: map[string]string{"SCHILY.xattr.security.capability": capability}},
+		{Name: "b/"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // format is part of every image's key. Raise it when a recipe changes in a way that its inputs do not show.
-const format = "3"
+const format = "4"
 
 // Kitchen builds images.
 type Kitchen struct {
@@ -43,9 +43,12 @@ type part struct {
 
 // image is an image before its layers are written.
 type image struct {
+	name       string
+	tag        string // Empty: the digest decides.
 	parts      []part
 	entrypoint []string
 	env        []string
+	user       string // Empty: root.
 }
 
 // recipes maps the names of all images to their recipes.
@@ -76,38 +79,55 @@ func (k *Kitchen) Build(ctx context.Context, name string) (archive.Built, error)
 	if err != nil {
 		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
 	}
-	key, err := img.contentKey()
+	img.name = name
+	built, err := k.buildArchive(ctx, name, []image{img})
 	if err != nil {
 		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
 	}
-	dir, err := k.Debian.Cache.Dir(ctx, "image-"+name, key, func(dir string) error {
-		return k.Debian.Log.Step("image "+name, func() error { return img.writeTo(dir, name) })
+	return built[0], nil
+}
+
+// buildArchive builds one file with all images, named after name, or finds it in the cache.
+func (k *Kitchen) buildArchive(ctx context.Context, name string, images []image) ([]archive.Built, error) {
+	var keys []string
+	for _, img := range images {
+		key, err := img.contentKey()
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	dir, err := k.Debian.Cache.Dir(ctx, "image-"+name, cache.Key(keys...), func(dir string) error {
+		return k.Debian.Log.Step("image "+name, func() error { return writeArchive(dir, name, images) })
 	})
 	if err != nil {
-		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
+		return nil, err
 	}
 	text, err := os.ReadFile(filepath.Join(dir, descriptionName))
 	if err != nil {
-		return archive.Built{}, fmt.Errorf("image %s: %w", name, err)
+		return nil, err
 	}
-	var built archive.Built
+	var built []archive.Built
 	if err := json.Unmarshal(text, &built); err != nil {
-		return archive.Built{}, fmt.Errorf("image %s: read cache: %w", name, err)
+		return nil, fmt.Errorf("read cache: %w", err)
 	}
-	built.Tar = filepath.Join(dir, name+".tar")
+	for i := range built {
+		built[i].Tar = filepath.Join(dir, name+".tar")
+	}
 	return built, nil
 }
 
-// descriptionName is the file that holds the archive.Built of a cached image.
-const descriptionName = "image.json"
+// descriptionName is the file that describes the images of a cached archive.
+const descriptionName = "images.json"
 
-// contentKey identifies the image by the content of everything in it.
+// contentKey identifies the image by its name and the content of everything in it.
 func (img image) contentKey() (string, error) {
-	inputs := []string{format, strings.Join(img.entrypoint, " "), strings.Join(img.env, " ")}
+	inputs := []string{format, img.name, img.tag, img.user, strings.Join(img.entrypoint, " "), strings.Join(img.env, " ")}
 	for _, p := range img.parts {
 		inputs = append(inputs, "layer", p.tarKey)
 		for _, e := range p.entries {
-			inputs = append(inputs, fmt.Sprintf("%s %v %s", e.Name, e.Mode, e.Link))
+			// fmt sorts the keys of a map.
+			inputs = append(inputs, fmt.Sprintf("%s %v %s %d %q", e.Name, e.Mode, e.Link, e.Owner, e.Attributes))
 			if e.Path == "" {
 				continue
 			}
@@ -121,36 +141,40 @@ func (img image) contentKey() (string, error) {
 	return cache.Key(inputs...), nil
 }
 
-// writeTo writes the layers, the image and its description into dir. It removes the layers again, since the image contains them.
-func (img image) writeTo(dir, name string) error {
-	out := archive.Image{Name: name, Entrypoint: img.entrypoint, Env: img.env}
-	var written []string
-	for i, p := range img.parts {
-		if p.tar != "" {
-			out.Layers = append(out.Layers, p.tar)
-			continue
-		}
-		path := filepath.Join(dir, fmt.Sprintf("layer%d.tar", i))
-		if err := writeLayer(path, p.entries); err != nil {
-			return err
-		}
-		out.Layers, written = append(out.Layers, path), append(written, path)
+// writeArchive writes the layers, the images and their description into dir. It removes the layers again, since the
+// archive contains them.
+func writeArchive(dir, name string, images []image) error {
+	layers := filepath.Join(dir, "layers")
+	if err := os.Mkdir(layers, 0o755); err != nil {
+		return err
 	}
-	built, err := archive.Write(dir, out)
+	var all []archive.Image
+	for i, img := range images {
+		out := archive.Image{Name: img.name, Tag: img.tag, Entrypoint: img.entrypoint, Env: img.env, User: img.user}
+		for j, p := range img.parts {
+			path := p.tar
+			if path == "" {
+				path = filepath.Join(layers, fmt.Sprintf("%d-%d.tar", i, j))
+				if err := writeLayer(path, p.entries); err != nil {
+					return err
+				}
+			}
+			out.Layers = append(out.Layers, path)
+		}
+		all = append(all, out)
+	}
+	built, err := archive.Write(filepath.Join(dir, name+".tar"), all...)
 	if err != nil {
 		return err
 	}
-	for _, path := range written {
-		if err := os.Remove(path); err != nil {
-			return err
-		}
+	for i := range built {
+		built[i].Tar = "" // The directory is renamed.
 	}
-	built.Tar = ""
 	text, err := json.Marshal(built)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, descriptionName), text, 0o644)
+	return errors.Join(os.WriteFile(filepath.Join(dir, descriptionName), text, 0o644), os.RemoveAll(layers))
 }
 
 func writeLayer(path string, entries []layer.Entry) (err error) {
