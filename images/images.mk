@@ -6,7 +6,7 @@ IMAGE := build/bin/image
 FRESH ?=
 IMAGE_FLAGS = -varve build/bin/varve -launcher build/bin/varve-launcher $(if $(FRESH),-fresh $(FRESH))
 
-.PHONY: image-tool images launcher-root test-image test-image-always
+.PHONY: image-tool images kubevirt-images launcher-root test-image test-image-always
 
 # Go decides whether there is anything to compile.
 image-tool:
@@ -15,6 +15,11 @@ image-tool:
 images: build image-tool ## Build all container images into build/images
 	hack/deps.sh image guest
 	$(IMAGE) $(IMAGE_FLAGS) build
+
+kubevirt-images: kubevirt image-tool ## Build the images of upstream's KubeVirt as build/kubevirt.tar, and the test guest
+	hack/deps.sh image guest
+	$(IMAGE) $(IMAGE_FLAGS) kubevirt
+	$(IMAGE) $(IMAGE_FLAGS) build varve-guest-test
 
 launcher-root: image-tool ## Unpack the launcher's root (libvirt and QEMU) as build/launcher-root, for use as a chroot
 	hack/deps.sh image

@@ -15,3 +15,15 @@ virtctl: ## Build upstream's virtctl into a cache, as build/virtctl (2 or 3 minu
 .PHONY: velero
 velero: ## Build Velero, its plugin for S3 and its CRDs into a cache, as build/velero (10 to 20 minutes the first time)
 	test/peers/peers.sh velero velero=github.com/vmware-tanzu/velero
+
+.PHONY: kubevirt
+kubevirt: image-tool ## Build upstream's KubeVirt into a cache, as build/kubevirt (10 to 20 minutes the first time)
+	hack/deps.sh build image
+	$(IMAGE) libnbd
+	test/peers/peers.sh kubevirt kubevirt=kubevirt.io/kubevirt
+
+.PHONY: test-libnbd
+test-libnbd: image-tool ## Test the calls of libnbd that KubeVirt makes against a server of nbdkit
+	hack/deps.sh build image interop
+	$(IMAGE) libnbd
+	test/peers/kubevirt/libnbd/test.sh

@@ -11,7 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 
 cd "$here"
-key=$({ for peer in "$@"; do cat "${peer%%=*}"/*; done; cat peers.sh; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
+key=$({ for peer in "$@"; do find "${peer%%=*}" -type f | sort | xargs cat; done; cat peers.sh; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/varve/peers"
 out="$cache/$key"
 mkdir -p "$cache" "$root/build"
@@ -19,19 +19,22 @@ mkdir -p "$cache" "$root/build"
 # build builds all tools of a module into a directory's bin, and lets the module's files.sh, if it has one, add to the directory.
 # A version is passed because versitygw and velero do not find their own; kopia does. kopia's web pages (nohtmlui) are of no use here.
 # No flag of velero's changes the address, *:8080, at which controller-runtime shows metrics beside its own, so two servers on one
-# machine would get in each other's way: its variable is set to what means none.
+# machine would get in each other's way: its variable is set to what means none. KubeVirt's virt-launcher needs cgo for
+# libvirt and libnbd. Its other programs are built with cgo too, so that the packages that they share are compiled once.
 build() {
 	cd "$here/$1"
 	echo "building $1 (minutes, once) into $out" >&2
-	tags= variable=main.Version more=
+	cgo=0 tags= variable=main.Version more=
 	case $1 in
 	kopia) tags=nohtmlui ;;
+	kubevirt) cgo=1 tags=libvirt_dlopen variable=kubevirt.io/client-go/version.gitVersion ;;
 	velero)
 		variable=github.com/vmware-tanzu/velero/pkg/buildinfo.Version
 		more='-X sigs.k8s.io/controller-runtime/pkg/metrics/server.DefaultBindAddress=0'
 		;;
 	esac
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$tags" -ldflags "-s -w -X $variable=$(go list -m -f '{{.Version}}' "$2") $more" -o "$3/bin/" tool
+	more="-s -w -X $variable=$(go list -m -f '{{.Version}}' "$2") $more"
+	CGO_ENABLED=$cgo nice go build -trimpath -buildvcs=false -tags "$tags" -ldflags "$more" -o "$3/bin/" tool
 	if [ -e files.sh ]; then
 		sh files.sh "$3"
 	fi

@@ -3,6 +3,8 @@
 // image [flags] build [name...]   images into <out>/images, all of them if none is named
 // image [flags] guest             kernels, initramfs and disk into <out>/guest
 // image [flags] root              the launcher's root, unpacked, as <out>/launcher-root
+// image [flags] libnbd            libnbd with its headers, unpacked, as <out>/libnbd
+// image [flags] kubevirt          the images of upstream's KubeVirt, all in <out>/kubevirt.tar
 package main
 
 import (
@@ -14,6 +16,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -44,6 +47,7 @@ func run(ctx context.Context, args []string, errOut io.Writer) error {
 	cacheDir := flags.String("cache", "", "`directory` of the cache (default: varve/image in the user's cache directory)")
 	varve := flags.String("varve", "build/bin/varve", "the static binary: `file`")
 	launcher := flags.String("launcher", "build/bin/varve-launcher", "the launcher's binary: `file`")
+	kubeVirt := flags.String("kubevirt", "build/kubevirt", "the `directory` of KubeVirt's programs")
 	fresh := flags.String("fresh", "", "make roots anew, one time for each new `word` given here")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -63,6 +67,7 @@ func run(ctx context.Context, args []string, errOut io.Writer) error {
 		Config:   filepath.Join(*source, "launcher"),
 		Varve:    *varve,
 		Launcher: *launcher,
+		KubeVirt: recipe.Peer{Programs: *kubeVirt, Config: filepath.Join(*source, "kubevirt")},
 	}
 	switch flags.Arg(0) {
 	case "build":
@@ -70,9 +75,13 @@ func run(ctx context.Context, args []string, errOut io.Writer) error {
 	case "guest":
 		return buildGuests(ctx, k, *out)
 	case "root":
-		return unpackRoot(ctx, k, *out)
+		return linkDir(ctx, k, filepath.Join(*out, "launcher-root"), k.LauncherDir)
+	case "libnbd":
+		return linkDir(ctx, k, filepath.Join(*out, "libnbd"), k.LibnbdDir)
+	case "kubevirt":
+		return buildKubeVirt(ctx, k, *out)
 	}
-	return errors.New("say what to do: build [name...], guest or root (-help lists the flags)")
+	return errors.New("say what to do: build [name...], guest, root, libnbd or kubevirt (-help lists the flags)")
 }
 
 // buildImages builds images one after the other: each is mostly compression and disk I/O, and they share roots.
@@ -112,12 +121,25 @@ func buildGuests(ctx context.Context, k *recipe.Kitchen, out string) error {
 	return nil
 }
 
-func unpackRoot(ctx context.Context, k *recipe.Kitchen, out string) error {
-	dir, err := k.LauncherDir(ctx)
+func buildKubeVirt(ctx context.Context, k *recipe.Kitchen, out string) error {
+	tar, refs, err := k.BuildKubeVirt(ctx)
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(out, "launcher-root")
+	name := filepath.Join(out, "kubevirt.tar")
+	if err := replaceLink(tar, name); err != nil {
+		return err
+	}
+	k.Debian.Log.Printf("%s has %s", name, strings.Join(refs, ", "))
+	return nil
+}
+
+// linkDir makes name a link to a directory that unpack returns.
+func linkDir(ctx context.Context, k *recipe.Kitchen, name string, unpack func(context.Context) (string, error)) error {
+	dir, err := unpack(ctx)
+	if err != nil {
+		return err
+	}
 	if err := replaceLink(dir, name); err != nil {
 		return err
 	}

@@ -32,6 +32,7 @@ type Kitchen struct {
 	Config   string // A directory whose tree is copied over the launcher's root.
 	Varve    string // The static binary.
 	Launcher string // The launcher's binary, linked against glibc.
+	KubeVirt Peer
 }
 
 // part is one layer: its files, or a tar that already is a layer.
