@@ -6,7 +6,7 @@ BOX_BIN := build/bin/box
 BOX_GO := CGO_ENABLED=0 go
 BOX_FLAGS := -trimpath -buildvcs=false
 
-.PHONY: kube box box-up box-s3 box-down box-status test-box test-box-always
+.PHONY: kube box box-up box-s3 box-kubevirt box-down box-status test-box test-box-always
 
 kube: ## build Kubernetes into a cache, as build/kube (minutes the first time)
 	box/kube.sh
@@ -20,6 +20,11 @@ box-up: kube box ## bring the box up, or repair it (NODES=1 or 2)
 
 box-s3: box-up peers ## bring the S3 service beside the box up, or repair it; its address and keys are in s3.json of the box's directory
 	$(BOX_BIN) s3 up
+
+# Not a box with Varve: both bring the kinds of KubeVirt's groups.
+box-kubevirt: box-up kubevirt-images ## bring the box up with upstream's KubeVirt, or repair it, and wait until it is Deployed
+	$(BOX_BIN) load build/kubevirt.tar build/images/varve-guest-test.tar
+	KUBECTL=$(KUBECTL) test/kubevirt/up.sh
 
 box-down: box ## remove the box and every trace of it
 	$(BOX_BIN) down
