@@ -98,18 +98,7 @@ func (s *scripts) versions() string {
 func TestKubeVirt_isNeitherReplacedNorRemoved(t *testing.T) {
 	t.Parallel()
 	s := newScriptsIn(t, controlplane.StartEmpty)
-	for _, kind := range []string{"kubevirts", "virtualmachines", "virtualmachineinstances"} {
-		crd, err := os.ReadFile(filepath.Join("crd", "kubevirt.io_"+kind+".yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		theirs := bytes.Replace(crd, []byte("app.kubernetes.io/part-of: varve"), []byte("app.kubernetes.io/managed-by: virt-operator"), 1)
-		if bytes.Equal(theirs, crd) {
-			t.Fatal("Varve's kinds have no label: this test does not test anything")
-		}
-		s.mustRun(string(theirs), s.kubectl, "create", "-f", "-")
-	}
-	s.mustRun("", s.kubectl, "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+	s.installTheirs("kubevirt.io_kubevirts", "kubevirt.io_virtualmachines", "kubevirt.io_virtualmachineinstances")
 	s.mustRun(kubevirtObjects, s.kubectl, "create", "-f", "-")
 	before := s.versions()
 
@@ -117,7 +106,7 @@ func TestKubeVirt_isNeitherReplacedNorRemoved(t *testing.T) {
 	if diff := cmp.Diff(before, s.versions()); diff != "" {
 		t.Errorf("the cluster has changed: %s", diff)
 	}
-	for _, want := range []string{"refused, and nothing was changed", "kubevirt/virt-operator", "virtualmachines.kubevirt.io", "takes KubeVirt's place", "docs/quickstart-host.md"} {
+	for _, want := range []string{"refused, and nothing was changed", "virtualmachinebackups.backup.kubevirt.io", "docs/quickstart-host.md"} {
 		if err == nil || !strings.Contains(out, want) {
 			t.Errorf("install (%v) does not say %q:\n%s", err, want, out)
 		}
@@ -133,7 +122,7 @@ func TestKubeVirt_isNeitherReplacedNorRemoved(t *testing.T) {
 
 	// The operator alone would bring the kinds back.
 	s.mustRun("", s.kubectl, "delete", "crd", "--all")
-	if out, err := s.run("", "./install.sh", "deploy"); err == nil || !strings.Contains(out, "kubevirt/virt-operator") {
+	if out, err := s.run("", "./install.sh", "deploy"); err == nil || !strings.Contains(out, "refused, and nothing was changed") {
 		t.Errorf("with the operator alone: %v\n%s", err, out)
 	}
 	// Without KubeVirt the way is free; here nothing runs, which the installation notices. It is free once more for the next version.
@@ -145,6 +134,89 @@ func TestKubeVirt_isNeitherReplacedNorRemoved(t *testing.T) {
 	s.mustRun("", s.kubectl, "label", "crd", "virtualmachines.kubevirt.io", "app.kubernetes.io/part-of-")
 	if out, err := s.run("", "./install.sh", "deploy"); err == nil || !strings.Contains(out, "not ready within 1s") {
 		t.Errorf("over an older version: %v\n%s", err, out)
+	}
+}
+
+// installTheirs installs kinds of KubeVirt's.
+func (s *scripts) installTheirs(files ...string) {
+	s.t.Helper()
+	for _, file := range files {
+		crd, err := os.ReadFile(filepath.Join("crd", file+".yaml"))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		theirs := bytes.Replace(crd, []byte("app.kubernetes.io/part-of: varve"), []byte("app.kubernetes.io/managed-by: virt-operator"), 1)
+		if bytes.Equal(theirs, crd) {
+			s.t.Fatal("Varve's kinds have no label: this test does not test anything")
+		}
+		s.mustRun(string(theirs), s.kubectl, "create", "-f", "-")
+	}
+	s.mustRun("", s.kubectl, "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+}
+
+// Beside KubeVirt, an installation and its removal leave KubeVirt's kinds and machines as they are.
+func TestBeside_leavesKubeVirtAsItIs(t *testing.T) {
+	t.Parallel()
+	s := newScriptsIn(t, controlplane.StartEmpty)
+	s.installTheirs("kubevirt.io_kubevirts", "kubevirt.io_virtualmachines", "kubevirt.io_virtualmachineinstances",
+		"backup.kubevirt.io_virtualmachinebackups", "backup.kubevirt.io_virtualmachinebackuptrackers")
+	s.mustRun(kubevirtObjects, s.kubectl, "create", "-f", "-")
+	before := s.versions()
+	theirs := func() string {
+		all := ""
+		for line := range strings.Lines(s.versions()) {
+			if strings.Contains(line, ".kubevirt.io ") {
+				all += line
+			}
+		}
+		return all
+	}
+	for range 2 { // the second one brings it up to date
+		out, err := s.run("", "./install.sh", "deploy", "deploy/box/kubevirt.yaml")
+		for _, want := range []string{"kubevirt/virt-operator", "installed beside it", "not ready within 1s"} {
+			if err == nil || !strings.Contains(out, want) {
+				t.Errorf("install (%v) does not say %q:\n%s", err, want, out)
+			}
+		}
+	}
+	if diff := cmp.Diff(before, theirs()); diff != "" {
+		t.Errorf("KubeVirt's kinds have changed: %s", diff)
+	}
+	args := s.mustRun("", s.kubectl, "-n", "varve", "get", "deployment", "varve-controller", "-o", "jsonpath={..args}")
+	if !strings.Contains(args, `"--beside-kubevirt"`) {
+		t.Errorf("the controller has %s", args)
+	}
+	for _, kind := range []string{"daemonset/varve-handler", "deployment/varve-exportproxy"} {
+		if out, err := s.run("", s.kubectl, "-n", "varve", "get", kind); err == nil {
+			t.Errorf("%s is there: %s", kind, out)
+		}
+	}
+	if out := s.mustRun("", s.kubectl, "get", "kubevirts", "--all-namespaces"); !strings.Contains(out, "No resources found") {
+		t.Errorf("a configuration was made: %s", out)
+	}
+	s.mustRun("", "./uninstall.sh")
+	s.mustRun("", s.kubectl, "get", "virtualmachine/theirs", "pod/virt-launcher-theirs")
+	if diff := cmp.Diff(before, s.versions()); diff != "" {
+		t.Errorf("the cluster has changed: %s", diff)
+	}
+}
+
+// Where both profiles would meet, nothing is installed over the other one.
+func TestBeside_isNoWayBetweenTheProfiles(t *testing.T) {
+	t.Parallel()
+	s := newScriptsIn(t, controlplane.StartEmpty)
+	if out, err := s.run("", "./install.sh", "deploy"); err == nil || !strings.Contains(out, "not ready within 1s") {
+		t.Fatalf("install: %v\n%s", err, out)
+	}
+	operator, _, _ := strings.Cut(kubevirtObjects, "---\napiVersion: v1\nkind: Pod")
+	s.mustRun(operator, s.kubectl, "create", "-f", "-")
+	before := s.versions()
+	out, err := s.run("", "./install.sh", "deploy")
+	if err == nil || !strings.Contains(out, "Varve with a runtime of its own") {
+		t.Errorf("KubeVirt comes after Varve: %v\n%s", err, out)
+	}
+	if diff := cmp.Diff(before, s.versions()); diff != "" {
+		t.Errorf("the cluster has changed: %s", diff)
 	}
 }
 

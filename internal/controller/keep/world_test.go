@@ -48,14 +48,62 @@ func TestControlPlane_diesAtEachWrite(t *testing.T) { //nolint:paralleltest,tpar
 	runScenarios(t, controlplane.LoseAnswers(t))
 }
 
+// scenarios are those of Varve's own runtime.
+var scenarios = map[string]func(*world){
+	"a backup, to the end":                    backedUp,
+	"a backup whose disk fails":               diskFails,
+	"a backup whose DataUpload is deleted":    uploadDeleted,
+	"a backup that waits for its location":    locationAway,
+	"backups that are refused":                refused,
+	"a backup that is deleted while it runs":  deletedEarly,
+	"a backup whose namespace is deleted":     namespaceDeleted,
+	"a stopped machine, to the end":           stoppedBackedUp,
+	"a machine that is started while read":    startedWhileRead,
+	"a stopped machine whose disk is written": writtenWhileRead,
+	"a stopped machine that waits":            stoppedWaits,
+	"a stopped machine, and a deletion":       stoppedDeleted,
+	"a snapshot of a running machine":         snapshotTaken,
+	"a snapshot of a stopped machine":         snapshotStopped,
+	"snapshots that fail":                     snapshotFails,
+	"a restored snapshot":                     snapshotRestored,
+	"a machine replaced by a snapshot":        snapshotReplaced,
+	"snapshots that are not restored":         snapshotNotRestored,
+	"a restore, to the end":                   restored,
+	"a restore that leaves the machine alone": halted,
+	"a restore whose name is taken":           nameTaken,
+	"a restore whose disk fails":              downloadFails,
+	"a machine that does not start":           doesNotStart,
+	"a replaced machine":                      replaced,
+	"a replaced machine with other disks":     replacedOtherwise,
+	"a replaced machine that is changed back": changedBack,
+	"a replaced machine's old claims":         replacedClaims,
+	"a replaced machine that was stopped":     replacedRunning,
+	"what is not replaced":                    notReplaced,
+	"a machine that is started meanwhile":     startedMeanwhile,
+	"what is not accepted":                    notAccepted,
+	"a Secret that comes back":                secretComesBack,
+	"a Secret whose name another one has":     secretOfAnother,
+	"a definition that cannot be read":        definitionUnreadable,
+	"a backup that is found":                  found,
+	"a backup that is not found":              notFound,
+	"a backup of another namespace":           anotherNamespace,
+}
+
 func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
+	t.Helper()
+	runControllers(t, Options{}, scenarios, edit...)
+}
+
+// runControllers runs scenarios one beside another, with controllers that have these options.
+func runControllers(t *testing.T, options Options, scenarios map[string]func(*world), edit ...func(*ctrl.Options)) {
 	t.Helper()
 	if err := errors.Join(cluster.InstallRoles(t.Context()), cluster.InstallSnapshotKinds(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	mgr := cluster.Manager(t, controlplane.Controller.Restrict(),
 		append(edit, func(o *ctrl.Options) { o.Cache.ByObject = pointdeletion.CachedObjects() })...)
-	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace}); err != nil {
+	options.Namespace = controlplane.SystemNamespace
+	if err := Setup(mgr, options); err != nil {
 		t.Fatal(err)
 	}
 	controlplane.StartManager(t, mgr)
@@ -74,45 +122,7 @@ func runScenarios(t *testing.T, edit ...func(*ctrl.Options)) {
 			t.Fatal(err)
 		}
 	}
-	for name, run := range map[string]func(*world){
-		"a backup, to the end":                    backedUp,
-		"a backup whose disk fails":               diskFails,
-		"a backup whose DataUpload is deleted":    uploadDeleted,
-		"a backup that waits for its location":    locationAway,
-		"backups that are refused":                refused,
-		"a backup that is deleted while it runs":  deletedEarly,
-		"a backup whose namespace is deleted":     namespaceDeleted,
-		"a stopped machine, to the end":           stoppedBackedUp,
-		"a machine that is started while read":    startedWhileRead,
-		"a stopped machine whose disk is written": writtenWhileRead,
-		"a stopped machine that waits":            stoppedWaits,
-		"a stopped machine, and a deletion":       stoppedDeleted,
-		"a snapshot of a running machine":         snapshotTaken,
-		"a snapshot of a stopped machine":         snapshotStopped,
-		"snapshots that fail":                     snapshotFails,
-		"a restored snapshot":                     snapshotRestored,
-		"a machine replaced by a snapshot":        snapshotReplaced,
-		"snapshots that are not restored":         snapshotNotRestored,
-		"a restore, to the end":                   restored,
-		"a restore that leaves the machine alone": halted,
-		"a restore whose name is taken":           nameTaken,
-		"a restore whose disk fails":              downloadFails,
-		"a machine that does not start":           doesNotStart,
-		"a replaced machine":                      replaced,
-		"a replaced machine with other disks":     replacedOtherwise,
-		"a replaced machine that is changed back": changedBack,
-		"a replaced machine's old claims":         replacedClaims,
-		"a replaced machine that was stopped":     replacedRunning,
-		"what is not replaced":                    notReplaced,
-		"a machine that is started meanwhile":     startedMeanwhile,
-		"what is not accepted":                    notAccepted,
-		"a Secret that comes back":                secretComesBack,
-		"a Secret whose name another one has":     secretOfAnother,
-		"a definition that cannot be read":        definitionUnreadable,
-		"a backup that is found":                  found,
-		"a backup that is not found":              notFound,
-		"a backup of another namespace":           anotherNamespace,
-	} {
+	for name, run := range scenarios {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			run(&world{T: t, ns: cluster.Namespace(t), admin: admin, varve: cluster.Client(t, controlplane.Controller)})

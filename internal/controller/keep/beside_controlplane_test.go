@@ -1,0 +1,120 @@
+//go:build controlplane
+
+package keep
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+)
+
+// TestControlPlane_besideKubeVirt runs the controllers as they run beside KubeVirt. The tests play KubeVirt.
+func TestControlPlane_besideKubeVirt(t *testing.T) { //nolint:paralleltest,tparallel // all serve all namespaces
+	runControllers(t, Options{BesideKubeVirt: true}, map[string]func(*world){
+		"a running machine, to the end": pulled,
+		"what is refused":               refusedBeside,
+	})
+}
+
+// pull waits for KubeVirt's backup of a backup.
+func (w *world) pull(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
+	w.Helper()
+	w.uploads(b)
+	return wait(w, &backupv1.VirtualMachineBackup{ObjectMeta: w.meta(b.Status.Group)}, exists)
+}
+
+// pulled: the disks of a machine are read from a pull backup of KubeVirt's, which goes when they are stored. It has
+// everything if the backup before it was not stored.
+func pulled(w *world) {
+	w.running()
+	b := w.newBackup("monday", nil)
+	w.create(b)
+	uploads := w.uploads(b)
+	job := w.pull(b)
+	tracker := trackerOf(w, job)
+	want := backupv1.VirtualMachineBackupSpec{
+		Source: &corev1.TypedLocalObjectReference{
+			APIGroup: ptr.To("backup.kubevirt.io"), Kind: "VirtualMachineBackupTracker", Name: tracker.Name,
+		},
+		Mode: "Pull", PVCName: b.Status.Group + "-scratch", TokenSecretRef: ptr.To(b.Status.Group + "-token"),
+		ForceFullBackup: true, TTLDuration: &metav1.Duration{Duration: 7 * 24 * time.Hour},
+	}
+	if diff := cmp.Diff(want, job.Spec); diff != "" {
+		w.Errorf("KubeVirt's backup: %s", diff)
+	}
+	token := wait(w, &corev1.Secret{ObjectMeta: w.meta(b.Status.Group + "-token")}, exists)
+	if len(token.Data["token"]) < 32 || !metav1.IsControlledBy(token, b) || !metav1.IsControlledBy(job, b) {
+		w.Errorf("a token of %d bytes, %+v", len(token.Data["token"]), token.ObjectMeta)
+	}
+	disk, err := datamove.ParseBackupDisk(uploads["root"].Spec.DataMoverConfig)
+	w.must(err)
+	wantDisk := datamove.BackupDisk{
+		Backup: job.Name, Volume: "root", Group: b.Status.Group, Definition: string(b.UID),
+	}
+	if diff := cmp.Diff(wantDisk, disk); diff != "" || !datamove.ReadsEndpoints(uploads["root"].Spec.DataMoverConfig) {
+		w.Errorf("the disk of the DataUpload: %s", diff)
+	}
+	for _, u := range uploads {
+		w.ends(u, velerov2.PhaseCompleted, "")
+	}
+	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
+		if !b.IsReady() {
+			return fmt.Errorf("status %+v", b.Status)
+		}
+		return nil
+	})
+	w.gone(job)
+	w.gone(token)
+
+	second := w.newBackup("tuesday", nil)
+	w.create(second)
+	if job := w.pull(second); job.Spec.ForceFullBackup || trackerOf(w, job).UID != tracker.UID {
+		w.Errorf("after a backup that is stored: %+v", job.Spec)
+	}
+	w.ends(w.uploads(second)["root"], velerov2.PhaseFailed, "the bucket is full")
+	w.ends(w.uploads(second)["data"], velerov2.PhaseCompleted, "")
+	wait(w, second, func(b *harvesterv1.VirtualMachineBackup) error {
+		if !b.HasFailed() {
+			return fmt.Errorf("status %+v", b.Status)
+		}
+		return nil
+	})
+	w.gone(&backupv1.VirtualMachineBackup{ObjectMeta: w.meta(second.Status.Group)})
+
+	third := w.newBackup("wednesday", nil)
+	w.create(third)
+	if job := w.pull(third); !job.Spec.ForceFullBackup {
+		w.Errorf("after a backup that failed: %+v", job.Spec)
+	}
+	w.must(w.admin.Delete(w.Context(), third))
+	w.gone(third)
+	w.gone(&backupv1.VirtualMachineBackup{ObjectMeta: w.meta(third.Status.Group)})
+}
+
+func trackerOf(w *world, job *backupv1.VirtualMachineBackup) *backupv1.VirtualMachineBackupTracker {
+	w.Helper()
+	return wait(w, &backupv1.VirtualMachineBackupTracker{ObjectMeta: w.meta(job.Spec.Source.Name)}, exists)
+}
+
+func refusedBeside(w *world) {
+	w.machine(kubevirtv1.RunStrategyHalted)
+	stopped, snapshot := w.newBackup("stopped", nil), w.newBackup("snapshot", nil)
+	snapshot.Spec.Type = harvesterv1.Snapshot
+	w.create(stopped)
+	w.create(snapshot)
+	w.backupSays(stopped, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"is stopped, and beside KubeVirt only running machines are backed up: start it"))
+	w.backupSays(snapshot, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
+		"type snapshot is not offered beside KubeVirt"))
+}
