@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -180,9 +181,13 @@ func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 	if err != nil {
 		return ctrl.Options{}, fmt.Errorf("select pods: %w", err)
 	}
+	pods := cache.ByObject{Label: labels.NewSelector().Add(*ours)}
+	if o.BesideKubeVirt {
+		pods.Namespaces = map[string]cache.Config{o.Namespace: {}} // the others are KubeVirt's
+	}
 	cached := map[client.Object]cache.ByObject{
 		// A cluster has many pods and services, and few kinds of them matter here.
-		&corev1.Pod{}:     {Label: labels.NewSelector().Add(*ours)},
+		&corev1.Pod{}:     pods,
 		&corev1.Service{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelApp: virtualmachineexport.AppExporter})},
 		// Backups that have ended stay for months; memory must not grow with them.
 		&backupv1.VirtualMachineBackup{}: {Label: layout.UnfinishedBackups()},
@@ -277,7 +282,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}},
 		{"images", func() error { return setupImages(mgr, o) }},
 		{"health check", func() error { return mgr.AddHealthzCheck("alive", healthz.Ping) }},
-		{"readiness check", func() error { return mgr.AddReadyzCheck("alive", healthz.Ping) }},
+		{"readiness check", func() error { return mgr.AddReadyzCheck("caches", cachesReady(mgr.GetCache())) }},
 	}
 	if !o.BesideKubeVirt {
 		parts = append(parts, runtimeParts(mgr, o)...)
@@ -288,6 +293,21 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}
 	}
 	return nil
+}
+
+// cacheWait is how long a readiness check waits for caches that are about to be filled.
+const cacheWait = time.Second
+
+// cachesReady checks that what the controllers watch was read. A right or a kind that is missing shows here.
+func cachesReady(c cache.Cache) healthz.Checker {
+	return func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), cacheWait)
+		defer cancel()
+		if !c.WaitForCacheSync(ctx) {
+			return errors.New("not all that the controllers watch was read yet: the log says what cannot be read")
+		}
+		return nil
+	}
 }
 
 // part is something that Setup adds to a manager.
