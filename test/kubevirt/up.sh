@@ -2,7 +2,7 @@
 # Installs upstream's KubeVirt into the cluster of $KUBECONFIG, or brings it up to date, and waits until it is Deployed.
 # The nodes have its images already.
 # Usage: test/kubevirt/up.sh
-# $KUBECTL is the program; $KUBEVIRT_TIMEOUT is the deadline in seconds, 900 by default, because a busy machine takes minutes.
+# $KUBECTL is the program; $KUBEVIRT_TIMEOUT is the deadline in seconds, 900 by default: a busy machine takes minutes.
 set -eu
 cd "$(dirname "$0")/../.."
 kubectl=${KUBECTL:-kubectl}
@@ -28,14 +28,16 @@ condition() {
 
 # unready prints the pods that are not ready, with what kubectl says about each.
 unready() {
-	"$kubectl" -n kubevirt get pods --no-headers |
-		awk '{ split($2, ready, "/") } ready[1] != ready[2] && $3 != "Completed" { print $1, $3 }'
+	pods=$("$kubectl" -n kubevirt get pods --no-headers --field-selector status.phase!=Succeeded,status.phase!=Failed) ||
+		return 1
+	echo "$pods" | awk '{ split($2, ready, "/") } ready[1] != ready[2] { print $1, $3 }'
 }
 
 # progress says in one line how far KubeVirt is.
 progress() {
-	phase=$("$kubectl" -n kubevirt get kubevirt kubevirt -o 'jsonpath={.status.phase}')
-	waiting=$(unready | awk '{ printf "%s%s", (NR > 1 ? ", " : ""), $0 }')
+	phase=$("$kubectl" -n kubevirt get kubevirt kubevirt -o 'jsonpath={.status.phase}') || return 1
+	waiting=$(unready) || return 1
+	waiting=$(echo "$waiting" | awk '{ printf "%s%s", (NR > 1 ? ", " : ""), $0 }')
 	echo "phase ${phase:-none yet}${waiting:+; not ready: $waiting}"
 }
 
@@ -56,7 +58,7 @@ diagnose() {
 
 read_owners
 if [ "$(owner_of virtualmachines.kubevirt.io)" = varve ]; then
-	echo "kubevirt: refused: this cluster has Varve's own kinds in KubeVirt's groups, such as virtualmachines.kubevirt.io." >&2
+	echo "kubevirt: refused: this cluster has Varve's own kinds of KubeVirt's groups (virtualmachines.kubevirt.io)" >&2
 	echo "kubevirt: run \`make uninstall\` first, or use another box (VARVE_BOX_DIR)." >&2
 	exit 1
 fi
@@ -70,12 +72,14 @@ node=$("$kubectl" get nodes -o name | head -n 1)
 "$kubectl" -n kubevirt rollout status deployment/virt-operator --timeout="${limit}s" >/dev/null || diagnose
 apply -f test/kubevirt/kubevirt.yaml
 said=
-until [ "$(condition Available | cut -d ' ' -f 1)" = True ] &&
-	[ "$("$kubectl" -n kubevirt get kubevirt kubevirt -o 'jsonpath={.status.phase}')" = Deployed ]; do
-	[ $(($(date +%s) - start)) -lt "$limit" ] || diagnose
+while :; do
 	now=$(progress) || now="the API server does not answer"
 	[ "$now" = "$said" ] || say "$now"
 	said=$now
+	# The phase alone may be that of the time before a restart of the box.
+	case "$now" in
+	"phase Deployed") [ "$(condition Available | cut -d ' ' -f 1)" != True ] || break ;;
+	esac
+	[ $(($(date +%s) - start)) -lt "$limit" ] || diagnose
 	sleep 2
 done
-say Deployed

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Adds what is no Go program to the directory of KubeVirt's build: the program container-disk, virt-launcher's configuration
-# below files/, the manifest kubevirt.yaml, and the file version. peers.sh runs it in this module.
+# Adds what is not a Go program to the directory of KubeVirt's build: the program container-disk, virt-launcher's
+# configuration below files/, the manifest kubevirt.yaml, and the file version. peers.sh runs it in this module.
 # Usage: files.sh DIRECTORY
 set -eu
 
