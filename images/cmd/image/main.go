@@ -3,7 +3,7 @@
 // image [flags] build [name...]   images into <out>/images, all of them if none is named
 // image [flags] guest             kernels, initramfs and disk into <out>/guest
 // image [flags] root              the launcher's root, unpacked, as <out>/launcher-root
-// image [flags] libnbd            libnbd with its headers, unpacked, as <out>/libnbd
+// image [flags] libnbd            the library with its headers, unpacked, as <out>/libnbd
 // image [flags] kubevirt          the images of upstream's KubeVirt, all in <out>/kubevirt.tar
 package main
 
