@@ -23,7 +23,7 @@ func Copy(ctx context.Context, to, from *os.File) error {
 		if err != nil && !end {
 			return err
 		}
-		if err := writeData(to, at, buf[:n]); err != nil {
+		if err := WriteData(to, at, buf[:n]); err != nil {
 			return err
 		}
 		if end {
@@ -32,8 +32,8 @@ func Copy(ctx context.Context, to, from *os.File) error {
 	}
 }
 
-// writeData writes the blocks of data that are not zero.
-func writeData(to *os.File, offset int64, data []byte) error {
+// WriteData writes the blocks of data that are not zero to a file that has nothing at their place yet.
+func WriteData(to *os.File, offset int64, data []byte) error {
 	for at := 0; at < len(data); {
 		end := at
 		for end < len(data) && !IsZero(data[end:min(end+copyUnit, len(data))]) {

@@ -31,8 +31,10 @@ import (
 	"github.com/varvebackup/varve/internal/store/agent"
 	"github.com/varvebackup/varve/internal/store/csi"
 	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/imagehttp"
 	"github.com/varvebackup/varve/internal/store/metric"
 	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/internal/store/peer"
 	"github.com/varvebackup/varve/internal/store/snapshotmetadata"
 )
 
@@ -120,6 +122,12 @@ func Run(ctx context.Context, o Options) error {
 				Clock: clock.RealClock{}, Logger: log,
 				Scrub:    agent.ScrubOptions{BytesPerSecond: o.ScrubBytesPerSecond, Interval: o.ScrubInterval},
 				Register: func(r grpc.ServiceRegistrar) { csispec.RegisterSnapshotMetadataServer(r, local) },
+				ServeUsers: func(ctx context.Context, noteDamage func(context.Context, peer.Copy, string)) error {
+					return imagehttp.Run(ctx, imagehttp.Options{
+						Namespace: o.Namespace, Disks: disks, NoteDamage: noteDamage, Kubernetes: clientset,
+						Clock: clock.RealClock{}, Logger: log,
+					})
+				},
 			})
 		},
 		func(ctx context.Context) error {
@@ -172,7 +180,8 @@ func (r *readiness) check(*http.Request) error {
 	return r.driver.Ready()
 }
 
-// Who may read the metrics (package metricsaccess), and the metadata of snapshots (package snapshotmetadata):
+// Who may read the metrics (package metricsaccess), the metadata of snapshots (package snapshotmetadata), and images
+// (package imagehttp):
 //
 // +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create

@@ -3,11 +3,18 @@
 package admission
 
 import (
+	"context"
 	"testing"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/store/download"
 	"github.com/varvebackup/varve/test/controlplane"
 	"github.com/varvebackup/varve/test/gen"
 )
@@ -112,5 +119,43 @@ func TestImages_sourceIsFixed(t *testing.T) {
 		refused(t, admin.Create(t.Context(), &longhornv1.BackingImage{
 			ObjectMeta: gen.Meta(controlplane.SystemNamespace, "fixed"), Spec: longhornv1.BackingImageSpec{SourceType: source},
 		}), words)
+	}
+}
+
+// Who may only get images, upload them, or forward ports makes no token that a store takes for a download.
+func TestImages_downloadTakesARight(t *testing.T) {
+	t.Parallel()
+	const ns = controlplane.SystemNamespace
+	admitted(t, cluster.InstallRoles(t.Context()))
+	admin := cluster.Client(t, controlplane.Admin)
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: download.ServiceAccount}}
+	another := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "another"}}
+	for _, a := range []*corev1.ServiceAccount{account, another} {
+		admitted(t, admin.Create(t.Context(), a))
+		t.Cleanup(func() { _ = admin.Delete(context.Background(), a) })
+	}
+	request := func() *authenticationv1.TokenRequest {
+		return &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+			Audiences: []string{download.Audience}, ExpirationSeconds: ptr.To[int64](600),
+		}}
+	}
+	for _, role := range []string{"varve-image-upload", "varve-admin", "varve-image-download"} {
+		user := controlplane.User{Name: "download-" + role}.Restrict()
+		bindRole(t, ns, role, user)
+		c := cluster.Client(t, user)
+		controlplane.Eventually(t, func() error { // The API server learns of bindings from its own watches.
+			return c.List(t.Context(), &longhornv1.BackingImageList{}, client.InNamespace(ns))
+		})
+		err := c.SubResource("token").Create(t.Context(), account.DeepCopy(), request())
+		if role != "varve-image-download" {
+			if !apierrors.IsForbidden(err) {
+				t.Errorf("%s may make tokens for downloads: %v", role, err)
+			}
+			continue
+		}
+		admitted(t, err)
+		if err := c.SubResource("token").Create(t.Context(), another.DeepCopy(), request()); !apierrors.IsForbidden(err) {
+			t.Errorf("%s may make tokens of another account: %v", role, err)
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -32,8 +33,9 @@ import (
 const imageTimeout = 5 * time.Minute
 
 // TestImage_isClonedBackedUpAndBack has a Debian image on a disk of each node, once from a qcow2 file and once from the
-// raw one, and once more from a qcow2 file that is uploaded. A machine boots from a clone, is backed up twice, the second
-// time by what changed, is lost, and comes back; its disk becomes an image itself, and so does its backup.
+// raw one, and once more from a qcow2 file that is uploaded. The first image is downloaded to a file. A machine boots
+// from a clone, is backed up twice, the second time by what changed, is lost, and comes back; its disk becomes an image
+// itself, and so does its backup.
 func TestImage_isClonedBackedUpAndBack(t *testing.T) {
 	s := newScene(t, "image")
 	ctx := t.Context()
@@ -71,6 +73,7 @@ func TestImage_isClonedBackedUpAndBack(t *testing.T) {
 		verdict.Errorf(t, "the clone of the image has the SHA-512 %s, and its source %s", clone.Status.Checksum, sum)
 	}
 	s.uploadsImage("e2e-upload", qcow2, raw)
+	s.downloadsImage(images[0], raw)
 	s.bootClone(images[0])
 }
 
@@ -89,6 +92,34 @@ func (s *scene) uploadsImage(name, qcow2, raw string) {
 			image.Status.Checksum, size, sum)
 	}
 	s.must(s.DeleteImage(ctx, name, time.Minute))
+}
+
+// downloadsImage downloads an image, which must be what is in raw, and take no more space than that.
+func (s *scene) downloadsImage(name, raw string) {
+	s.t.Helper()
+	file := filepath.Join(s.t.TempDir(), name+".raw")
+	began := time.Now()
+	program := filepath.Join(cluster.build, "bin", "varve")
+	s.must(s.SaveImage(s.t.Context(), program, cluster.kubeconfig, name, file, imageTimeout))
+	sum, size := sumFile(s.t, raw)
+	s.t.Logf("image %s of %d MiB was downloaded after %s", name, size/mib, time.Since(began).Round(100*time.Millisecond))
+	if got, bytes := sumFile(s.t, file); got != sum || bytes != size {
+		verdict.Errorf(s.t, "the file of image %s has %d bytes with the SHA-512 %s, and its source %d with %s", name, bytes,
+			got, size, sum)
+	}
+	if got, want := allocatedBytes(s.t, file), allocatedBytes(s.t, raw); got > want+want/4 {
+		s.t.Errorf("the file of image %s takes %d MiB, and its source %d", name, got/mib, want/mib)
+	}
+}
+
+// allocatedBytes returns how much space a file takes.
+func allocatedBytes(t *testing.T, file string) int64 {
+	t.Helper()
+	var stat unix.Stat_t
+	if err := unix.Stat(file, &stat); err != nil {
+		t.Fatal(err)
+	}
+	return stat.Blocks * 512
 }
 
 // freshImage removes an image and its storage class, which an earlier run may have left, now and after the test.

@@ -76,6 +76,18 @@ func (l *Lab) UploadImage(
 	return image, l.WaitImage(ctx, image, 1, timeout)
 }
 
+// SaveImage downloads an image to a file, which must not be there, with the command that users have.
+func (l *Lab) SaveImage(
+	ctx context.Context, program, kubeconfig, name, file string, timeout time.Duration,
+) error {
+	out, err := exec.CommandContext(ctx, filepath.Clean(program), "image", "download", name, file,
+		"--kubeconfig", kubeconfig, "--timeout", timeout.String(), "--progress", "plain").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("download image %s: %w: %s", name, err, out)
+	}
+	return nil
+}
+
 // CloneImage makes an image of another one, with one copy.
 func (l *Lab) CloneImage(ctx context.Context, name, image string, timeout time.Duration) (*longhornv1.BackingImage, error) {
 	from := parameters{longhornv1.ParameterBackingImage: longhornv1.ParameterValue(image)}

@@ -9,6 +9,7 @@ import (
 	"io"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -72,7 +73,10 @@ func Connect(flags genericclioptions.RESTClientGetter, warnings io.Writer) (*Cli
 // Scheme returns a scheme with the kinds that the commands show.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, kubevirtv1.AddToScheme, backupv1.AddToScheme, harvesterv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, longhornv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		authenticationv1.AddToScheme, corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, kubevirtv1.AddToScheme,
+		backupv1.AddToScheme, harvesterv1.AddToScheme, velerov1.AddToScheme, velerov2.AddToScheme, longhornv1.AddToScheme,
+	} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("register kinds: %w", err)
 		}
@@ -97,7 +101,7 @@ func newMapper() meta.RESTMapper {
 	for _, k := range []string{"VirtualMachineBackup", "VirtualMachineRestore", "ScheduleVMBackup"} {
 		m.Add(harvesterv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
-	for _, k := range []string{"Event", "PersistentVolumeClaim", "Pod", "Secret"} {
+	for _, k := range []string{"Event", "PersistentVolumeClaim", "Pod", "Secret", "ServiceAccount"} {
 		m.Add(corev1.SchemeGroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
 	for _, k := range []string{"DataUpload", "DataDownload"} {

@@ -24,8 +24,9 @@ import (
 
 // NewCommand makes `varve image`.
 func NewCommand(s *resource.Session) *cobra.Command {
-	return s.GroupCommand("image", "Create, upload, list, describe, copy, back up, evict and delete images on disks",
-		`Create, upload, list, describe, copy, back up, evict and delete images on the disks of nodes.
+	return s.GroupCommand("image", "Create, upload, download, list, describe, copy, back up, evict and delete images on disks",
+		`Create, upload, download, list, describe, copy, back up, evict and delete images on the disks of
+nodes.
 
 An image (BackingImage) lies on a disk once, and volumes are cloned from it within a second. It can
 be on several disks: 'varve image sync' copies it to another one, and 'varve image evict' removes
@@ -33,8 +34,8 @@ it from one. Images are in the namespace varve, which needs no -n.`,
 		`  varve image create debian --url https://example.com/debian.qcow2 --copies 2 --wait
   varve image describe debian`,
 		[]string{"images", "bi", "lhbi", "backingimage", "backingimages"},
-		newCreateCommand(s), newUploadCommand(s), newListCommand(s), newDescribeCommand(s), newSyncCommand(s),
-		newEvictCommand(s), newBackupCommand(s), newDeleteCommand(s))
+		newCreateCommand(s), newUploadCommand(s), newDownloadCommand(s), newListCommand(s), newDescribeCommand(s),
+		newSyncCommand(s), newEvictCommand(s), newBackupCommand(s), newDeleteCommand(s))
 }
 
 func newList() client.ObjectList { return &longhornv1.BackingImageList{} }

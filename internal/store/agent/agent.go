@@ -89,8 +89,10 @@ type Options struct {
 	TLSDir string
 	// Register adds services that other stores call. It may be nil.
 	Register func(grpc.ServiceRegistrar)
-	Clock    clock.WithTicker
-	Logger   *slog.Logger
+	// ServeUsers serves the images to users until its context ends. It is given where to note damage. It may be nil.
+	ServeUsers func(ctx context.Context, noteDamage func(context.Context, peer.Copy, string)) error
+	Clock      clock.WithTicker
+	Logger     *slog.Logger
 }
 
 // agent is the state of Run. Only the goroutine of its loop uses it, but for what mu protects.
@@ -183,6 +185,9 @@ func Run(ctx context.Context, o Options) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return informers.Start(ctx) })
 	group.Go(func() error { return a.servePeers(ctx) })
+	if a.ServeUsers != nil {
+		group.Go(func() error { return a.ServeUsers(ctx, a.NoteDamage) })
+	}
 	group.Go(func() error {
 		if !informers.WaitForCacheSync(ctx) {
 			return ctx.Err()

@@ -11,6 +11,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/storepb"
 )
@@ -109,12 +110,12 @@ func (s *server) BackingImageExpose(
 	r *storepb.BackingImageExposeRequest, stream grpc.ServerStreamingServer[storepb.Exposed],
 ) error {
 	ctx := stream.Context()
-	d, image, err := s.findImage(ctx, r)
+	c := Copy{Image: r.GetName(), UUID: r.GetUuid(), DiskUUID: r.GetDiskUuid()}
+	d, image, err := FindImage(ctx, s.o.Disks, c)
 	if err != nil {
 		return statusError(err)
 	}
 	damaged := func(why string) {
-		c := Copy{Image: r.GetName(), UUID: r.GetUuid(), DiskUUID: r.GetDiskUuid()}
 		s.o.Copies.NoteDamage(context.WithoutCancel(ctx), c, why)
 	}
 	pieces, err := d.Pieces(ctx, image.Name)
@@ -143,9 +144,9 @@ func (s *server) BackingImageExpose(
 	return statusError(err)
 }
 
-// findImage returns the image that a caller means, if it is ready.
-func (s *server) findImage(ctx context.Context, r *storepb.BackingImageExposeRequest) (disk.Disk, disk.Object, error) {
-	d, err := s.o.Disks.Find(disk.UID(r.GetDiskUuid()))
+// FindImage returns the copy of an image and its disk. An error is NotFound, or Corrupt if the copy is damaged.
+func FindImage(ctx context.Context, disks *diskset.Set, c Copy) (disk.Disk, disk.Object, error) {
+	d, err := disks.Find(disk.UID(c.DiskUUID))
 	if err != nil {
 		return nil, disk.Object{}, err
 	}
@@ -154,16 +155,16 @@ func (s *server) findImage(ctx context.Context, r *storepb.BackingImageExposeReq
 		return nil, disk.Object{}, err
 	}
 	for _, o := range objects {
-		if o.Name == names.Image(r.GetName(), r.GetUuid()) && o.Kind == disk.KindImage && string(o.UID) == r.GetUuid() {
+		if o.Name == names.Image(c.Image, c.UUID) && o.Kind == disk.KindImage && string(o.UID) == c.UUID {
 			if o.State != disk.StateReady {
-				return nil, disk.Object{}, errclass.Errorf(errclass.Corrupt, "the copy of image %q on disk %s is %s",
-					r.GetName(), d.UUID, o.State)
+				return nil, disk.Object{}, errclass.Errorf(errclass.Corrupt, "the copy of image %q on disk %s is %s", c.Image,
+					d.UUID, o.State)
 			}
 			return d.Disk, o, nil
 		}
 	}
-	return nil, disk.Object{}, errclass.Errorf(errclass.NotFound, "disk %s has no copy of image %q (%s)", d.UUID,
-		r.GetName(), r.GetUuid())
+	return nil, disk.Object{}, errclass.Errorf(errclass.NotFound, "disk %s has no copy of image %q (%s)", d.UUID, c.Image,
+		c.UUID)
 }
 
 func (s *server) sendExposure(
