@@ -126,7 +126,7 @@ func explainLocal(err error, path string) error {
 	case errors.Is(err, errclass.Conflict):
 		hint = "wait for the other command, or give another FILE"
 	}
-	return &failure.Error{Err: fmt.Errorf("write %w", err), Code: cmp.Or(errclass.ExitCode(err), errclass.ExitFailure), Hint: hint}
+	return &failure.Error{Err: fmt.Errorf("write %w", err), Code: errclass.ExitCode(err), Hint: hint}
 }
 
 // explainDownload names the rights that a download takes.

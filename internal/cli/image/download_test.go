@@ -413,6 +413,51 @@ func TestDownload_waitsForStores(t *testing.T) {
 	})
 }
 
+// A store that sends a little in each attempt is not given up.
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	p := patience{movedAt: now}
+	var pauses []time.Duration
+	for range 6 {
+		pause, ok := p.next(now, false)
+		if !ok {
+			t.Error("it ends too early")
+		}
+		pauses = append(pauses, pause)
+	}
+	want := []time.Duration{
+		firstPause, 2 * firstPause, 4 * firstPause, 8 * firstPause, longestPause, longestPause,
+	}
+	if !slices.Equal(pauses, want) {
+		t.Errorf("pauses %v, want %v", pauses, want)
+	}
+	now = now.Add(2 * downloadPatience)
+	if pause, ok := p.next(now, true); pause != firstPause || !ok {
+		t.Errorf("after something has come: %s, %t", pause, ok)
+	}
+	if _, ok := p.next(now.Add(downloadPatience-1), false); !ok {
+		t.Error("it ends too early")
+	}
+	if _, ok := p.next(now.Add(downloadPatience), false); ok {
+		t.Error("it does not end")
+	}
+}
+
+// A copy that fails again and again does not keep a good one waiting.
+func TestReadyCopies_beginWithThoseThatFailLeast(t *testing.T) {
+	t.Parallel()
+	w := newDownloadWorld(t, interceptor.Funcs{})
+	d := w.open()
+	for _, want := range []string{diskA, diskB} {
+		copies, err := d.readyCopies(t.Context())
+		if err != nil || len(copies) != 2 || copies[0].uuid != want {
+			t.Errorf("%+v: %v", copies, err)
+		}
+		d.failures[diskA]++
+	}
+}
+
 func TestOpenDestination_refuses(t *testing.T) {
 	t.Parallel()
 	ready := newImage()

@@ -36,6 +36,8 @@ const (
 	longestPause = 15 * time.Second
 	// answerTime is how long a store may take to begin its answer: a slow disk may.
 	answerTime = 2 * time.Minute
+	// askTime is how long the API server may take to answer.
+	askTime = time.Minute
 	// tokenSeconds is how long a token lasts, the shortest time that there is. It is shown once.
 	tokenSeconds = 600
 )
@@ -142,7 +144,7 @@ func (d *downloader) explainEnd(ctx context.Context, err error) error {
 
 // readAll tries all copies again and again until everything is there.
 func (d *downloader) readAll(ctx context.Context) error {
-	last, pause := d.clock.Now(), firstPause
+	p := patience{movedAt: d.clock.Now()}
 	for {
 		before := d.transfer.Done()
 		err := d.readAny(ctx)
@@ -154,10 +156,9 @@ func (d *downloader) readAll(ctx context.Context) error {
 		case isFinal(err):
 			return err
 		}
-		if d.transfer.Done() > before {
-			last, pause = d.clock.Now(), firstPause
-		}
-		if silent := d.clock.Since(last); silent >= downloadPatience {
+		pause, ok := p.next(d.clock.Now(), d.transfer.Done() > before)
+		if !ok {
+			silent := d.clock.Since(p.movedAt)
 			return errclass.Errorf(errclass.Transient, "nothing has come for %s: %w", human.Span(silent), err)
 		}
 		d.setProblem(err.Error())
@@ -168,8 +169,23 @@ func (d *downloader) readAll(ctx context.Context) error {
 			timer.Stop()
 			return context.Cause(ctx)
 		}
-		pause = min(2*pause, longestPause)
 	}
+}
+
+// patience says how long to wait until the next attempt at all copies.
+type patience struct {
+	// movedAt is when something had come last.
+	movedAt time.Time
+	pause   time.Duration
+}
+
+// next returns how long to wait after an attempt that has failed, or false if nothing has come for too long.
+func (p *patience) next(now time.Time, moved bool) (pause time.Duration, ok bool) {
+	p.pause = min(max(2*p.pause, firstPause), longestPause)
+	if moved {
+		p.movedAt, p.pause = now, firstPause
+	}
+	return p.pause, now.Sub(p.movedAt) < downloadPatience
 }
 
 // isFinal says whether neither another copy nor another attempt helps.
@@ -190,9 +206,13 @@ func isFinal(err error) bool {
 func (d *downloader) finish() error {
 	if err := d.transfer.Finish(); err != nil {
 		if errors.Is(err, errclass.Corrupt) {
+			hint := "what came was deleted: run the same command again"
+			if d.path == toStdout {
+				hint = "do not use what was written: run the same command again"
+			}
 			return &failure.Error{
 				Err:  fmt.Errorf("image %s is not what it must be: %w", d.image.Name, err),
-				Code: errclass.ExitFailure, Hint: "what came was deleted: run the same command again",
+				Code: errclass.ExitFailure, Hint: hint,
 			}
 		}
 		return err
@@ -202,11 +222,7 @@ func (d *downloader) finish() error {
 
 // readAny reads the rest of the image from one copy after the other, until one has sent all of it.
 func (d *downloader) readAny(ctx context.Context) error {
-	copies, err := d.readyCopies(ctx)
-	if err != nil {
-		return err
-	}
-	pods, err := d.listStores(ctx)
+	copies, pods, err := d.findCopies(ctx)
 	if err != nil {
 		return err
 	}
@@ -222,6 +238,16 @@ func (d *downloader) readAny(ctx context.Context) error {
 		d.setProblem(problems[len(problems)-1])
 	}
 	return errclass.Errorf(errclass.Transient, "%s", strings.Join(problems, "; "))
+}
+
+// findCopies returns the copies that are ready, and the pods of the stores by their nodes.
+func (d *downloader) findCopies(ctx context.Context) (copies []diskCopy, pods map[string]string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	if copies, err = d.readyCopies(ctx); err == nil {
+		pods, err = d.listStores(ctx)
+	}
+	return copies, pods, err
 }
 
 // readyCopies returns the copies that are ready, those first that have failed least.
@@ -286,6 +312,8 @@ func (d *downloader) newToken(ctx context.Context) (string, error) {
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		Audiences: []string{download.Audience}, ExpirationSeconds: ptr.To[int64](tokenSeconds),
 	}}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
 	err := d.client.SubResource("token").Create(ctx, account, request)
 	switch {
 	case err != nil && cluster.Classify(err) == cluster.NotFound:

@@ -18,6 +18,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
+	"github.com/varvebackup/varve/internal/store/peer"
 	"github.com/varvebackup/varve/test/authority"
 	"github.com/varvebackup/varve/test/controlplane"
 )
@@ -50,6 +51,7 @@ func TestRun_reportsAndWatches(t *testing.T) {
 	ended := make(chan struct{})
 	var runErr error // valid when ended is closed
 	var looks atomic.Int32
+	served := make(chan bool, 1)
 	stop := func() {
 		cancel()
 		<-ended
@@ -60,6 +62,11 @@ func TestRun_reportsAndWatches(t *testing.T) {
 		runErr = Run(ctx, Options{
 			Node: "node-1", Namespace: ns, HostRoot: t.TempDir(), DefaultDisk: "/missing", Disks: &diskset.Set{},
 			Config: apiServer.ConfigFor(store), PodIP: address, Looked: func() { looks.Add(1) },
+			ServeUsers: func(ctx context.Context, noteDamage func(context.Context, peer.Copy, string)) error {
+				served <- noteDamage != nil
+				<-ctx.Done()
+				return nil
+			},
 			TLSDir: authority.New(t).ServiceFiles(t, names.StoreHost), Clock: clock.RealClock{},
 			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		})
@@ -104,6 +111,9 @@ func TestRun_reportsAndWatches(t *testing.T) {
 		}
 		return nil
 	})
+	if !<-served {
+		t.Error("damage that users find is not noted")
+	}
 	node.Spec.Disks["second"] = longhornv1.DiskSpec{Type: longhornv1.DiskTypeFilesystem, Path: "/also-missing"}
 	if err := c.Update(ctx, &node); err != nil {
 		t.Fatal(err)

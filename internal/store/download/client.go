@@ -3,6 +3,7 @@ package download
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -35,7 +36,7 @@ func (c *Client) ReadHashes(ctx context.Context, of Copy, most int) ([]disk.Piec
 	for {
 		var next disk.PieceHash
 		switch _, err := io.ReadFull(buffered, next[:]); {
-		case err == io.EOF: //nolint:errorlint // as documented
+		case errors.Is(err, io.EOF): // which is not that of half a hash
 			return hashes, nil
 		case err != nil && ctx.Err() != nil:
 			return nil, context.Cause(ctx)

@@ -2,6 +2,7 @@ package download
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/hex"
@@ -180,6 +181,39 @@ func TestTransfer_goesOn(t *testing.T) {
 			wantFile(t, path, data)
 		})
 	}
+}
+
+// A look at what is there that fails is made again from the beginning.
+func TestTransfer_beginsAgain(t *testing.T) {
+	t.Parallel()
+	data := newContent()
+	image, hashes := describe(data)
+	path := filepath.Join(t.TempDir(), "golden.raw")
+	must(t, os.WriteFile(PartPath(path, image.Checksum), data[:4*mib+5], 0o600))
+	transfer, file := open(t, path, image, false)
+	ctx, cancel := context.WithCancel(t.Context())
+	transfer.to = &cancelling{File: file, cancel: cancel}
+	if err := transfer.Begin(ctx, hashes); !errors.Is(err, context.Canceled) || transfer.Done() == 0 {
+		t.Fatalf("%d bytes, %v", transfer.Done(), err)
+	}
+	transfer.to = file
+	must(t, transfer.Begin(t.Context(), hashes))
+	receiveRest(t, transfer, data)
+	must(t, transfer.Finish(), file.Close())
+	wantFile(t, path, data)
+}
+
+// cancelling is a file whose user ends the command when the second piece was read.
+type cancelling struct {
+	*File
+	cancel func()
+}
+
+func (c *cancelling) Load(p []byte, offset int64) (bool, error) {
+	if offset > 0 {
+		c.cancel()
+	}
+	return c.File.Load(p, offset)
 }
 
 // The part of another image stays what it is.

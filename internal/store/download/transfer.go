@@ -80,6 +80,9 @@ func (t *Transfer) Begin(ctx context.Context, hashes []disk.PieceHash) error {
 		return errclass.Errorf(errclass.Corrupt, "the hashes of the copy are those of %.16s…, and the image's of %.16s…", sum,
 			t.image.PiecesChecksum)
 	}
+	t.sum.Reset() // an earlier call may have failed
+	t.next = 0
+	t.done.Store(0)
 	for i, want := range hashes {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

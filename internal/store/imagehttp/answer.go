@@ -25,15 +25,27 @@ type lease struct {
 	pieces []disk.PieceHash
 	file   *os.File
 	held   disk.Lease
+	// release gives back the room for the hashes.
+	release func()
 }
 
 // open leases the copy that a request names.
-func (s *server) open(r *http.Request) (*lease, error) {
+func (s *server) open(r *http.Request) (_ *lease, err error) {
 	c := peer.Copy{Image: r.PathValue("image"), UUID: r.PathValue("uuid"), DiskUUID: r.PathValue("disk")}
 	d, image, err := peer.FindImage(r.Context(), s.o.Disks, c)
 	if err != nil {
 		return nil, err
 	}
+	weight := min(int64(download.CountPieces(image.Bytes)), maxPieces)
+	if !s.pieces.TryAcquire(weight) {
+		return nil, errclass.Errorf(errclass.Transient, "other large images are being downloaded: try again later")
+	}
+	release := func() { s.pieces.Release(weight) }
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
 	pieces, err := d.Pieces(r.Context(), image.Name)
 	if errors.Is(err, errclass.Corrupt) {
 		s.noteDamage(r.Context(), c, err.Error())
@@ -53,10 +65,13 @@ func (s *server) open(r *http.Request) (*lease, error) {
 	if err != nil {
 		return nil, errors.Join(err, held.Close())
 	}
-	return &lease{copy: c, bytes: image.Bytes, pieces: pieces, file: file, held: held}, nil
+	return &lease{copy: c, bytes: image.Bytes, pieces: pieces, file: file, held: held, release: release}, nil
 }
 
-func (l *lease) close() error { return errors.Join(l.file.Close(), l.held.Close()) }
+func (l *lease) close() error {
+	defer l.release()
+	return errors.Join(l.file.Close(), l.held.Close())
+}
 
 func (s *server) noteDamage(ctx context.Context, c peer.Copy, why string) {
 	s.o.NoteDamage(context.WithoutCancel(ctx), c, why)

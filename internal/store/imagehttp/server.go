@@ -19,22 +19,30 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
 	"github.com/varvebackup/varve/internal/errclass"
+	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/download"
+	"github.com/varvebackup/varve/internal/store/handover"
 	"github.com/varvebackup/varve/internal/store/peer"
 )
 
 const (
-	// maxRequests is how many are answered at once. Each takes the hashes of an image, 32 MiB for a TiB.
-	maxRequests = 8
+	// maxRequests is how many are answered at once for the images of a disk: one that hangs keeps them.
+	maxRequests = 4
+	// maxPieces is of how many pieces the hashes are in memory at once: 32 MiB for an image of a TiB.
+	maxPieces = handover.MaxImageBytes / disk.PieceBytes / 2
+	// maxReviews is how many tokens are reviewed at once.
+	maxReviews = 4
 	// maxConnections is how many are open at once.
 	maxConnections = 64
 	// longestRequest is how long one lasts by default. The reader goes on with another one, and another token.
@@ -62,8 +70,12 @@ type Options struct {
 }
 
 type server struct {
-	o     Options
-	slots chan struct{} // has room for maxRequests
+	o       Options
+	reviews *semaphore.Weighted
+	pieces  *semaphore.Weighted
+
+	mu     sync.Mutex
+	ofDisk map[string]int // how many requests are being answered for each disk
 }
 
 // Run serves until ctx ends, and then returns nil.
@@ -93,7 +105,9 @@ func serve(ctx context.Context, o Options, l net.Listener) error {
 }
 
 func newHandler(o Options) http.Handler {
-	s := &server{o: o, slots: make(chan struct{}, maxRequests)}
+	s := &server{
+		o: o, reviews: semaphore.NewWeighted(maxReviews), pieces: semaphore.NewWeighted(maxPieces), ofDisk: map[string]int{},
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc(download.HashesPath, s.admit(s.sendHashes))
 	mux.HandleFunc(download.DataPath, s.admit(s.sendData))
@@ -104,22 +118,20 @@ func newHandler(o Options) http.Handler {
 // the response is on its way: then the connection breaks.
 func (s *server) admit(answer func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case s.slots <- struct{}{}:
-			defer func() { <-s.slots }()
-		default:
-			http.Error(w, fmt.Sprintf("%d requests are being answered: try again later", maxRequests),
-				http.StatusServiceUnavailable)
-			return
+		on := r.PathValue("disk")
+		err := s.checkToken(r)
+		if err == nil {
+			err = s.beginRequest(on)
 		}
-		if err := s.checkToken(r); err != nil {
+		if err != nil {
 			http.Error(w, err.Error(), errclass.HTTPStatus(err))
 			return
 		}
+		defer s.endRequest(on)
 		ctx, cancel := context.WithTimeout(r.Context(), cmp.Or(s.o.RequestTime, longestRequest))
 		defer cancel()
 		sent := &response{ResponseWriter: w}
-		err := answer(sent, r.WithContext(ctx))
+		err = answer(sent, r.WithContext(ctx))
 		if err == nil {
 			return
 		}
@@ -128,6 +140,26 @@ func (s *server) admit(answer func(http.ResponseWriter, *http.Request) error) ht
 			panic(http.ErrAbortHandler) // so that the reader does not take it for whole
 		}
 		http.Error(w, err.Error(), errclass.HTTPStatus(err))
+	}
+}
+
+// beginRequest returns an error of class Transient if too much is read from a disk. Otherwise endRequest must follow.
+func (s *server) beginRequest(on string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ofDisk[on] >= maxRequests {
+		return errclass.Errorf(errclass.Transient, "%d requests for images of disk %s are being answered: try again later",
+			maxRequests, on)
+	}
+	s.ofDisk[on]++
+	return nil
+}
+
+func (s *server) endRequest(on string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ofDisk[on]--; s.ofDisk[on] == 0 {
+		delete(s.ofDisk, on)
 	}
 }
 
@@ -152,6 +184,10 @@ func (s *server) checkToken(r *http.Request) error {
 	if !ok {
 		return errclass.Errorf(errclass.Denied, "the request has no token: use `varve image download`")
 	}
+	if !s.reviews.TryAcquire(1) {
+		return errclass.Errorf(errclass.Transient, "%d tokens are being reviewed: try again later", maxReviews)
+	}
+	defer s.reviews.Release(1)
 	ctx, cancel := context.WithTimeout(r.Context(), reviewPatience)
 	defer cancel()
 	review, err := s.o.Kubernetes.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubernetesfake "k8s.io/client-go/kubernetes/fake"
@@ -305,6 +307,37 @@ func TestServer_isBounded(t *testing.T) {
 		_, err := w.read(0)
 		return err
 	})
+}
+
+// newRequest returns a request for a copy, as the server has it.
+func newRequest(c download.Copy) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "/", http.NoBody)
+	r.SetPathValue("image", c.Image)
+	r.SetPathValue("uuid", c.UUID)
+	r.SetPathValue("disk", c.DiskUUID)
+	return r
+}
+
+// The hashes of all images that are downloaded take no more room than the store has.
+func TestServer_boundsHashes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := &server{o: w.options, pieces: semaphore.NewWeighted(5)}
+	request := newRequest(golden)
+	first, err := s.open(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.open(request); !errors.Is(err, errclass.Transient) {
+		t.Errorf("4 and 4 pieces of 5: %v", err)
+	}
+	if err := first.close(); err != nil {
+		t.Fatal(err)
+	}
+	request.SetPathValue("uuid", "another")
+	if _, err := s.open(request); !errors.Is(err, errclass.NotFound) || !s.pieces.TryAcquire(5) {
+		t.Errorf("what failed keeps room: %v", err)
+	}
 }
 
 // A reader that takes nothing, and one that takes for ever, keep the copy only for so long.
