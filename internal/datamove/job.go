@@ -255,7 +255,7 @@ func (j Job) validateTunnel() error {
 	if j.Tunnel != nil && (j.Kind != Upload || j.VolumeMode != "" || j.Tunnel.BackupUID == "" || j.Tunnel.Volume == "") {
 		return errors.New("a tunnel without a backup or a volume, or beside another source")
 	}
-	if j.Definition && j.Tunnel == nil && (j.Endpoint == nil || !j.Endpoint.Export) {
+	if j.Definition && j.Tunnel == nil && j.Endpoint == nil {
 		return errors.New("the definition of a machine without a disk of it")
 	}
 	return nil

@@ -112,10 +112,6 @@ func TestDecodeJob_refuses(t *testing.T) {
 			edited(uploadJob(), func(j *Job) { j.Definition = true }),
 			"without a disk of it",
 		},
-		"a definition of a pull backup": {
-			edited(endpointJob(), func(j *Job) { j.Definition = true }),
-			"without a disk of it",
-		},
 		"an export with a checkpoint": {
 			edited(exportJob(), func(j *Job) { j.Endpoint.Checkpoint, j.Endpoint.CheckpointUID = "daily-1", "b1" }),
 			"an export with checkpoints",

@@ -33,7 +33,7 @@ func (m *MachineBackups) chosen(upload *velerov2.DataUpload) (uploadExposer, err
 		return m.Endpoints, nil
 	case m.Tunnel == nil && (source == "" || datamove.ReadsExport(config)):
 		return nil, refuse("spec.dataMoverConfig: machines run under KubeVirt in this cluster, whose disks are read from "+
-			"the endpoints of its pull backups: set %s to %s, or back the whole machine up with `varve backup create`",
+			"the endpoints of its pull backups: set %s to %s, or back the whole machine up with `varve vm backup`",
 			datamove.ConfigSource, datamove.SourceEndpoints)
 	case datamove.ReadsExport(config):
 		return m.Exports, nil

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -206,6 +207,10 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 	if o.failed == "" && !o.stored {
 		if o.failed, err = r.findDifference(ctx, b); err != nil {
 			return ctrl.Result{}, err
+		}
+		if o.failed != "" {
+			// Later looks find what was canceled because of it.
+			b.Status.VolumeBackups[0].Error = &harvesterv1.Error{Time: ptr.To(metav1.NewTime(now)), Message: &o.failed}
 		}
 	}
 	if o.stored {

@@ -99,14 +99,15 @@ func observeUploads(s *harvesterv1.VirtualMachineBackupStatus, now time.Time, al
 // that it does not have fails by its DataUpload.
 func describeDifference(s *harvesterv1.VirtualMachineBackupStatus, included []backupv1.IncludedVolume) string {
 	for _, v := range included {
+		name := cmp.Or(v.Name, v.VolumeName) // as Varve and KubeVirt 1.8 have it
 		planned := slices.ContainsFunc(s.VolumeBackups,
-			func(p harvesterv1.VolumeBackup) bool { return p.VolumeName == v.Name })
+			func(p harvesterv1.VolumeBackup) bool { return p.VolumeName == name })
 		left := slices.ContainsFunc(s.ExcludedVolumes, func(e harvesterv1.ExcludedVolume) bool {
-			return e.Name == v.Name && e.Reason == harvesterv1.ExcludedByUser
+			return e.Name == name && e.Reason == harvesterv1.ExcludedByUser
 		})
 		if !planned && !left {
 			return fmt.Sprintf("volume %s was added to the machine while the backup waited: create another backup",
-				v.Name)
+				name)
 		}
 	}
 	return ""
