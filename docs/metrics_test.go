@@ -202,7 +202,9 @@ func reportStore(t *testing.T, r prometheus.Registerer) {
 	if err := r.Register(s); err != nil {
 		t.Fatal(err)
 	}
-	s.Looked([]storemetric.Disk{{Name: "disk", Known: true}}, []longhornv1.BackingImageV2CopyInfo{
+	s.Looked([]storemetric.Disk{{
+		Name: "disk", Known: true, Scrubbed: true, Images: []storemetric.Image{{Name: "image", LastRead: time.Unix(1, 0)}},
+	}}, []longhornv1.BackingImageV2CopyInfo{
 		{Name: "image", DiskUUID: "uuid", State: longhornv1.StateInProgress},
 	}, map[string]string{"uuid": "disk"}, time.Unix(1_800_000_000, 0))
 }

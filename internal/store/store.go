@@ -28,6 +28,7 @@ import (
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/metricsaccess"
+	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/store/agent"
 	"github.com/varvebackup/varve/internal/store/csi"
 	"github.com/varvebackup/varve/internal/store/diskset"
@@ -118,7 +119,8 @@ func Run(ctx context.Context, o Options) error {
 			return agent.Run(ctx, agent.Options{
 				Node: o.Node, Namespace: o.Namespace, HostRoot: o.HostRoot, DefaultDisk: o.DefaultDisk, Disks: disks,
 				Opened: driver.LeaseAttached, Orphans: driver.DescribeOrphans, Looked: ready.noteLook,
-				CopyReady: driver.WakeClaims, Measures: measures, Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
+				CopyReady: driver.WakeClaims, Measures: measures,
+				Events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-store")), Config: o.Config, PodIP: o.PodIP, TLSDir: o.TLSDir,
 				Clock: clock.RealClock{}, Logger: log,
 				Scrub:    agent.ScrubOptions{BytesPerSecond: o.ScrubBytesPerSecond, Interval: o.ScrubInterval},
 				Register: func(r grpc.ServiceRegistrar) { csispec.RegisterSnapshotMetadataServer(r, local) },

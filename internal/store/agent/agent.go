@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -73,6 +74,8 @@ type Options struct {
 	Orphans func(ctx context.Context, d diskset.Disk, deletable map[string]bool) []string
 	// Looked is called whenever the agent has looked at all disks and copies, and reported them. It may be nil.
 	Looked func()
+	// Events receives events on images. It may be nil.
+	Events events.EventRecorder
 	// Measures are told what was found and reported, and what failed. They may be nil.
 	Measures *metric.Set
 	// CopyReady is called when a copy of an image has got ready on a disk of the node, and is reported. It may be nil.

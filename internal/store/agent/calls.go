@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
@@ -51,6 +52,7 @@ func (a *agent) NoteDamage(ctx context.Context, c peer.Copy, why string) {
 	}
 	a.Logger.Error("the copy of an image is damaged", "disk", c.DiskUUID, "image", c.Image, "uuid", c.UUID, "found", why,
 		"error", err)
+	a.recordEvent(ctx, c, corev1.EventTypeWarning, reasonCopyDamaged, "Check", a.describePlace(c)+" is damaged: "+why)
 	if a.scrubber != nil {
 		a.scrubber.WakeUp() // to repair it
 	}

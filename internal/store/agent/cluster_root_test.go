@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -82,6 +83,7 @@ type node struct {
 	fs         *loop.FileSystem
 	set        *diskset.Set
 	agent      *agent
+	events     *events.FakeRecorder
 	reached    func(step string) error
 	opened     func(context.Context, diskset.Disk) error
 	cancel     context.CancelFunc
@@ -102,11 +104,11 @@ func (c *cluster) addNode(name string) *node {
 // start starts the agent as a new process does.
 func (n *node) start() {
 	n.c.t.Helper()
-	n.set = &diskset.Set{}
+	n.set, n.events = &diskset.Set{}, events.NewFakeRecorder(1000)
 	n.agent = newAgent(Options{
 		Node: n.name, Namespace: namespace, DefaultDisk: n.fs.Dir, Disks: n.set, PodIP: n.ip, Port: n.c.port,
 		TLSDir: n.c.authority.ServiceFiles(n.c.t, names.StoreHost), Clock: n.c.clock, Logger: slog.New(slog.DiscardHandler),
-		Opened: n.opened, Scrub: n.c.scrub,
+		Opened: n.opened, Scrub: n.c.scrub, Events: n.events,
 	}, n.c.client, n.c.client)
 	n.agent.reached, n.agent.diskClock = n.reached, clock.RealClock{}
 	ctx, cancel := context.WithCancel(context.Background())

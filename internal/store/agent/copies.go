@@ -47,6 +47,7 @@ func (a *agent) lookAtCopies(
 			reports[key] = info
 		}
 		s.scrubbed = a.scrubStatus(s.open)
+		s.images = measureImages(s, images)
 		s.notes = slices.Concat(describeDamage(s.objects, images), a.describeHeads(s.objects),
 			a.deleteOrphans(ctx, s, images))
 		if a.Orphans != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskguard"
 	"github.com/varvebackup/varve/internal/store/diskset"
+	"github.com/varvebackup/varve/internal/store/metric"
 	"github.com/varvebackup/varve/internal/store/reflink"
 	"github.com/varvebackup/varve/internal/store/scrub"
 )
@@ -79,6 +80,8 @@ type diskState struct {
 	notes   []string
 	// scrubbed is what the scrub knows of the disk, or nil.
 	scrubbed *scrub.Status
+	// images are the copies on the disk that belong to images.
+	images []metric.Image
 	// deletable are the UUIDs of images, and the names of volumes, that a user allows to be deleted if no object has them.
 	deletable map[string]bool
 }

@@ -12,7 +12,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/metric"
+	"github.com/varvebackup/varve/internal/store/names"
 )
 
 // recallReport reads the InstanceManager, or makes it, unless its content is known. The failures that it has count on.
@@ -118,7 +120,7 @@ func (a *agent) updateMetrics(states []*diskState) {
 	}
 	before := a.measured
 	a.measured = map[string]metric.Disk{}
-	names := map[string]string{}
+	disksByUUID := map[string]string{}
 	for _, s := range states {
 		if d, ok := before[s.name]; ok && s.slow {
 			a.measured[s.name] = d
@@ -129,9 +131,12 @@ func (a *agent) updateMetrics(states []*diskState) {
 			Name: s.name, Reason: c.Reason, Ready: c.Status == metav1.ConditionTrue, Reserved: s.spec.StorageReserved,
 		}
 		if s.open != nil {
-			names[string(s.open.UUID)] = s.name
+			disksByUUID[string(s.open.UUID)] = s.name
 			d.Known, d.Capacity, d.Available = true, s.usage.Capacity, s.usage.Available
-			d.Provisioned = scheduledBytes(s.objects)
+			d.Provisioned, d.Images = scheduledBytes(s.objects), s.images
+			if s.scrubbed != nil {
+				d.Scrubbed, d.BadPieces, d.RepairedPieces = true, s.scrubbed.BadPieces, s.scrubbed.RepairedPieces
+			}
 			for _, o := range s.objects {
 				if _, ok := volumeOf(o); ok {
 					d.Volumes++
@@ -142,7 +147,24 @@ func (a *agent) updateMetrics(states []*diskState) {
 	}
 	disks := slices.Collect(maps.Values(a.measured))
 	copies, _ := a.ListCopies()
-	a.Measures.Looked(disks, copies, names, a.writtenAt)
+	a.Measures.Looked(disks, copies, disksByUUID, a.writtenAt)
+}
+
+// measureImages returns what the metrics say of the copies on a disk. Those that no image has are left out, because the
+// name of an image may be used again.
+func measureImages(s *diskState, images []longhornv1.BackingImage) (all []metric.Image) {
+	for _, o := range s.objects {
+		name, uuid, ok := names.IsImage(o.Name)
+		if !ok || o.Kind != disk.KindImage || findImage(images, name, uuid) == nil {
+			continue
+		}
+		i := metric.Image{Name: name, Damaged: o.State == disk.StateDamaged}
+		if s.scrubbed != nil {
+			i.LastRead = s.scrubbed.LastRead[o.UID]
+		}
+		all = append(all, i)
+	}
+	return all
 }
 
 func (a *agent) countFailure(operation string) {

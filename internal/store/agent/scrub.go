@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,6 +28,46 @@ type ScrubOptions struct {
 }
 
 var _ scrub.Copies = (*agent)(nil)
+
+// Reasons of events on images.
+const (
+	// reasonCopyDamaged: a copy is not what was sealed, or cannot be read. Nobody reads or clones it until it is repaired.
+	reasonCopyDamaged = "CopyDamaged"
+	// reasonCopyRepaired: what was wrong in a copy was replaced.
+	reasonCopyRepaired = "CopyRepaired"
+	// reasonCopyNotRepaired: a damaged copy stays as it is for now. The message says why.
+	reasonCopyNotRepaired = "CopyNotRepaired"
+)
+
+// NoteRepair implements [scrub.Copies].
+func (a *agent) NoteRepair(ctx context.Context, c peer.Copy, pieces int, err error) {
+	if err != nil {
+		a.recordEvent(ctx, c, corev1.EventTypeWarning, reasonCopyNotRepaired, "Repair",
+			a.describePlace(c)+" is damaged and not repaired yet: "+err.Error())
+		return
+	}
+	a.recordEvent(ctx, c, corev1.EventTypeNormal, reasonCopyRepaired, "Repair",
+		fmt.Sprintf("%s is repaired: %d MiB were replaced with those of other copies", a.describePlace(c), pieces))
+}
+
+// describePlace says which copy is meant, for somebody who knows the image.
+func (a *agent) describePlace(c peer.Copy) string {
+	name := c.DiskUUID
+	if d, err := a.Disks.Find(disk.UID(c.DiskUUID)); err == nil {
+		name = d.Name
+	}
+	return fmt.Sprintf("the copy on disk %s of node %s", name, a.Node)
+}
+
+// recordEvent records an event on the image of a copy, if the image still exists.
+func (a *agent) recordEvent(ctx context.Context, c peer.Copy, kind, reason, action, note string) {
+	image := &longhornv1.BackingImage{}
+	key := client.ObjectKey{Namespace: a.Namespace, Name: c.Image}
+	if a.Events == nil || a.cached.Get(ctx, key, image) != nil || image.Status.UUID != c.UUID {
+		return
+	}
+	a.Events.Eventf(image, nil, kind, reason, action, "%s", note)
+}
 
 // CanRepair implements [scrub.Copies]. What cannot be found out counts as no.
 func (a *agent) CanRepair(ctx context.Context, c peer.Copy) (wanted, others bool) {

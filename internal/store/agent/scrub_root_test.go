@@ -124,6 +124,15 @@ func TestScrub_findsAndRepairsAFlippedBit(t *testing.T) {
 	}
 	a.await(longhornv1.StateReady)
 	a.wantContent(data)
+	for _, want := range []string{
+		"Warning CopyDamaged the copy on disk default-disk of node a is damaged: MiB 5 is not what was sealed",
+		"Normal CopyRepaired the copy on disk default-disk of node a is repaired: 1 MiB were replaced with those of other " +
+			"copies",
+	} {
+		if got := <-a.events.Events; got != want {
+			t.Errorf("the event %q, and not %q", got, want)
+		}
+	}
 	c.eventually("the pass to end", func() error {
 		if s := a.diskStatus(); !s.LastScrubTime.After(before) {
 			return fmt.Errorf("%v", s.LastScrubTime)
@@ -156,6 +165,13 @@ func TestScrub_repairsLater(t *testing.T) {
 	a.damage(3*mib + 2)
 	c.clock.Step(time.Hour) // the pass may have read it before
 	a.await(longhornv1.StateFailed)
+	if got := <-a.events.Events; !strings.HasPrefix(got, "Warning CopyDamaged the copy on disk default-disk of node a ") {
+		t.Error(got)
+	}
+	if got := <-a.events.Events; !strings.HasPrefix(got, "Warning CopyNotRepaired the copy on disk default-disk of node a ") ||
+		!strings.Contains(got, "make one more") {
+		t.Error(got)
+	}
 	good := c.addNode("good")
 	c.addDisk(good)
 	good.putImage(data)

@@ -31,6 +31,21 @@ type Disk struct {
 	Capacity, Available, Provisioned, Reserved int64
 	// Volumes is how many volumes it has.
 	Volumes int
+	// Images are the copies of images on it.
+	Images []Image
+	// Scrubbed says that its copies are read now and then. Pieces are those that were found to be wrong, and that were
+	// replaced, since the disk was opened.
+	Scrubbed                  bool
+	BadPieces, RepairedPieces int64
+}
+
+// Image is the copy of an image on a disk.
+type Image struct {
+	Name string
+	// Damaged says that the copy is not what was sealed, and was not repaired yet.
+	Damaged bool
+	// LastRead is when it was last read as a whole, or first seen. It is zero if nobody reads it.
+	LastRead time.Time
 }
 
 var (
@@ -52,6 +67,18 @@ var (
 		[]string{"node", "state"}, nil)
 	copyProgress = prometheus.NewDesc("varve_store_copy_progress_ratio",
 		"How much of a copy that is being made is there, from 0 to 1.", []string{"node", "disk", "image"}, nil)
+	imageDamaged = prometheus.NewDesc("varve_store_image_damaged",
+		"1 for each copy of an image that is damaged and was not repaired yet, otherwise 0.",
+		[]string{"node", "disk", "image"}, nil)
+	imageLastRead = prometheus.NewDesc("varve_store_image_last_scrub_timestamp_seconds",
+		"When the scrub last read the whole copy, or first saw it if it has not read it yet, in Unix time. Absent if the "+
+			"scrub is off.", []string{"node", "disk", "image"}, nil)
+	badPieces = prometheus.NewDesc("varve_store_scrub_bad_pieces_total",
+		"Pieces of copies of images (1 MiB each) that were wrong or could not be read. Absent if the scrub is off.",
+		diskLabels, nil)
+	repairedPieces = prometheus.NewDesc("varve_store_scrub_repaired_pieces_total",
+		"Pieces of copies of images (1 MiB each) that were replaced with those of other copies. Absent if the scrub is off.",
+		diskLabels, nil)
 	lastReport = prometheus.NewDesc("varve_store_last_report_timestamp_seconds",
 		"When the store last wrote its report, in Unix time. Absent before the first one.", []string{"node"}, nil)
 
@@ -101,6 +128,7 @@ func (s *Set) Looked(
 func (s *Set) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		info, diskReady, diskCapacity, diskAvailable, diskProvisioned, diskReserved, volumes, copyProgress, lastReport,
+		imageDamaged, imageLastRead, badPieces, repairedPieces,
 	} {
 		ch <- d
 	}
@@ -135,12 +163,34 @@ func (s *Set) Collect(ch chan<- prometheus.Metric) {
 			send(diskAvailable, float64(d.Available), d.Name)
 			send(diskProvisioned, float64(d.Provisioned), d.Name)
 		}
+		s.collectImages(ch, &d)
 	}
 	send(volumes, float64(attached), "attached")
 	send(volumes, float64(max(0, all-attached)), "detached")
 	for _, c := range s.copies {
 		if name, ok := s.names[c.DiskUUID]; ok && c.State == longhornv1.StateInProgress {
 			send(copyProgress, float64(c.Progress)/100, name, c.Name)
+		}
+	}
+}
+
+// collectImages reports the copies of images on a disk.
+func (s *Set) collectImages(ch chan<- prometheus.Metric, d *Disk) {
+	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, kind, value, append([]string{s.node, d.Name}, labels...)...)
+	}
+	if d.Scrubbed {
+		send(badPieces, prometheus.CounterValue, float64(d.BadPieces))
+		send(repairedPieces, prometheus.CounterValue, float64(d.RepairedPieces))
+	}
+	for _, i := range d.Images {
+		damaged := 0.0
+		if i.Damaged {
+			damaged = 1
+		}
+		send(imageDamaged, prometheus.GaugeValue, damaged, i.Name)
+		if !i.LastRead.IsZero() {
+			send(imageLastRead, prometheus.GaugeValue, float64(i.LastRead.Unix()), i.Name)
 		}
 	}
 }

@@ -55,7 +55,8 @@ func TestSet(t *testing.T) {
 	s.Looked([]metric.Disk{
 		{
 			Name: "fast", Reason: "DiskReady", Known: true, Ready: true, Capacity: 100, Available: 70, Provisioned: 300,
-			Reserved: 10, Volumes: 5,
+			Reserved: 10, Volumes: 5, Scrubbed: true, BadPieces: 3, RepairedPieces: 2,
+			Images: []metric.Image{{Name: "debian", Damaged: true}, {Name: "fedora", LastRead: time.Unix(900, 0)}},
 		},
 		{Name: "hung", Reason: "DiskSilent", Reserved: 20},
 	}, []longhornv1.BackingImageV2CopyInfo{
@@ -68,6 +69,9 @@ func TestSet(t *testing.T) {
 		"disk_capacity_bytes{disk=fast,node=n} 100", "disk_provisioned_bytes{disk=fast,node=n} 300",
 		"disk_ready{disk=fast,node=n,reason=DiskReady} 1", "disk_ready{disk=hung,node=n,reason=DiskSilent} 0",
 		"disk_reserved_bytes{disk=fast,node=n} 10", "disk_reserved_bytes{disk=hung,node=n} 20",
+		"image_damaged{disk=fast,image=debian,node=n} 1", "image_damaged{disk=fast,image=fedora,node=n} 0",
+		"image_last_scrub_timestamp_seconds{disk=fast,image=fedora,node=n} 900",
+		"scrub_bad_pieces_total{disk=fast,node=n} 3", "scrub_repaired_pieces_total{disk=fast,node=n} 2",
 		"last_report_timestamp_seconds{node=n} 1000", "volumes{node=n,state=attached} 2",
 		"volumes{node=n,state=detached} 3",
 	}, failures...)

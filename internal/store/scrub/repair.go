@@ -27,13 +27,19 @@ func (w *worker) repairCopy(ctx context.Context, d diskset.Disk, o disk.Object) 
 		return false
 	}
 	w.noteAttempt(o.UID, true)
+	fetched := 0
 	err := d.Repair(ctx, o.Name, o.UID, func(ctx context.Context, piece int, has, want []byte) error {
+		w.countBad(o.UID, int64(piece))
 		whole := extent.Extent{Offset: int64(piece) * disk.PieceBytes, Length: int64(len(want))}
 		if err := w.noteShares(ctx, d, o, int64(piece), []extent.Extent{whole}); err != nil {
 			return err
 		}
-		if err := w.Copies.FetchPiece(ctx, c, piece, want); err != nil || has == nil {
+		if err := w.Copies.FetchPiece(ctx, c, piece, want); err != nil {
 			return err
+		}
+		fetched++
+		if has == nil {
+			return nil
 		}
 		return w.noteShares(ctx, d, o, int64(piece), differentBlocks(has, want, whole.Offset))
 	})
@@ -44,9 +50,12 @@ func (w *worker) repairCopy(ctx context.Context, d diskset.Disk, o disk.Object) 
 	w.noteAttempt(o.UID, false)
 	switch {
 	case err == nil:
+		w.countRepaired(o.UID, fetched)
+		w.Copies.NoteRepair(ctx, c, fetched, nil)
 		w.Logger.Warn("a damaged copy of an image was repaired", "disk", d.Name, "image", c.Image, "uuid", c.UUID)
 	case errors.Is(err, errclass.NotFound): // it was deleted
 	case ctx.Err() == nil:
+		w.Copies.NoteRepair(ctx, c, 0, err)
 		w.Logger.Error("a damaged copy of an image is not repaired yet", "disk", d.Name, "image", c.Image, "uuid", c.UUID,
 			"error", err)
 	}

@@ -42,6 +42,8 @@ type Copies interface {
 	CanRepair(ctx context.Context, c peer.Copy) (wanted, others bool)
 	// FetchPiece reads a piece of an image from another copy than that one.
 	FetchPiece(ctx context.Context, c peer.Copy, piece int, p []byte) error
+	// NoteRepair is told how an attempt to repair a copy ended: how many pieces it replaced, or why it failed.
+	NoteRepair(ctx context.Context, c peer.Copy, pieces int, err error)
 }
 
 // Options say how a node's disks are read.
@@ -80,6 +82,11 @@ type Status struct {
 	// Shares are the volumes that have wrong blocks of a copy. Omitted says that there were more than can be noted.
 	Shares  []Share
 	Omitted bool
+	// LastRead says when each copy on the disk was last read as a whole, or first seen if it was not read yet.
+	LastRead map[disk.UID]time.Time
+	// BadPieces is how many pieces were found to be wrong, and RepairedPieces how many were replaced, both since the disk
+	// was opened.
+	BadPieces, RepairedPieces int64
 }
 
 // New returns a Scrubber that has read nothing yet.
@@ -112,7 +119,7 @@ func (s *Scrubber) Status(uuid disk.UID) (status Status, ok bool) {
 	}
 	return Status{
 		LastEnded: w.state.Ended, GoesOn: w.state.GoesOn, Percent: w.percent, Shares: slices.Clone(w.state.Shares),
-		Omitted: w.state.Omitted,
+		Omitted: w.state.Omitted, LastRead: w.state.listReads(), BadPieces: w.badPieces, RepairedPieces: w.repairedPieces,
 	}, true
 }
 
@@ -218,6 +225,8 @@ type worker struct {
 	trying  disk.UID
 	looked  map[disk.UID]bool // objects that were looked at, and share nothing but what is noted
 
+	badPieces, repairedPieces int64
+
 	savedAt time.Time // when the state was written, and whether it has changed since
 	dirty   bool
 
@@ -227,12 +236,14 @@ type worker struct {
 	busyUntil           map[disk.UID]time.Time // when to try again, for a copy on which somebody else works
 	hashes              []disk.PieceHash       // of the image hashesOf
 	hashesOf            disk.UID
+	bad                 map[disk.UID]map[int64]bool // pieces of copies that are wrong and were counted
 }
 
 func (s *Scrubber) newWorker(uuid disk.UID) *worker {
 	return &worker{
 		Scrubber: s, uuid: uuid, reader: newReader(), wake: make(chan struct{}, 1), ended: make(chan struct{}),
 		triedAt: map[disk.UID]time.Time{}, busyUntil: map[disk.UID]time.Time{},
+		bad: map[disk.UID]map[int64]bool{},
 	}
 }
 
@@ -336,6 +347,7 @@ func (w *worker) workOnDisk(ctx context.Context, d diskset.Disk) (read int64, wo
 	if w.isDue() {
 		w.saveState(d)
 	}
+	w.noteCopies(objects)
 	w.pruneShares(ctx, d)
 	for _, o := range objects {
 		if o.Kind == disk.KindImage && o.State == disk.StateDamaged && w.repairCopy(ctx, d, o) {
@@ -387,7 +399,11 @@ func (w *worker) continuePass(
 	if err != nil {
 		return 0, false, err
 	}
-	w.updateState(func(st *state) { st.Image, st.Piece = o.UID, piece+1 })
+	w.updateState(func(st *state) {
+		if st.Image, st.Piece = o.UID, piece+1; st.Piece >= countPieces(o) {
+			st.noteRead(o.UID, w.Clock.Now())
+		}
+	})
 	w.mu.Lock()
 	w.percent = percentOf(images, o.UID, piece+1)
 	w.mu.Unlock()
@@ -451,8 +467,10 @@ func (w *worker) checkPiece(
 		if err := w.reader.checkAnswers(d.Path); err != nil {
 			return read, fmt.Errorf("disk %s does not answer: %w", d.Name, err)
 		}
+		w.countBad(o.UID, piece)
 		w.Copies.NoteDamage(ctx, copyOf(d, o), fmt.Sprintf("MiB %d cannot be read: %v", piece, errAgain))
 	default:
+		w.countBad(o.UID, piece)
 		w.Copies.NoteDamage(ctx, copyOf(d, o), fmt.Sprintf("MiB %d is not what was sealed", piece))
 	}
 	return read, nil

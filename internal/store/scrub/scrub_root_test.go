@@ -38,6 +38,7 @@ type bench struct {
 	scrub   *Scrubber
 	worker  *worker
 	damaged []string
+	repairs []string
 	// fetch returns a piece of another copy; nil: there is none.
 	fetch func(piece int, p []byte) error
 }
@@ -105,6 +106,10 @@ func (b *bench) FetchPiece(_ context.Context, _ peer.Copy, piece int, p []byte) 
 		return b.fetch(piece, p)
 	}
 	return errclass.Errorf(errclass.Transient, "nobody has it")
+}
+
+func (b *bench) NoteRepair(_ context.Context, c peer.Copy, pieces int, err error) {
+	b.repairs = append(b.repairs, fmt.Sprintf("%s: %d, %t", c.Image, pieces, err == nil))
 }
 
 func (b *bench) image(name, uuid string, data []byte) {
@@ -231,6 +236,10 @@ func TestScrub_notesVolumesBeforeTheRepair(t *testing.T) {
 		return nil
 	}
 	b.pass()
+	status, _ := b.scrub.Status("disk-1")
+	if status.BadPieces != 1 || status.RepairedPieces != 1 {
+		t.Errorf("%d pieces were wrong, and %d were repaired", status.BadPieces, status.RepairedPieces)
+	}
 	if got, want := b.noted(), []string{"volume/pvc-1 1048576+4096"}; !slices.Equal(got, want) || fetched != 1 {
 		t.Errorf("after the repair the disk has %q; %d pieces were fetched", got, fetched)
 	}
@@ -238,6 +247,50 @@ func TestScrub_notesVolumesBeforeTheRepair(t *testing.T) {
 	b.pass()
 	if status, _ := b.scrub.Status("disk-1"); len(status.Shares) != 1 || len(b.damaged) != 1 {
 		t.Errorf("after a restart: %+v, %q", status, b.damaged)
+	}
+}
+
+// The status counts what was wrong once, also if the repair takes several attempts, and has when each copy was read.
+func TestScrub_countsWhatItFinds(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	data := disktest.Noise(4, 3<<20)
+	b.image("bad", "a", data)
+	b.image("good", "b", data)
+	b.flip(names.Image("bad", "a"), 5)
+	b.flip(names.Image("bad", "a"), 2<<20+5)
+	seen := b.clock.Now()
+	b.pass() // with one attempt to repair it
+	status, _ := b.scrub.Status("disk-1")
+	if status.BadPieces != 2 || status.RepairedPieces != 0 {
+		t.Errorf("%d pieces were wrong, and %d were repaired", status.BadPieces, status.RepairedPieces)
+	}
+	if got := status.LastRead; len(got) != 2 || !got["a"].Equal(seen) || !got["b"].After(seen) {
+		t.Errorf("the copies were read at %v, and first seen at %s", got, seen)
+	}
+	b.fetch = func(piece int, p []byte) error {
+		copy(p, data[piece<<20:])
+		return nil
+	}
+	b.clock.Step(repairInterval)
+	b.clock.Step(b.step())
+	b.restart() // what was read stays known
+	b.clock.Step(b.step())
+	b.clock.Step(time.Hour)
+	b.pass()
+	status, _ = b.scrub.Status("disk-1")
+	if !status.LastRead["a"].After(seen.Add(time.Hour)) || len(status.LastRead) != 2 {
+		t.Errorf("after the next pass: %v", status.LastRead)
+	}
+	if want := []string{"bad: 0, false", "bad: 2, true"}; !slices.Equal(b.repairs, want) {
+		t.Errorf("it says of repairs: %q", b.repairs)
+	}
+	if err := b.files.Delete(t.Context(), names.Image("bad", "a")); err != nil {
+		t.Fatal(err)
+	}
+	b.clock.Step(b.step())
+	if status, _ = b.scrub.Status("disk-1"); len(status.LastRead) != 1 {
+		t.Errorf("after the copy was deleted: %v", status.LastRead)
 	}
 }
 

@@ -17,7 +17,7 @@ func TestState_survives(t *testing.T) {
 	dir := t.TempDir()
 	want := state{
 		Format: stateVersion, Started: time.Unix(1000, 0).UTC(), Ended: time.Unix(900, 0).UTC(), GoesOn: true,
-		Image: "u", Piece: 7,
+		Image: "u", Piece: 7, Copies: map[disk.UID]copyNotes{"u": {Read: time.Unix(800, 0).UTC()}},
 		Omitted: true, Shares: []Share{{
 			Image: "debian", ImageUUID: "u", Object: "volume/pvc-1", Piece: 5, Parts: []part{{5 << 20, 4096, 1 << 30}},
 			Found: time.Unix(990, 0).UTC(),

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -35,10 +36,44 @@ type state struct {
 	// Image and Piece are the next to be read, in the order of the images' UIDs.
 	Image disk.UID `json:"image,omitempty"`
 	Piece int64    `json:"piece,omitempty"`
+	// Copies are what is known of each copy on the disk.
+	Copies map[disk.UID]copyNotes `json:"copies,omitempty"`
 	// Shares are volumes that share wrong blocks with a copy that was damaged.
 	Shares []Share `json:"shares,omitempty"`
 	// Omitted says that there were more than maxShares. Nobody can tell when the others are gone, so it stays.
 	Omitted bool `json:"omitted,omitempty"`
+}
+
+// copyNotes are what is known of a copy.
+type copyNotes struct {
+	// Read is when the copy was last read as a whole, or first seen if it was not read yet.
+	Read time.Time `json:"read"`
+}
+
+// noteRead notes that a copy was read as a whole.
+func (st *state) noteRead(image disk.UID, at time.Time) {
+	notes := st.Copies[image]
+	notes.Read = at
+	st.setNotes(image, notes)
+}
+
+// setNotes replaces the map, because others may read the old one.
+func (st *state) setNotes(image disk.UID, notes copyNotes) {
+	next := maps.Clone(st.Copies)
+	if next == nil {
+		next = map[disk.UID]copyNotes{}
+	}
+	next[image] = notes
+	st.Copies = next
+}
+
+// listReads returns when each copy was read.
+func (st *state) listReads() map[disk.UID]time.Time {
+	reads := make(map[disk.UID]time.Time, len(st.Copies))
+	for image, notes := range st.Copies {
+		reads[image] = notes.Read
+	}
+	return reads
 }
 
 // Share is a volume that has wrong blocks of a copy of an image, because it is a clone of it.
