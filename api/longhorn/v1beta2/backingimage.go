@@ -47,6 +47,10 @@ const (
 	ParameterCACertificate = "ca-certificate"
 )
 
+// AnnotationCheckCopy and the UUID of a disk are the name of an annotation of a BackingImage. The store of the disk
+// reads the copy there at once, and compares it with what was sealed, whenever the annotation has a new value.
+const AnnotationCheckCopy = "check-copy.varvebackup.io/"
+
 // BackingImageState says how far an image's copy is.
 type BackingImageState string
 

@@ -128,6 +128,9 @@ func (a *agent) lookAtCopy(
 	case longhornv1.StatePending, longhornv1.StateReady, longhornv1.StateUnknown:
 	}
 	if d.state == longhornv1.StateReady {
+		if request := image.Annotations[longhornv1.AnnotationCheckCopy+key.diskUUID]; a.scrubber != nil && request != "" {
+			a.scrubber.RequestCheck(s.open.UUID, v.copy.UID, request)
+		}
 		info.PiecesChecksum = s.open.sumPieces(ctx, *v.copy)
 		info.Size, info.CurrentChecksum, info.RealSize = v.copy.Bytes, v.copy.Checksum, v.realSize
 	} else if v.making != nil {

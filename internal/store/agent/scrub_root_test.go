@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/store/disk"
@@ -179,6 +180,39 @@ func TestScrub_repairsLater(t *testing.T) {
 	c.noteReady(good)
 	c.clock.Step(time.Hour)
 	a.await(longhornv1.StateReady)
+	a.wantContent(data)
+}
+
+// A copy is read at once, and repaired, if the image has an annotation that asks for it, as after a backup that failed.
+func TestScrub_checksACopyThatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	data := withHole(4, 3*mib+5)
+	c, a, _ := newScrubbed(t, data, true)
+	c.eventually("a whole pass", func() error {
+		if s := a.diskStatus(); s == nil || s.LastScrubTime == nil {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	a.disk().FlipBit(a.fs.Device, names.Image(imageName, imageUUID), 3*mib+2)
+	image := &longhornv1.BackingImage{}
+	if err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: imageName}, image); err != nil {
+		t.Fatal(err)
+	}
+	metav1.SetMetaDataAnnotation(&image.ObjectMeta, longhornv1.AnnotationCheckCopy+a.uuid(), "backup")
+	if err := c.client.Update(t.Context(), image); err != nil {
+		t.Fatal(err)
+	}
+	c.eventually("the repair", func() error {
+		select {
+		case text := <-a.events.Events:
+			if strings.HasPrefix(text, "Normal CopyRepaired ") {
+				return nil
+			}
+		default:
+		}
+		return errors.New("no event says so")
+	})
 	a.wantContent(data)
 }
 

@@ -226,6 +226,7 @@ type worker struct {
 	looked  map[disk.UID]bool // objects that were looked at, and share nothing but what is noted
 
 	badPieces, repairedPieces int64
+	requests                  map[disk.UID]string // the last request to check each copy at once
 
 	savedAt time.Time // when the state was written, and whether it has changed since
 	dirty   bool
@@ -237,13 +238,14 @@ type worker struct {
 	hashes              []disk.PieceHash       // of the image hashesOf
 	hashesOf            disk.UID
 	bad                 map[disk.UID]map[int64]bool // pieces of copies that are wrong and were counted
+	check               check                       // the one that goes on
 }
 
 func (s *Scrubber) newWorker(uuid disk.UID) *worker {
 	return &worker{
 		Scrubber: s, uuid: uuid, reader: newReader(), wake: make(chan struct{}, 1), ended: make(chan struct{}),
 		triedAt: map[disk.UID]time.Time{}, busyUntil: map[disk.UID]time.Time{},
-		bad: map[disk.UID]map[int64]bool{},
+		bad: map[disk.UID]map[int64]bool{}, requests: map[disk.UID]string{},
 	}
 }
 
@@ -358,6 +360,10 @@ func (w *worker) workOnDisk(ctx context.Context, d diskset.Disk) (read int64, wo
 		return o.Kind != disk.KindImage || o.State != disk.StateReady
 	})
 	slices.SortFunc(images, func(a, b disk.Object) int { return strings.Compare(string(a.UID), string(b.UID)) })
+	if i := slices.IndexFunc(images, w.isCheckRequested); i >= 0 {
+		read, err = w.continueCheck(ctx, d, images[i])
+		return read, err == nil, err
+	}
 	if !w.currentState().GoesOn && !w.beginPass() {
 		return 0, false, nil
 	}

@@ -294,6 +294,44 @@ func TestScrub_countsWhatItFinds(t *testing.T) {
 	}
 }
 
+// A copy that somebody asks for is read at once and once, also if the store was restarted.
+func TestScrub_checksACopyAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	data := disktest.Noise(4, 3<<20)
+	b.image("first", "a", data)
+	b.image("asked", "b", data)
+	b.pass()
+	read := func() (mebibytes int) {
+		for pause := b.step(); pause != lookInterval; pause = b.step() {
+			mebibytes += int(pause / (50 * time.Millisecond))
+		}
+		return mebibytes
+	}
+	b.scrub.RequestCheck("other", "b", "one") // it has not looked at that disk
+	b.scrub.RequestCheck("disk-1", "b", "one")
+	b.clock.Step(time.Minute)
+	if got := read(); got != 3 {
+		t.Errorf("it read %d MiB", got)
+	}
+	if status, _ := b.scrub.Status("disk-1"); !status.LastRead["b"].Equal(b.clock.Now()) {
+		t.Errorf("the copy was read at %v, and it is %s", status.LastRead, b.clock.Now())
+	}
+	b.scrub.RequestCheck("disk-1", "b", "one")
+	again := read()
+	b.restart()
+	b.scrub.RequestCheck("disk-1", "b", "one")
+	if after := read(); again+after != 0 {
+		t.Errorf("it read %d MiB again, and %d after a restart", again, after)
+	}
+	b.flip(names.Image("asked", "b"), 1<<20+5)
+	b.scrub.RequestCheck("disk-1", "b", "two")
+	read()
+	if want := []string{"asked: MiB 1 is not what was sealed"}; !slices.Equal(b.damaged, want) {
+		t.Errorf("%v", b.damaged)
+	}
+}
+
 // silentDisk does not answer when an object is opened.
 type silentDisk struct{ disk.Disk }
 

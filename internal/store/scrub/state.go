@@ -48,6 +48,8 @@ type state struct {
 type copyNotes struct {
 	// Read is when the copy was last read as a whole, or first seen if it was not read yet.
 	Read time.Time `json:"read"`
+	// Checked is the last request to read the copy at once that was carried out: see Scrubber.RequestCheck.
+	Checked string `json:"checked,omitempty"`
 }
 
 // noteRead notes that a copy was read as a whole.

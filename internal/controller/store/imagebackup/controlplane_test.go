@@ -288,6 +288,11 @@ func backupFails(w *world) {
 	u := w.begin()
 	w.is(u, velerov2.PhaseFailed, func(s *velerov2.DataUploadStatus) { s.Message = "the bucket is full" })
 	w.says(longhornv1.BackupError, "DataUpload "+u.Name+" is Failed, of the copy on disk "+w.tag+": the bucket is full")
+	image := &longhornv1.BackingImage{ObjectMeta: w.meta("golden")}
+	w.must(w.admin.Get(w.Context(), client.ObjectKeyFromObject(image), image))
+	if got := image.Annotations[longhornv1.AnnotationCheckCopy+w.tag]; got != string(w.backup.UID) {
+		w.Errorf("the copy is not checked: the annotations are %v", image.Annotations)
+	}
 	w.letGo(u)
 	w.gone(u)
 	w.volumeGone()

@@ -64,6 +64,8 @@ type plan struct {
 	finalizer bool
 	do        action
 	from      place // for makeChildren
+	// check is the disk whose copy of the image may be wrong; "": none.
+	check string
 	// next is when to look again without an event. 0: not at all.
 	next time.Duration
 }
@@ -140,7 +142,13 @@ func (in *input) followUpload(p *plan) {
 		}
 		in.removeVolume(p)
 	case u.Status.Phase.Ended():
-		ended := "DataUpload " + u.Name + " is " + string(u.Status.Phase) + in.explainSource()
+		ended := "DataUpload " + u.Name + " is " + string(u.Status.Phase)
+		if disk := in.sourceDisk(); disk != "" {
+			ended += ", of the copy on disk " + disk
+		}
+		if u.Status.Phase == velerov2.PhaseFailed { // for whatever reason: to read the copy does no harm
+			p.check = in.sourceDisk()
+		}
 		in.failBackup(p, joinReason(ended, u.Status.Message))
 	case u.DeletionTimestamp != nil:
 		in.failBackup(p, "DataUpload "+u.Name+" was deleted by somebody else before the image was stored: make another "+
@@ -153,10 +161,10 @@ func (in *input) followUpload(p *plan) {
 	}
 }
 
-// explainSource says from which disk the image was read, as far as that is known.
-func (in *input) explainSource() string {
+// sourceDisk returns the disk from which the image was read, or "" if that is not known any more.
+func (in *input) sourceDisk() string {
 	if v := in.children.volume; v != nil && v.Spec.CSI != nil {
-		return ", of the copy on disk " + v.Spec.CSI.VolumeAttributes[names.ContextDisk]
+		return v.Spec.CSI.VolumeAttributes[names.ContextDisk]
 	}
 	return ""
 }

@@ -7,7 +7,8 @@
 // when the DataUpload has ended. The DataUpload stays as long as the backup, because its deletion deletes the restore
 // point.
 //
-// A backup that failed is not tried again: make another one. A backup also fails if somebody else deletes its
+// A backup that failed is not tried again: make another one. The copy that it was read from may be wrong, so that an
+// annotation of the image has the store of the disk check it at once. A backup also fails if somebody else deletes its
 // DataUpload.
 package imagebackup
 
@@ -15,6 +16,7 @@ package imagebackup
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backupbackingimages/status,verbs=get;patch;update
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backupbackingimages/finalizers,verbs=update
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages;nodes;instancemanagers,verbs=get;list;watch
+// +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages,verbs=patch
 // +kubebuilder:rbac:groups=velero.io,namespace=varve,resources=datauploads,verbs=get;list;watch;create;delete
 // +kubebuilder:rbac:groups=velero.io,namespace=varve,resources=backupstoragelocations,verbs=get;list
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list

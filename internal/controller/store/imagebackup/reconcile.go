@@ -124,6 +124,11 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 			return ctrl.Result{}, err
 		}
 	}
+	if p.check != "" { // before the status, after which nobody looks at the DataUpload again
+		if err := r.requestCheck(ctx, b, p.check); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
 	base := b.DeepCopy()
 	b.Status = p.status
 	if err := reconcile.WriteStatus(ctx, r.cached, base, b); err != nil {
@@ -271,6 +276,23 @@ func (r *reconciler) makeChildren(
 		return nil
 	}
 	return r.createObject(ctx, newUpload(b))
+}
+
+// requestCheck has the store of a disk read its copy of the image at once, in place of some day in the next week.
+func (r *reconciler) requestCheck(ctx context.Context, b *longhornv1.BackupBackingImage, disk string) error {
+	key := types.NamespacedName{Namespace: b.Namespace, Name: b.Spec.BackingImage}
+	image, err := reconcile.Find(ctx, r.live, key, &longhornv1.BackingImage{})
+	annotation := longhornv1.AnnotationCheckCopy + disk
+	if err != nil || image == nil || image.Status.UUID != b.Status.ImageUUID ||
+		image.Annotations[annotation] == string(b.UID) {
+		return err
+	}
+	base := image.DeepCopy()
+	metav1.SetMetaDataAnnotation(&image.ObjectMeta, annotation, string(b.UID))
+	if err := client.IgnoreNotFound(r.cached.Patch(ctx, image, reconcile.MergeFrom(base))); err != nil {
+		return fmt.Errorf("have the copy of BackingImage %s on disk %s checked: %w", image.Name, disk, err)
+	}
+	return nil
 }
 
 func (r *reconciler) createObject(ctx context.Context, o client.Object) error {
