@@ -48,25 +48,49 @@ func (r *reader) hashPiece(path string, e extent.Extent) (h disk.PieceHash, read
 	if data.Empty() && e.Length == disk.PieceBytes {
 		return r.zero, 0, nil
 	}
+	read, err = r.readFile(f, direct, e)
+	if err != nil {
+		return h, read, err
+	}
+	return sha256.Sum256(r.buffer[:e.Length]), e.Length, nil
+}
+
+// readPart reads what a file has in e, which is at most a piece and begins at a multiple of alignBytes. The bytes are
+// valid until the next read.
+func (r *reader) readPart(path string, e extent.Extent) (p []byte, err error) {
+	f, direct, err := openDirect(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if _, err := r.readFile(f, direct, e); err != nil {
+		return nil, err
+	}
+	return r.buffer[:e.Length], nil
+}
+
+// readFile fills the buffer with what a file has in e.
+func (r *reader) readFile(f *os.File, direct bool, e extent.Extent) (read int64, err error) {
 	if !direct {
 		if err := unix.Fadvise(int(f.Fd()), e.Offset, e.Length, unix.FADV_DONTNEED); err != nil {
-			return h, 0, fmt.Errorf("drop the page cache of %s: %w", path, err)
+			return 0, fmt.Errorf("drop the page cache of %s: %w", f.Name(), err)
 		}
 	}
+	end := (e.Length + alignBytes - 1) / alignBytes * alignBytes
 	for at := int64(0); at < e.Length; {
-		n, err := unix.Pread(int(f.Fd()), r.buffer[at:], e.Offset+at)
+		n, err := unix.Pread(int(f.Fd()), r.buffer[at:end], e.Offset+at)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			return h, at, fmt.Errorf("read %s of %s: %w", e, path, err)
+			return at, fmt.Errorf("read %s of %s: %w", e, f.Name(), err)
 		}
 		at += int64(n)
 		if at < e.Length && (n == 0 || at%alignBytes != 0) {
-			return h, at, fmt.Errorf("read %s of %s: %w", e, path, io.ErrUnexpectedEOF)
+			return at, fmt.Errorf("read %s of %s: %w", e, f.Name(), io.ErrUnexpectedEOF)
 		}
 	}
-	return sha256.Sum256(r.buffer[:e.Length]), e.Length, nil
+	return e.Length, nil
 }
 
 // openDirect opens a file to read it past the page cache, if its file system can.

@@ -31,7 +31,7 @@ func (w *worker) repairCopy(ctx context.Context, d diskset.Disk, o disk.Object) 
 	err := d.Repair(ctx, o.Name, o.UID, func(ctx context.Context, piece int, has, want []byte) error {
 		w.countBad(o.UID, int64(piece))
 		whole := extent.Extent{Offset: int64(piece) * disk.PieceBytes, Length: int64(len(want))}
-		if err := w.noteShares(ctx, d, o, int64(piece), []extent.Extent{whole}); err != nil {
+		if err := w.noteShares(ctx, d, o, int64(piece), has, []extent.Extent{whole}); err != nil {
 			return err
 		}
 		if err := w.Copies.FetchPiece(ctx, c, piece, want); err != nil {
@@ -41,7 +41,7 @@ func (w *worker) repairCopy(ctx context.Context, d diskset.Disk, o disk.Object) 
 		if has == nil {
 			return nil
 		}
-		return w.noteShares(ctx, d, o, int64(piece), differentBlocks(has, want, whole.Offset))
+		return w.noteShares(ctx, d, o, int64(piece), has, differentBlocks(has, want, whole.Offset))
 	})
 	if errors.Is(err, disk.ErrBusy) {
 		w.postponeAttempt(o.UID)

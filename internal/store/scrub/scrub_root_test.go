@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/varvebackup/varve/internal/errclass"
@@ -506,10 +507,74 @@ func TestScrub_namesClonesOfVolumes(t *testing.T) {
 	}
 }
 
+// releaseBlocks has the file system free the blocks of files that were deleted, which it does in the background.
+func (b *bench) releaseBlocks() {
+	b.t.Helper()
+	const freeze, thaw = 0xc0045877, 0xc0045878 // FIFREEZE and FITHAW of <linux/fs.h>
+	f, err := os.Open(b.fs.Dir)
+	if err == nil {
+		err = errors.Join(unix.IoctlSetInt(int(f.Fd()), freeze, 0), unix.IoctlSetInt(int(f.Fd()), thaw, 0), f.Close())
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// place returns where a volume has the block at an offset.
+func (b *bench) place(volume string, offset int64) []disk.Placed {
+	b.t.Helper()
+	placed, err := b.files.Place(b.t.Context(), names.Head(volume), extent.Extent{Offset: offset, Length: blockBytes})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return placed
+}
+
+// A volume leaves the list when it has overwritten what was wrong, also if the file system overwrites the block in its
+// place, because nobody shares it any more. What it has not overwritten stays in the list.
+func TestScrub_volumeOverwritesInPlace(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	data := disktest.Noise(4, 2<<20)
+	b.image("bad", "a", data)
+	helper := disktest.Disk{Disk: b.files, TB: t}
+	helper.NewHead(names.Head("pvc-1"), "pvc-1", names.Image("bad", "a"), 2<<20)
+	for _, at := range []int64{0, blockBytes, 2 * blockBytes} {
+		b.flip(names.Image("bad", "a"), 1<<20+at+5)
+	}
+	b.fetch = func(piece int, p []byte) error { copy(p, data[piece<<20:]); return nil }
+	b.pass()
+	b.releaseBlocks()
+	before := b.place("pvc-1", 1<<20+blockBytes)
+	helper.Write(names.Head("pvc-1"), 1<<20+blockBytes, make([]byte, blockBytes))
+	if after := b.place("pvc-1", 1<<20+blockBytes); !slices.Equal(before, after) {
+		t.Fatalf("the block was at %v, and is at %v: this test shows nothing", before, after)
+	}
+	b.look()
+	if got, want := b.noted(), []string{"volume/pvc-1 1048576+8192"}; !slices.Equal(got, want) {
+		t.Errorf("after a part was overwritten: %q", got)
+	}
+	b.cloneHead("pvc-1", "clone", false)
+	b.restart()
+	b.look()
+	if got, want := b.noted(), []string{"volume/clone 1048576+8192", "volume/pvc-1 1048576+8192"}; !slices.Equal(got, want) {
+		t.Errorf("after a clone was made: %q", got)
+	}
+	if err := b.files.Delete(t.Context(), names.Head("clone")); err != nil {
+		t.Fatal(err)
+	}
+	b.releaseBlocks()
+	disktest.Disk{Disk: b.files, TB: t}.Write(names.Head("pvc-1"), 1<<20, make([]byte, 3*blockBytes))
+	b.look()
+	if got := b.noted(); len(got) > 0 {
+		t.Errorf("after all was overwritten: %q", got)
+	}
+}
+
 // look has the scrub look at what it has noted.
 func (b *bench) look() {
 	b.t.Helper()
-	b.clock.Step(lookInterval)
+	b.clock.Step(lookInterval + time.Second) // the second for what it reads
 	b.step()
 }
 

@@ -19,8 +19,8 @@ func TestState_survives(t *testing.T) {
 		Format: stateVersion, Started: time.Unix(1000, 0).UTC(), Ended: time.Unix(900, 0).UTC(), GoesOn: true,
 		Image: "u", Piece: 7, Copies: map[disk.UID]copyNotes{"u": {Read: time.Unix(800, 0).UTC()}},
 		Omitted: true, Shares: []Share{{
-			Image: "debian", ImageUUID: "u", Object: "volume/pvc-1", Piece: 5, Parts: []part{{5 << 20, 4096, 1 << 30}},
-			Found: time.Unix(990, 0).UTC(),
+			Image: "debian", ImageUUID: "u", Object: "volume/pvc-1", Piece: 5, Found: time.Unix(990, 0).UTC(),
+			Parts: []part{{5 << 20, 4096, 1 << 30, "01234567"}},
 		}},
 	}
 	if got, err := readState(dir); err != nil || !cmp.Equal(got, state{Format: stateVersion}) {
@@ -32,7 +32,10 @@ func TestState_survives(t *testing.T) {
 	if got, err := readState(dir); err != nil || !cmp.Equal(got, want) {
 		t.Errorf("%v\n%s", err, cmp.Diff(want, got))
 	}
-	for _, text := range []string{"", "{", `{"format":2}`, `{"format":1,"piece":-1}`, `{"format":1,"shares":[{"object":"x"}]}`} {
+	for _, text := range []string{
+		"", "{", `{"format":2}`, `{"format":1,"piece":-1}`, `{"format":1,"shares":[{"object":"x"}]}`,
+		`{"format":1,"shares":[{"object":"x","parts":[{"length":4097,"sums":"01234567"}]}]}`,
+	} {
 		if err := os.WriteFile(filepath.Join(dir, stateFile), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +47,7 @@ func TestState_survives(t *testing.T) {
 
 func TestOverlapping(t *testing.T) {
 	t.Parallel()
-	a := []part{{0, 100, 1000}, {200, 100, 5000}}
+	a := []part{{0, 100, 1000, ""}, {200, 100, 5000, ""}}
 	placed := func(offset, length, physical int64) disk.Placed {
 		return disk.Placed{Extent: extent.Extent{Offset: offset, Length: length}, Physical: physical}
 	}
@@ -54,12 +57,31 @@ func TestOverlapping(t *testing.T) {
 	}{
 		"nothing":                {nil, nil},
 		"the same":               {[]disk.Placed{placed(0, 100, 1000), placed(200, 100, 5000)}, a},
-		"the same in the middle": {[]disk.Placed{placed(50, 200, 1050)}, []part{{50, 50, 1050}}},
+		"the same in the middle": {[]disk.Placed{placed(50, 200, 1050)}, []part{{50, 50, 1050, ""}}},
 		"another place":          {[]disk.Placed{placed(0, 300, 1001)}, nil},
-		"no place":               {[]disk.Placed{placed(50, 10, disk.Unplaced)}, []part{{50, 10, 1050}}},
+		"no place":               {[]disk.Placed{placed(50, 10, disk.Unplaced)}, []part{{50, 10, 1050, ""}}},
 		"another offset":         {[]disk.Placed{placed(1, 100, 1000)}, nil},
 	} {
 		if diff := cmp.Diff(c.want, findOverlaps(a, c.b)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+func TestPart_within(t *testing.T) {
+	t.Parallel()
+	p := part{8192, 2*4096 + 3, 1000 << 10, "aaaaaaaabbbbbbbbcccccccc"}
+	for name, c := range map[string]struct {
+		offset, length int64
+		want           part
+	}{
+		"all":                {0, 1 << 20, p},
+		"its end":            {8192 + 4096, 1 << 20, part{8192 + 4096, 4096 + 3, 1000<<10 + 4096, "bbbbbbbbcccccccc"}},
+		"its middle":         {8192 + 4096, 4096, part{8192 + 4096, 4096, 1000<<10 + 4096, "bbbbbbbb"}},
+		"a part of a block":  {8192, 5, part{8192, 5, 1000 << 10, ""}},
+		"a part of the last": {8192, 2*4096 + 2, part{8192, 2*4096 + 2, 1000 << 10, ""}},
+	} {
+		if diff := cmp.Diff(c.want, p.within(extent.Extent{Offset: c.offset, Length: c.length})); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
@@ -104,11 +126,11 @@ func TestMergeParts(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ a, b, want []part }{
 		"nothing":   {nil, nil, nil},
-		"the same":  {[]part{{0, 8, 100}}, []part{{0, 8, 100}}, []part{{0, 8, 100}}},
-		"apart":     {[]part{{20, 8, 100}}, []part{{0, 8, 500}}, []part{{0, 8, 500}, {20, 8, 100}}},
-		"overlap":   {[]part{{0, 8, 100}}, []part{{4, 8, 104}}, []part{{0, 8, 100}, {8, 4, 108}}},
-		"no place":  {[]part{{0, 8, disk.Unplaced}}, []part{{4, 8, disk.Unplaced}}, []part{{0, 8, -1}, {8, 4, -1}}},
-		"is inside": {[]part{{0, 8, 100}}, []part{{4, 2, 104}}, []part{{0, 8, 100}}},
+		"the same":  {[]part{{0, 8, 100, ""}}, []part{{0, 8, 100, ""}}, []part{{0, 8, 100, ""}}},
+		"apart":     {[]part{{20, 8, 100, ""}}, []part{{0, 8, 500, ""}}, []part{{0, 8, 500, ""}, {20, 8, 100, ""}}},
+		"overlap":   {[]part{{0, 8, 100, ""}}, []part{{4, 8, 104, ""}}, []part{{0, 8, 100, ""}, {8, 4, 108, ""}}},
+		"no place":  {[]part{{0, 8, disk.Unplaced, ""}}, []part{{4, 8, disk.Unplaced, ""}}, []part{{0, 8, -1, ""}, {8, 4, -1, ""}}},
+		"is inside": {[]part{{0, 8, 100, ""}}, []part{{4, 2, 104, ""}}, []part{{0, 8, 100, ""}}},
 	} {
 		if diff := cmp.Diff(c.want, mergeParts(c.a, c.b)); diff != "" {
 			t.Errorf("%s: %s", name, diff)

@@ -13,12 +13,13 @@ import (
 )
 
 // noteShares notes which volumes share parts of a piece of a damaged copy, in place of what was noted before. An error
-// means that it cannot find that out now: then the piece must stay as it is.
+// means that it cannot find that out now: then the piece must stay as it is. has is what the piece has now, or nil if it
+// cannot be read.
 //
 // The volumes that exist now are all there are: nobody can clone a damaged copy. pruneShares finds those that are made
 // later of such a volume, or of its snapshot.
 func (w *worker) noteShares(
-	ctx context.Context, d diskset.Disk, damaged disk.Object, piece int64, wrong []extent.Extent,
+	ctx context.Context, d diskset.Disk, damaged disk.Object, piece int64, has []byte, wrong []extent.Extent,
 ) error {
 	objects, err := d.List(ctx)
 	if err != nil {
@@ -31,7 +32,11 @@ func (w *worker) noteShares(
 			return err
 		}
 		for _, p := range placed {
-			own = append(own, partOf(p))
+			wrong := partOf(p)
+			if from := wrong.Offset - piece*disk.PieceBytes; has != nil {
+				wrong.Sums = sumBlocks(has[from : from+wrong.Length])
+			}
+			own = append(own, wrong)
 		}
 	}
 	c := copyOf(d, damaged)
@@ -96,7 +101,7 @@ func (w *worker) findShared(ctx context.Context, d diskset.Disk, parts []part, o
 	placed, err := d.Place(ctx, object, e)
 	switch {
 	case err == nil:
-		return findOverlaps(parts, placed), nil
+		return w.dropOverwritten(ctx, d, object, findOverlaps(parts, placed))
 	case errors.Is(err, errclass.NotFound):
 		return nil, nil
 	case errclass.Of(err) != errclass.None || ctx.Err() != nil:
@@ -105,6 +110,52 @@ func (w *worker) findShared(ctx context.Context, d diskset.Disk, parts []part, o
 	w.Logger.Error("cannot find out whether a volume shares what is wrong with a copy, so it is named", "disk", d.Name,
 		"object", object, "error", err)
 	return parts, nil
+}
+
+// dropOverwritten returns what an object still has of the parts that are at their place. A part without sums counts as
+// still there, and so does one that cannot be read.
+func (w *worker) dropOverwritten(
+	ctx context.Context, d diskset.Disk, object disk.Name, parts []part,
+) (left []part, err error) {
+	hasSums := func(p part) bool { return p.Sums != "" }
+	if !slices.ContainsFunc(parts, hasSums) {
+		return parts, nil
+	}
+	lease, err := d.Open(ctx, object)
+	switch {
+	case errors.Is(err, errclass.NotFound):
+		return nil, nil
+	case errors.Is(err, errclass.Corrupt): // another image that is damaged
+		return parts, nil
+	case err != nil:
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lease.Close()) }()
+	for _, p := range parts {
+		has, err := w.reader.readPart(lease.Path(), p.extent())
+		if !hasSums(p) || err != nil {
+			left = append(left, p)
+			continue
+		}
+		left = append(left, p.findSame(has)...)
+	}
+	return left, nil
+}
+
+// findSame returns what is left of a part that has other bytes now.
+func (p part) findSame(has []byte) (same []part) {
+	var blocks extent.Set
+	now := sumBlocks(has)
+	for at := int64(0); at < p.Length; at += blockBytes {
+		i := at / blockBytes * sumDigits
+		if now[i:i+sumDigits] == p.Sums[i:i+sumDigits] {
+			blocks.Append(extent.Extent{Offset: p.Offset + at, Length: min(blockBytes, p.Length-at)})
+		}
+	}
+	for e := range blocks.All() {
+		same = append(same, p.within(e))
+	}
+	return same
 }
 
 // shareKey is a piece of an image that was wrong, and the object that shares it.
@@ -117,10 +168,14 @@ type shareKey struct {
 func (s Share) key() shareKey { return shareKey{object: s.Object, image: s.ImageUUID, piece: s.Piece} }
 
 // pruneShares forgets volumes that are deleted, or have overwritten what was wrong, and adds those that were made of
-// them meanwhile. It looks once in lookInterval.
+// them meanwhile. It looks once in lookInterval, or less often if there is much to read.
 func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
 	noted := w.currentState().Shares
-	if len(noted) == 0 || w.Clock.Since(w.prunedAt) < lookInterval {
+	var bytes int64
+	for _, x := range noted {
+		bytes += x.Bytes()
+	}
+	if len(noted) == 0 || w.Clock.Since(w.prunedAt) < lookInterval+w.pauseAfter(bytes) {
 		return
 	}
 	w.prunedAt = w.Clock.Now()
@@ -223,7 +278,7 @@ func mergeParts(a, b []part) []part {
 			if cut >= p.Length {
 				continue
 			}
-			p = part{Offset: end, Length: p.Length - cut, Physical: p.placeOf(end)}
+			p = p.within(extent.Extent{Offset: end, Length: p.Length - cut})
 		}
 		merged = append(merged, p)
 		end = p.Offset + p.Length

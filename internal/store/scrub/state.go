@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/varvebackup/varve/internal/durable"
@@ -96,6 +99,42 @@ type part struct {
 	Offset   int64 `json:"offset"`
 	Length   int64 `json:"length"`
 	Physical int64 `json:"physical"`
+	// Sums are the CRC-32C of what was wrong, in hexadecimal digits, of each block. Without them only the place tells
+	// whether it was overwritten, and a file system overwrites a block in its place if nobody shares it any more.
+	Sums string `json:"sums,omitempty"`
+}
+
+// sumDigits is how many digits of part.Sums a block has.
+const sumDigits = 8
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sumBlocks returns part.Sums of some bytes.
+func sumBlocks(p []byte) string {
+	var sums strings.Builder
+	for block := range slices.Chunk(p, blockBytes) {
+		fmt.Fprintf(&sums, "%08x", crc32.Checksum(block, castagnoli))
+	}
+	return sums.String()
+}
+
+func countBlocks(length int64) int64 { return (length + blockBytes - 1) / blockBytes }
+
+// within returns what e has of a part.
+func (p part) within(e extent.Extent) part {
+	both := p.extent().Intersect(e)
+	cut := part{Offset: both.Offset, Length: both.Length, Physical: p.placeOf(both.Offset)}
+	first, end := both.Offset-p.Offset, both.End()-p.Offset
+	if p.Sums != "" && first%blockBytes == 0 && (end%blockBytes == 0 || end == p.Length) {
+		cut.Sums = p.Sums[first/blockBytes*sumDigits : countBlocks(end)*sumDigits]
+	}
+	return cut
+}
+
+// hasValidSums reports whether a part that was read from the state has a sum for each block, or none.
+func (p part) hasValidSums() bool {
+	return p.Sums == "" || p.Offset >= 0 && p.Offset%blockBytes == 0 && p.Length > 0 && p.Length <= disk.PieceBytes &&
+		int64(len(p.Sums)) == countBlocks(p.Length)*sumDigits
 }
 
 func (p part) extent() extent.Extent { return extent.Extent{Offset: p.Offset, Length: p.Length} }
@@ -137,8 +176,9 @@ func readState(dir string) (state, error) {
 		return none, fmt.Errorf("%s has format %d, piece %d and %d volumes", path, s.Format, s.Piece, len(s.Shares))
 	}
 	for _, share := range s.Shares {
-		if len(share.Parts) == 0 {
-			return none, fmt.Errorf("%s has nothing of %s", path, share.Object)
+		isBad := func(p part) bool { return !p.hasValidSums() }
+		if len(share.Parts) == 0 || slices.ContainsFunc(share.Parts, isBad) {
+			return none, fmt.Errorf("%s has nothing of %s, or wrong sums", path, share.Object)
 		}
 	}
 	return s, nil
@@ -160,7 +200,7 @@ func findOverlaps(a []part, b []disk.Placed) []part {
 			both := x.extent().Intersect(y.Extent)
 			at, other := x.placeOf(both.Offset), partOf(y).placeOf(both.Offset)
 			if !both.Empty() && (at == other || at == disk.Unplaced || other == disk.Unplaced) {
-				shared = append(shared, part{Offset: both.Offset, Length: both.Length, Physical: at})
+				shared = append(shared, x.within(both))
 			}
 		}
 	}
