@@ -79,7 +79,7 @@ type Status struct {
 	// GoesOn says that a pass goes on, and Percent how far it is.
 	GoesOn  bool
 	Percent int
-	// Shares are the volumes that have wrong blocks of a copy. Omitted says that there were more than can be noted.
+	// Shares are the volumes that have wrong blocks of a copy. Omitted says that there are more than can be noted.
 	Shares  []Share
 	Omitted bool
 	// LastRead says when each copy on the disk was last read as a whole, or first seen if it was not read yet.
@@ -119,7 +119,7 @@ func (s *Scrubber) Status(uuid disk.UID) (status Status, ok bool) {
 	}
 	return Status{
 		LastEnded: w.state.Ended, GoesOn: w.state.GoesOn, Percent: w.percent, Shares: slices.Clone(w.state.Shares),
-		Omitted: w.state.Omitted, LastRead: w.state.listReads(), BadPieces: w.badPieces, RepairedPieces: w.repairedPieces,
+		Omitted: w.state.Omitted || len(w.state.Left) > 0, LastRead: w.state.listReads(), BadPieces: w.badPieces, RepairedPieces: w.repairedPieces,
 	}, true
 }
 

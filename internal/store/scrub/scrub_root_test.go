@@ -571,6 +571,44 @@ func TestScrub_volumeOverwritesInPlace(t *testing.T) {
 	}
 }
 
+// Volumes for which there is no room are noted as soon as there is, and then the status says that those are all.
+func TestScrub_notesTheOthersWhenThereIsRoom(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	data := disktest.Noise(4, 2<<20)
+	b.image("bad", "a", data)
+	helper := disktest.Disk{Disk: b.files, TB: t}
+	handles := []string{"pvc-1", "pvc-2", "pvc-3"}
+	for _, handle := range handles {
+		helper.NewHead(names.Head(handle), disk.UID(handle), names.Image("bad", "a"), 2<<20)
+	}
+	full := state{Format: stateVersion}
+	for i := range maxShares - 1 {
+		full.Shares = append(full.Shares, Share{
+			ImageUUID: "other", Object: disk.Name(fmt.Sprint("volume/gone-", i)), Parts: []part{{0, 1, 1, ""}},
+		})
+	}
+	b.flip(names.Image("bad", "a"), 1<<20+5)
+	b.fetch = func(piece int, p []byte) error { copy(p, data[piece<<20:]); return nil }
+	if err := writeState(b.fs.Dir, full); err != nil {
+		t.Fatal(err)
+	}
+	b.worker.prunedAt = b.clock.Now() // so that those that are gone keep the room
+	for range 4 {
+		b.step()
+	}
+	if status, _ := b.scrub.Status("disk-1"); len(status.Shares) != maxShares || !status.Omitted {
+		t.Errorf("after the repair %d are noted, others omitted: %t", len(status.Shares), status.Omitted)
+	}
+	b.restart()
+	b.look()
+	const wrong = " 1048576+4096"
+	want := []string{"volume/pvc-1" + wrong, "volume/pvc-2" + wrong, "volume/pvc-3" + wrong}
+	if status, _ := b.scrub.Status("disk-1"); !slices.Equal(b.noted(), want) || status.Omitted {
+		t.Errorf("when there is room: %q, others omitted: %t", b.noted(), status.Omitted)
+	}
+}
+
 // look has the scrub look at what it has noted.
 func (b *bench) look() {
 	b.t.Helper()

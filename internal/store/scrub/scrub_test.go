@@ -18,7 +18,7 @@ func TestState_survives(t *testing.T) {
 	want := state{
 		Format: stateVersion, Started: time.Unix(1000, 0).UTC(), Ended: time.Unix(900, 0).UTC(), GoesOn: true,
 		Image: "u", Piece: 7, Copies: map[disk.UID]copyNotes{"u": {Read: time.Unix(800, 0).UTC()}},
-		Omitted: true, Shares: []Share{{
+		Omitted: true, Left: []Share{{ImageUUID: "u", Piece: 6, Parts: []part{{6 << 20, 4096, 1 << 31, ""}}}}, Shares: []Share{{
 			Image: "debian", ImageUUID: "u", Object: "volume/pvc-1", Piece: 5, Found: time.Unix(990, 0).UTC(),
 			Parts: []part{{5 << 20, 4096, 1 << 30, "01234567"}},
 		}},
@@ -138,18 +138,34 @@ func TestMergeParts(t *testing.T) {
 	}
 }
 
-// What is cut off is remembered, also when there is room again.
-func TestState_saysThatMoreWereCutOff(t *testing.T) {
+// What does not fit is remembered by its pieces, and by a flag if these are too many.
+func TestState_remembersWhatDoesNotFit(t *testing.T) {
 	t.Parallel()
+	share := func(piece int64, object disk.Name, offset int64) Share {
+		return Share{ImageUUID: "u", Piece: piece, Object: object, Parts: []part{{offset, 8, 100 + offset, ""}}}
+	}
 	st := state{Shares: make([]Share, maxShares-2)}
-	if !st.addShares(make([]Share, 2)) || st.Omitted {
-		t.Error("there was room")
+	if added := st.addShares([]Share{share(1, "a", 0), share(1, "b", 0)}); added != 2 || len(st.Left) > 0 {
+		t.Errorf("there was room, and %d are noted", added)
 	}
-	if st.addShares(make([]Share, 1)) || !st.Omitted || len(st.Shares) != maxShares {
-		t.Errorf("%d are noted, omitted: %t", len(st.Shares), st.Omitted)
+	if added := st.addShares([]Share{share(1, "c", 0), share(2, "c", 0), share(1, "d", 8)}); added > 0 {
+		t.Errorf("%d are noted", added)
 	}
-	st.Shares = nil
-	if !st.addShares(make([]Share, 1)) || !st.Omitted {
-		t.Error("it is forgotten")
+	want := []Share{share(1, "", 0), share(2, "", 0)}
+	want[0].Parts = append(want[0].Parts, part{8, 8, 108, ""})
+	if diff := cmp.Diff(want, st.Left); diff != "" || st.Omitted {
+		t.Errorf("omitted: %t; %s", st.Omitted, diff)
+	}
+	var many []Share
+	for i := range int64(maxShares) {
+		many = append(many, share(i, "e", 0))
+	}
+	st.addShares(many)
+	if len(st.Left) != maxShares || st.Omitted {
+		t.Errorf("%d pieces are left, omitted: %t", len(st.Left), st.Omitted)
+	}
+	st.addShares([]Share{share(maxShares, "e", 0)})
+	if len(st.Left) != maxShares || !st.Omitted {
+		t.Errorf("%d pieces are left, omitted: %t", len(st.Left), st.Omitted)
 	}
 }

@@ -56,27 +56,39 @@ func (w *worker) noteShares(
 		}
 	}
 	isSame := func(x Share) bool { return x.ImageUUID == c.UUID && x.Piece == piece }
-	if !slices.ContainsFunc(w.currentState().Shares, isSame) && len(found) == 0 {
+	known := w.currentState()
+	if !slices.ContainsFunc(slices.Concat(known.Shares, known.Left), isSame) && len(found) == 0 {
 		return nil
 	}
-	all := false
+	added := 0
 	w.updateState(func(st *state) {
 		st.Shares = slices.DeleteFunc(slices.Clone(st.Shares), isSame)
-		all = st.addShares(found)
+		st.Left = slices.DeleteFunc(slices.Clone(st.Left), isSame)
+		added = st.addShares(found)
 		w.looked = map[disk.UID]bool{}
 	})
 	w.saveState(d) // before the repair, after which nothing shows it any more
-	w.logShares(d, found, !all)
+	w.logShares(d, found, added < len(found))
 	return nil
 }
 
-// addShares adds as many volumes as there is room for, and remembers if there were more.
-func (st *state) addShares(found []Share) (all bool) {
-	n := min(len(found), maxShares-len(st.Shares))
-	st.Shares = append(st.Shares, found[:n]...)
-	all = n == len(found)
-	st.Omitted = st.Omitted || !all
-	return all
+// addShares adds as many volumes as there is room for, and returns how many. It remembers which pieces the others share.
+func (st *state) addShares(found []Share) (added int) {
+	added = min(len(found), maxShares-len(st.Shares))
+	st.Shares = append(st.Shares, found[:added]...)
+	for _, x := range found[added:] {
+		x.Object = ""
+		i := slices.IndexFunc(st.Left, func(y Share) bool { return y.key() == x.key() })
+		switch {
+		case i >= 0:
+			st.Left[i].Parts = mergeParts(st.Left[i].Parts, x.Parts)
+		case len(st.Left) < maxShares:
+			st.Left = append(st.Left, x)
+		default:
+			st.Omitted = true
+		}
+	}
+	return added
 }
 
 func (w *worker) logShares(d diskset.Disk, found []Share, omitted bool) {
@@ -170,12 +182,13 @@ func (s Share) key() shareKey { return shareKey{object: s.Object, image: s.Image
 // pruneShares forgets volumes that are deleted, or have overwritten what was wrong, and adds those that were made of
 // them meanwhile. It looks once in lookInterval, or less often if there is much to read.
 func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
-	noted := w.currentState().Shares
+	known := w.currentState()
+	noted := known.Shares
 	var bytes int64
 	for _, x := range noted {
 		bytes += x.Bytes()
 	}
-	if len(noted) == 0 || w.Clock.Since(w.prunedAt) < lookInterval+w.pauseAfter(bytes) {
+	if len(noted)+len(known.Left) == 0 || w.Clock.Since(w.prunedAt) < lookInterval+w.pauseAfter(bytes) {
 		return
 	}
 	w.prunedAt = w.Clock.Now()
@@ -188,11 +201,11 @@ func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
 		left[x.key()] = parts
 	}
 	// After that, so that a clone that was made of a volume before it overwrote its block is there.
-	added, looked, err := w.findClones(ctx, d, noted)
+	found, looked, err := w.findClones(ctx, d, slices.Concat(noted, known.Left))
 	if err != nil {
 		return // what is forgotten now could not be found any more
 	}
-	changed, all := len(added) > 0, false
+	changed, added := false, 0
 	w.updateState(func(st *state) {
 		var next []Share
 		for _, x := range st.Shares {
@@ -205,18 +218,22 @@ func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
 				next = append(next, x)
 			}
 		}
-		st.Shares = next
-		if all = st.addShares(added); all {
+		st.Shares, st.Left = next, nil // found has all that share what was left
+		if added = st.addShares(found); added == len(found) {
 			w.looked = looked
 		}
+		changed = changed || added > 0 || !slices.EqualFunc(st.Left, known.Left, isSamePiece)
 	})
 	if !changed {
 		return
 	}
 	w.saveState(d)
-	w.logShares(d, added, !all)
+	w.logShares(d, found, added < len(found))
 	w.Changed()
 }
+
+// isSamePiece reports whether two shares of the same object, or of none, are the same.
+func isSamePiece(a, b Share) bool { return a.key() == b.key() && slices.Equal(a.Parts, b.Parts) }
 
 // findClones returns the objects that have what was noted of others and are not noted themselves, and all objects at
 // which it has looked. An object that does not share it once never will: looking again would take long where files have

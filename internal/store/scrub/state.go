@@ -23,9 +23,9 @@ const (
 	stateFile = "scrub.json"
 	// stateVersion is the version of its format.
 	stateVersion = 1
-	// maxStateBytes bounds what is read of it: maxShares volumes, each with all blocks of a MiB apart.
-	maxStateBytes = 64 << 20
-	// maxShares bounds how many volumes are remembered.
+	// maxStateBytes bounds what is read of it: Shares and Left, each with all blocks of a MiB apart.
+	maxStateBytes = 128 << 20
+	// maxShares bounds how many volumes are remembered, and how many pieces whose volumes are not all remembered.
 	maxShares = 1000
 )
 
@@ -43,7 +43,10 @@ type state struct {
 	Copies map[disk.UID]copyNotes `json:"copies,omitempty"`
 	// Shares are volumes that share wrong blocks with a copy that was damaged.
 	Shares []Share `json:"shares,omitempty"`
-	// Omitted says that there were more than maxShares. Nobody can tell when the others are gone, so it stays.
+	// Left are the pieces that more volumes share than maxShares: Shares of no object. They are looked for again, and noted
+	// when there is room.
+	Left []Share `json:"left,omitempty"`
+	// Omitted says that there were more than maxShares of these, too. Nobody can tell when they are gone, so it stays.
 	Omitted bool `json:"omitted,omitempty"`
 }
 
@@ -172,10 +175,11 @@ func readState(dir string) (state, error) {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return none, fmt.Errorf("decode %s: %w", path, err)
 	}
-	if s.Format != stateVersion || s.Piece < 0 || len(s.Shares) > maxShares {
-		return none, fmt.Errorf("%s has format %d, piece %d and %d volumes", path, s.Format, s.Piece, len(s.Shares))
+	if s.Format != stateVersion || s.Piece < 0 || len(s.Shares) > maxShares || len(s.Left) > maxShares {
+		return none, fmt.Errorf("%s has format %d, piece %d, %d volumes and %d more pieces", path, s.Format, s.Piece,
+			len(s.Shares), len(s.Left))
 	}
-	for _, share := range s.Shares {
+	for _, share := range slices.Concat(s.Shares, s.Left) {
 		isBad := func(p part) bool { return !p.hasValidSums() }
 		if len(share.Parts) == 0 || slices.ContainsFunc(share.Parts, isBad) {
 			return none, fmt.Errorf("%s has nothing of %s, or wrong sums", path, share.Object)
