@@ -54,7 +54,8 @@ type Report struct {
 const (
 	// FullNoSnapshotMetadata: the driver offers no SnapshotMetadata service, or that gave no answer that can be used.
 	FullNoSnapshotMetadata = "NoSnapshotMetadata"
-	// FullNoBaseSnapshot: no restore point has a snapshot that the changes could be counted from.
+	// FullNoBaseSnapshot: no restore point has a snapshot that the changes could be counted from, or the driver has deleted
+	// that snapshot. What is allocated may be known all the same.
 	FullNoBaseSnapshot = "NoBaseSnapshot"
 )
 

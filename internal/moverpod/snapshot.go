@@ -98,6 +98,7 @@ func (u *snapshotUpload) ask(ctx context.Context, d *snapshotDisk) {
 	defer func() { _ = client.Close() }() // Nothing is written to it.
 	u.Log.Info("asking the CSI driver about the snapshot", "driver", u.from.Driver, "address", at.Address)
 	s := csichanges.Snapshot{Namespace: at.Namespace, Name: at.Name, Bytes: d.Bytes()}
+	var baseGone error
 	switch {
 	case u.base == nil:
 	case u.base.disk.Bytes != s.Bytes:
@@ -109,12 +110,20 @@ func (u *snapshotUpload) ask(ctx context.Context, d *snapshotDisk) {
 			d.changed = &changed
 			return
 		}
-		u.noIncremental(datamove.FullNoSnapshotMetadata, err.Error())
 		if !errors.Is(err, errclass.NotFound) {
+			u.noIncremental(datamove.FullNoSnapshotMetadata, err.Error())
 			return
 		}
+		baseGone = err
 	}
-	if err := u.askAllocated(ctx, client, s, d); err != nil {
+	err = u.askAllocated(ctx, client, s, d)
+	switch {
+	case baseGone != nil && err == nil:
+		u.noIncremental(datamove.FullNoBaseSnapshot, baseGone.Error())
+	case err != nil:
+		if baseGone != nil {
+			u.noIncremental(datamove.FullNoSnapshotMetadata, baseGone.Error())
+		}
 		u.noIncremental(datamove.FullNoSnapshotMetadata, err.Error())
 	}
 }

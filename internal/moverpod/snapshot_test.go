@@ -301,10 +301,24 @@ func TestSnapshotUpload_isFullWhenTheBaseIsGone(t *testing.T) {
 	s.snapshots["monday"] = nil
 	s.write(mib, noise(mib, 2))
 	report := s.stores(t, s.snapshotPod(t, "tuesday"))
-	if report.FullReason != datamove.FullNoSnapshotMetadata || !strings.Contains(report.FullDetail, "since monday") || !strings.Contains(report.FullDetail, "no snapshot monday") || report.ReadBytes != 6*mib {
+	if report.FullReason != datamove.FullNoBaseSnapshot || !strings.Contains(report.FullDetail, "since monday") || !strings.Contains(report.FullDetail, "no snapshot monday") || report.ReadBytes != 6*mib {
 		t.Errorf("%+v", report)
 	}
 	s.wantAsked(t, "", "monday", "")
+}
+
+// A driver that knows neither snapshot has no metadata at all.
+func TestSnapshotUpload_isFullWhenBothSnapshotsAreUnknown(t *testing.T) {
+	t.Parallel()
+	s := newCSIStorage(t)
+	s.stores(t, s.snapshotPod(t, "monday"))
+	p := s.snapshotPod(t, "tuesday")
+	s.snapshots["monday"], s.snapshots["tuesday"] = nil, nil
+	report := s.stores(t, p)
+	if report.FullReason != datamove.FullNoSnapshotMetadata || !strings.Contains(report.FullDetail, "no snapshot monday") ||
+		!strings.Contains(report.FullDetail, "has data: ") || report.ReadBytes != 16*mib {
+		t.Errorf("%+v", report)
+	}
 }
 
 // A driver that has an answer, and not a good one, is not believed in anything else.
