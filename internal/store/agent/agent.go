@@ -124,7 +124,9 @@ type agent struct {
 	// withoutReplica says how often in a row volumes had a head and no Replica, and replicasFoundAt when that was.
 	withoutReplica  map[string]int
 	replicasFoundAt time.Time
-	wake            chan struct{}
+	// otherNodes has the nodes of the volumes whose Replicas name another one than this.
+	otherNodes map[string]string
+	wake       chan struct{}
 	// written is what the InstanceManager says, and writtenAt when it was told. Its ResourceVersion is empty if that is
 	// not known.
 	written   longhornv1.InstanceManager

@@ -36,8 +36,13 @@ func (a *agent) findReplicas(ctx context.Context, states []*diskState) {
 	}
 	a.replicasFoundAt = a.Clock.Now()
 	known := map[string]bool{}
+	a.otherNodes = map[string]string{}
 	for i := range replicas.Items {
-		known[replicas.Items[i].Name] = true
+		r := &replicas.Items[i]
+		known[r.Name] = true
+		if r.Spec.NodeID != "" && r.Spec.NodeID != a.Node {
+			a.otherNodes[r.Name] = r.Spec.NodeID
+		}
 	}
 	without := map[string]int{}
 	for _, s := range states {
@@ -50,21 +55,30 @@ func (a *agent) findReplicas(ctx context.Context, states []*diskState) {
 	a.withoutReplica = without
 }
 
-// describeHeads names the heads of volumes that have no Replica: somebody gave up their node or disk, or made the
-// cluster anew.
-func (a *agent) describeHeads(objects []disk.Object) []string {
-	var heads []string
+// describeHeads names the heads of volumes that have no Replica, because somebody gave up their node or disk, or made
+// the cluster anew, and of volumes that belong to another node. A PersistentVolume cannot change its node, so that a
+// disk that moves does not take its volumes along.
+func (a *agent) describeHeads(objects []disk.Object) (notes []string) {
+	var lost, elsewhere []string
 	for _, o := range objects {
-		if handle, ok := volumeOf(o); ok && a.withoutReplica[handle] > 1 {
-			heads = append(heads, string(o.Name))
+		handle, ok := volumeOf(o)
+		switch node := a.otherNodes[handle]; {
+		case ok && a.withoutReplica[handle] > 1:
+			lost = append(lost, string(o.Name))
+		case ok && node != "":
+			elsewhere = append(elsewhere, fmt.Sprintf("%s (node %s)", o.Name, node))
 		}
 	}
-	if len(heads) == 0 {
-		return nil
+	if len(lost) > 0 {
+		notes = append(notes, fmt.Sprintf("of volumes that no Replica has, so that they stay unless their PersistentVolumes "+
+			"are deleted or the annotation %s of the Node has their names (pvc-…): %s", longhornv1.AnnotationDeleteOrphans,
+			names.ListSome(lost)))
 	}
-	return []string{fmt.Sprintf("of volumes that no Replica has, so that they stay unless their PersistentVolumes are "+
-		"deleted or the annotation %s of the Node has their names (pvc-…): %s", longhornv1.AnnotationDeleteOrphans,
-		names.ListSome(heads))}
+	if len(elsewhere) > 0 {
+		notes = append(notes, "of volumes whose PersistentVolumes are bound to another node, so that pods use them, and "+
+			"Varve deletes them, only there (move the disk back, or restore them from backups): "+names.ListSome(elsewhere))
+	}
+	return notes
 }
 
 // confirmLost asks the API server itself whether a volume has no object at all. Only a volume that is named after its

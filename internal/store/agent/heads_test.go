@@ -54,7 +54,7 @@ func TestAgent_reportsHeadsWithoutReplica(t *testing.T) {
 		}
 		meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "varve", Name: name} }
 		for _, o := range []client.Object{
-			&longhornv1.Replica{ObjectMeta: meta("pvc-known")}, &longhornv1.Volume{ObjectMeta: meta("pvc-half")},
+			&longhornv1.Replica{ObjectMeta: meta("pvc-known"), Spec: longhornv1.ReplicaSpec{NodeID: "node"}}, &longhornv1.Volume{ObjectMeta: meta("pvc-half")},
 			&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-used"}},
 		} {
 			if err := w.client.Create(t.Context(), o); err != nil {
@@ -95,6 +95,34 @@ func TestAgent_reportsHeadsWithoutReplica(t *testing.T) {
 			if !strings.Contains(m, words) {
 				t.Errorf("%q does not say %q", m, words)
 			}
+		}
+		w.agent.closeAll()
+	})
+}
+
+// A disk that was moved here from another node names the volumes that no pod can use here.
+func TestAgent_reportsVolumesOfAnotherNode(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newHangWorld(t)
+		heads := map[disk.Name]bool{"volume/pvc-here": true, "volume/pvc-moved": true}
+		w.agent.openFiles = func(_ context.Context, dir string) (diskFiles, error) {
+			if w.disks[dir] == w.disks["good"] {
+				return w.disks[dir], nil
+			}
+			return headDisk{w.disks[dir], heads}, nil
+		}
+		for handle, node := range map[string]string{"pvc-here": "node", "pvc-moved": "before"} {
+			r := &longhornv1.Replica{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: handle}}
+			r.Spec.NodeID = node
+			if err := w.client.Create(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.look()
+		m := w.expect("at first", diskIsReady, diskIsReady, "good", "bad")
+		if !strings.HasSuffix(m, "(move the disk back, or restore them from backups): volume/pvc-moved (node before)") {
+			t.Errorf("%q", m)
 		}
 		w.agent.closeAll()
 	})
