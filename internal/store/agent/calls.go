@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -44,9 +45,12 @@ func (a *agent) CreateCopy(ctx context.Context, c peer.Copy) (longhornv1.Backing
 	}, nil
 }
 
-// NoteDamage implements [peer.Copies].
+// NoteDamage implements [peer.Copies]. It says it once.
 func (a *agent) NoteDamage(ctx context.Context, c peer.Copy, why string) {
 	d, err := a.Disks.Find(disk.UID(c.DiskUUID))
+	if err == nil && isDamaged(ctx, d, c) {
+		return
+	}
 	if err == nil {
 		err = d.MarkDamaged(ctx, names.Image(c.Image, c.UUID), disk.UID(c.UUID), why)
 	}
@@ -57,6 +61,14 @@ func (a *agent) NoteDamage(ctx context.Context, c peer.Copy, why string) {
 		a.scrubber.WakeUp() // to repair it
 	}
 	a.wakeUp() // to report it
+}
+
+// isDamaged reports whether it is known already that a copy is damaged.
+func isDamaged(ctx context.Context, d disk.Disk, c peer.Copy) bool {
+	objects, err := d.List(ctx)
+	return err == nil && slices.ContainsFunc(objects, func(o disk.Object) bool {
+		return o.Name == names.Image(c.Image, c.UUID) && o.State == disk.StateDamaged
+	})
 }
 
 // DeleteCopy implements [peer.Copies]. It deletes nothing that the loop would not delete.

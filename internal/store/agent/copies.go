@@ -157,7 +157,7 @@ func (a *agent) viewOf(
 	}
 	if v.copy != nil {
 		v.realSize = s.open.realSize(ctx, *v.copy)
-		v.mayRepair = a.scrubber != nil && len(readyDisks(image, v.diskUUID)) > 0 &&
+		v.mayRepair = a.scrubber != nil && len(disksToRepairFrom(image, v.diskUUID)) > 0 &&
 			a.scrubber.MayRepair(s.open.UUID, v.copy.UID)
 	}
 	switch {

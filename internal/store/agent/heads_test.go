@@ -54,7 +54,8 @@ func TestAgent_reportsHeadsWithoutReplica(t *testing.T) {
 		}
 		meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "varve", Name: name} }
 		for _, o := range []client.Object{
-			&longhornv1.Replica{ObjectMeta: meta("pvc-known"), Spec: longhornv1.ReplicaSpec{NodeID: "node"}}, &longhornv1.Volume{ObjectMeta: meta("pvc-half")},
+			&longhornv1.Replica{ObjectMeta: meta("pvc-known"), Spec: longhornv1.ReplicaSpec{NodeID: "node"}},
+			&longhornv1.Volume{ObjectMeta: meta("pvc-half")},
 			&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-used"}},
 		} {
 			if err := w.client.Create(t.Context(), o); err != nil {

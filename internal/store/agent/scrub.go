@@ -70,29 +70,55 @@ func (a *agent) recordEvent(ctx context.Context, c peer.Copy, kind, reason, acti
 }
 
 // CanRepair implements [scrub.Copies]. What cannot be found out counts as no.
-func (a *agent) CanRepair(ctx context.Context, c peer.Copy) (wanted, others bool) {
+func (a *agent) CanRepair(ctx context.Context, c peer.Copy) (wanted bool, others scrub.Others) {
 	image := &longhornv1.BackingImage{}
 	if err := a.cached.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: c.Image}, image); err != nil {
-		return false, false
+		return false, scrub.NoOthers
 	}
 	_, listed := image.Spec.DiskFileSpecMap[c.DiskUUID]
 	wanted = listed && image.Status.UUID == c.UUID && image.DeletionTimestamp == nil
-	return wanted, wanted && len(readyDisks(image, c.DiskUUID)) > 0
+	switch {
+	case !wanted:
+	case len(readyDisks(image, c.DiskUUID)) > 0:
+		others = scrub.ReadyOthers
+	case len(disksToRepairFrom(image, c.DiskUUID)) > 0:
+		others = scrub.DamagedOthers
+	}
+	return wanted, others
 }
 
-// FetchPiece implements [scrub.Copies]. It asks each copy that is ready once.
+// disksToRepairFrom returns the disks beside one that may have good pieces of an image. Two copies that are damaged
+// repair each other unless the same piece is wrong in both.
+func disksToRepairFrom(image *longhornv1.BackingImage, except string) (disks []string) {
+	ready := readyDisks(image, except)
+	for uuid, copied := range image.Status.DiskFileStatusMap {
+		if uuid != except && copied != nil && copied.State != longhornv1.StatePending && !slices.Contains(ready, uuid) {
+			disks = append(disks, uuid)
+		}
+	}
+	slices.Sort(ready)
+	slices.Sort(disks)
+	return append(ready, disks...)
+}
+
+// FetchPiece implements [scrub.Copies]. It asks each copy once, those that are ready first.
 func (a *agent) FetchPiece(ctx context.Context, c peer.Copy, piece int, p []byte) error {
 	image := &longhornv1.BackingImage{}
 	if err := a.cached.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: c.Image}, image); err != nil {
 		return fmt.Errorf("read the BackingImage %s: %w", c.Image, err)
 	}
-	candidates := readyDisks(image, c.DiskUUID)
+	candidates := disksToRepairFrom(image, c.DiskUUID)
 	if image.Status.UUID != c.UUID || len(candidates) == 0 {
 		return errclass.Errorf(errclass.Transient, "no other disk has a copy of %s that is ready: make one more", c.Image)
 	}
+	var managers longhornv1.InstanceManagerList
+	if err := a.live.List(ctx, &managers, client.InNamespace(a.Namespace)); err != nil {
+		return fmt.Errorf("find the stores of the copies: %w", err)
+	}
 	var all error
-	for turn := range candidates {
-		err := a.fetchFrom(ctx, image, c, turn, piece, p)
+	for _, uuid := range candidates {
+		from := peer.Copy{Image: c.Image, UUID: c.UUID, DiskUUID: uuid}
+		err := a.readPiece(ctx, managers.Items, from, piece, p)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
@@ -101,25 +127,28 @@ func (a *agent) FetchPiece(ctx context.Context, c peer.Copy, piece int, p []byte
 	return all
 }
 
-// fetchFrom reads a piece of one of the other copies, which take turns.
-func (a *agent) fetchFrom(
-	ctx context.Context, image *longhornv1.BackingImage, c peer.Copy, turn, piece int, p []byte,
-) (err error) {
+// readPiece reads a piece of another copy, here or from the store that reports it.
+func (a *agent) readPiece(
+	ctx context.Context, managers []longhornv1.InstanceManager, from peer.Copy, piece int, p []byte,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, pieceTimeout)
 	defer cancel()
-	from, err := a.openCopy(ctx, image, c.DiskUUID, turn)
-	if err != nil {
+	if d, err := a.Disks.Find(disk.UID(from.DiskUUID)); err == nil {
+		err = d.ReadPiece(ctx, names.Image(from.Image, from.UUID), disk.UID(from.UUID), piece, p)
+		if errors.Is(err, errclass.Corrupt) { // it may be news that the copy is damaged
+			a.NoteDamage(context.WithoutCancel(ctx), from, err.Error())
+		}
 		return err
 	}
-	defer func() { err = errors.Join(err, from.close()) }()
-	if from.checksum != image.Status.Checksum || piece >= len(from.pieces) {
-		return errclass.Errorf(errclass.Corrupt, "the other copy has the checksum %.16s…, and the image %.16s…",
-			from.checksum, image.Status.Checksum)
+	for i := range managers {
+		s := &managers[i].Status
+		_, reported := s.BackingImages[copyKey{from.DiskUUID, from.UUID}.String()]
+		if reported && s.IP != "" && managers[i].Name != a.Node && s.CurrentState == longhornv1.ManagerRunning {
+			return peer.ReadPiece(ctx, s.IP, a.Port, a.TLSDir, from, piece, p)
+		}
 	}
-	if err := from.readAt(ctx, p, int64(piece)*disk.PieceBytes); err != nil {
-		return fmt.Errorf("read MiB %d of the other copy: %w", piece, err)
-	}
-	return from.checkPiece(p, piece)
+	return errclass.Errorf(errclass.Transient, "no store has reported the copy on disk %s within %s", from.DiskUUID,
+		longhornv1.ReportTimeout)
 }
 
 // scrubStatus returns what the scrub knows of a disk, or nil.

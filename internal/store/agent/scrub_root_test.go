@@ -169,7 +169,8 @@ func TestScrub_repairsLater(t *testing.T) {
 	if got := <-a.events.Events; !strings.HasPrefix(got, "Warning CopyDamaged the copy on disk default-disk of node a ") {
 		t.Error(got)
 	}
-	if got := <-a.events.Events; !strings.HasPrefix(got, "Warning CopyNotRepaired the copy on disk default-disk of node a ") ||
+	got := <-a.events.Events
+	if !strings.HasPrefix(got, "Warning CopyNotRepaired the copy on disk default-disk of node a ") ||
 		!strings.Contains(got, "make one more") {
 		t.Error(got)
 	}
@@ -214,6 +215,45 @@ func TestScrub_checksACopyThatIsAskedFor(t *testing.T) {
 		return errors.New("no event says so")
 	})
 	a.wantContent(data)
+}
+
+// Two copies that are damaged in different places repair each other, although neither of them is ready.
+func TestScrub_damagedCopiesRepairEachOther(t *testing.T) {
+	t.Parallel()
+	data := withHole(5, 5*mib+5)
+	c := newCluster(t)
+	c.scrub = ScrubOptions{BytesPerSecond: 20 << 20, Interval: time.Hour}
+	a := c.addNode("a")
+	c.makeFirst(a, data)
+	c.noteReady(a)
+	b := c.addNode("b")
+	c.addDisk(b)
+	b.await(longhornv1.StateReady)
+	nodes := map[*node]int64{a: 2, b: 5*mib + 2}
+	c.editImage(func(image *longhornv1.BackingImage) {
+		for n := range nodes {
+			image.Status.DiskFileStatusMap[n.diskStatus().DiskUUID] = &longhornv1.BackingImageDiskFileStatus{
+				State: longhornv1.StateFailed,
+			}
+		}
+	})
+	image := names.Image(imageName, imageUUID)
+	for n, at := range nodes {
+		n.disk().FlipBit(n.fs.Device, image, at)
+		if err := n.set.All()[0].MarkDamaged(t.Context(), image, imageUUID, "a bit"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n := range nodes {
+		c.eventually("the repair on "+n.name, func() error {
+			c.clock.Step(time.Minute) // the first attempt may have been before the bits were wrong
+			if state := n.disk().Find(image).State; state != disk.StateReady {
+				return fmt.Errorf("it is %s", state)
+			}
+			return nil
+		})
+		n.wantContent(data)
+	}
 }
 
 // putImage makes a copy on a node's disk, as if it had been there before.

@@ -214,6 +214,9 @@ type Disk interface {
 	Open(ctx context.Context, name Name) (Lease, error)
 	// Pieces returns the hashes of an image's pieces, in order, as they were when it was sealed.
 	Pieces(ctx context.Context, name Name) ([]PieceHash, error)
+	// ReadPiece fills p, which is as long as the piece, with a piece of an image, damaged or not. The error has class
+	// Corrupt if the piece does not have its hash, and NotFound if the image does not have this UID.
+	ReadPiece(ctx context.Context, name Name, uid UID, piece int, p []byte) error
 	// MarkDamaged records for ever that an image's data is not what its hashes say, and why: its State is StateDamaged from
 	// then on. Leases that are open stay. The error has class NotFound if the image does not have this UID.
 	MarkDamaged(ctx context.Context, name Name, uid UID, why string) error

@@ -65,6 +65,19 @@ func (d *guarded) Pieces(ctx context.Context, name disk.Name) ([]disk.PieceHash,
 	})
 }
 
+// ReadPiece implements [disk.Disk]. A call that comes too late does not write into p.
+func (d *guarded) ReadPiece(ctx context.Context, name disk.Name, uid disk.UID, piece int, p []byte) error {
+	read := func(ctx context.Context) ([]byte, error) {
+		own := make([]byte, len(p))
+		return own, d.disk.ReadPiece(ctx, name, uid, piece, own)
+	}
+	own, err := Do(ctx, d.guard, "read a piece of "+string(name), nil, read)
+	if err == nil {
+		copy(p, own)
+	}
+	return err
+}
+
 // MarkDamaged implements [disk.Disk].
 func (d *guarded) MarkDamaged(ctx context.Context, name disk.Name, uid disk.UID, why string) error {
 	return doWithin(ctx, d.guard, "mark "+string(name), Patience, func(ctx context.Context) error {

@@ -144,6 +144,31 @@ func (s *server) BackingImageExpose(
 	return statusError(err)
 }
 
+func (s *server) BackingImagePiece(
+	ctx context.Context, r *storepb.BackingImagePieceRequest,
+) (*storepb.Piece, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if r.GetBytes() < 1 || r.GetBytes() > disk.PieceBytes {
+		return nil, statusError(errclass.Errorf(errclass.Invalid, "a piece has 1 to %d bytes, and not %d", disk.PieceBytes,
+			r.GetBytes()))
+	}
+	d, err := s.o.Disks.Find(disk.UID(r.GetDiskUuid()))
+	if err != nil {
+		return nil, statusError(err)
+	}
+	p := make([]byte, r.GetBytes())
+	name := names.Image(r.GetName(), r.GetUuid())
+	if err := d.ReadPiece(ctx, name, disk.UID(r.GetUuid()), int(r.GetPiece()), p); err != nil {
+		if errors.Is(err, errclass.Corrupt) { // it may be news that the copy is damaged
+			c := Copy{Image: r.GetName(), UUID: r.GetUuid(), DiskUUID: r.GetDiskUuid()}
+			s.o.Copies.NoteDamage(context.WithoutCancel(ctx), c, err.Error())
+		}
+		return nil, statusError(err)
+	}
+	return &storepb.Piece{Data: p}, nil
+}
+
 // FindImage returns the copy of an image and its disk. An error is NotFound, or Corrupt if the copy is damaged.
 func FindImage(ctx context.Context, disks *diskset.Set, c Copy) (disk.Disk, disk.Object, error) {
 	d, err := disks.Find(disk.UID(c.DiskUUID))

@@ -133,6 +133,32 @@ func (i *Image) expose(ctx context.Context, c Copy) (*storepb.Lease, error) {
 	return lease, nil
 }
 
+// ReadPiece fills p, which is as long as the piece, with a piece of a copy that the store at an address has, damaged or
+// not. The caller compares it with its hash.
+func ReadPiece(ctx context.Context, ip string, port int, tlsDir string, c Copy, piece int, p []byte) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("read MiB %d of the copy of image %q on disk %s at %s: %w", piece, c.Image, c.DiskUUID, ip, err)
+		}
+	}()
+	calls, err := Dial(ip, port, tlsDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, calls.Close()) }()
+	got, err := storepb.NewStoreClient(calls).BackingImagePiece(ctx, &storepb.BackingImagePieceRequest{
+		Name: c.Image, Uuid: c.UUID, DiskUuid: c.DiskUUID, Piece: int32(piece), Bytes: int32(len(p)),
+	})
+	if err != nil {
+		return classify(err)
+	}
+	if len(got.GetData()) != len(p) {
+		return errclass.Errorf(errclass.Corrupt, "the other store sent %d bytes, and not %d", len(got.GetData()), len(p))
+	}
+	copy(p, got.GetData())
+	return nil
+}
+
 // ReadAt fills p from offset on.
 func (i *Image) ReadAt(ctx context.Context, p []byte, offset int64) error {
 	return i.data.ReadAt(ctx, p, offset)

@@ -91,6 +91,18 @@ func (d *oneImage) Pieces(context.Context, disk.Name) ([]disk.PieceHash, error) 
 	return pieces, nil
 }
 
+func (d *oneImage) ReadPiece(_ context.Context, name disk.Name, uid disk.UID, piece int, p []byte) error {
+	switch offset := piece * disk.PieceBytes; {
+	case name != names.Image(ubuntu.Image, ubuntu.UUID) || string(uid) != ubuntu.UUID:
+		return errclass.Errorf(errclass.NotFound, "no %s", name)
+	case offset+len(p) > len(d.data):
+		return errclass.Errorf(errclass.Corrupt, "MiB %d is not what was sealed", piece)
+	default:
+		copy(p, d.data[offset:])
+	}
+	return nil
+}
+
 type fileLease struct{ d *oneImage }
 
 func (d *oneImage) Open(context.Context, disk.Name) (disk.Lease, error) {
@@ -468,6 +480,47 @@ func TestOpenImage_errors(t *testing.T) {
 	}
 	if _, err := OpenImage(t.Context(), "127.0.0.1", s.port, t.TempDir(), ubuntu); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
+	}
+}
+
+func TestReadPiece(t *testing.T) {
+	t.Parallel()
+	a := authority.New(t)
+	data := disktest.Noise(8, mib+512)
+	s := newStore(t, a, data, clock.RealClock{})
+	dir := a.ServiceFiles(t, names.StoreHost)
+	p := make([]byte, mib)
+	for piece, want := range [][]byte{data[:mib], data[mib:]} {
+		got := p[:len(want)]
+		if err := ReadPiece(t.Context(), "127.0.0.1", s.port, dir, ubuntu, piece, got); err != nil || !bytes.Equal(got, want) {
+			verdict.JudgeErrorf(t, err == nil, "MiB %d: %v", piece, err)
+		}
+	}
+	for name, x := range map[string]struct {
+		copy  Copy
+		piece int
+		p     []byte
+		class error
+	}{
+		"another disk":     {Copy{ubuntu.Image, ubuntu.UUID, "d-2"}, 0, p, errclass.NotFound},
+		"another UUID":     {Copy{ubuntu.Image, "i-2", ubuntu.DiskUUID}, 0, p, errclass.NotFound},
+		"a piece too many": {ubuntu, 2, p, errclass.Corrupt},
+	} {
+		err := ReadPiece(t.Context(), "127.0.0.1", s.port, dir, x.copy, x.piece, x.p)
+		if !errors.Is(err, x.class) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, size := range []int{0, mib + 1} {
+		err := ReadPiece(t.Context(), "127.0.0.1", s.port, dir, ubuntu, 0, make([]byte, size))
+		if err == nil || !strings.Contains(err.Error(), "a piece has 1 to 1048576 bytes") {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+	s.copies.mu.Lock()
+	defer s.copies.mu.Unlock()
+	if len(s.copies.called) != 1 || !strings.HasPrefix(s.copies.called[0], "damage "+fmt.Sprint(ubuntu)) {
+		t.Errorf("a piece that is wrong: %q", s.copies.called)
 	}
 }
 

@@ -205,3 +205,48 @@ func (d *Disk) readPieces(ctx context.Context, name disk.Name) (_ []disk.PieceHa
 	}
 	return decodeHashes(data, l.object.entry)
 }
+
+// ReadPiece implements [disk.Disk].
+func (d *Disk) ReadPiece(ctx context.Context, name disk.Name, uid disk.UID, piece int, p []byte) error {
+	if err := d.readPiece(ctx, name, uid, piece, p); err != nil {
+		return fmt.Errorf("read MiB %d of %q: %w", piece, name, err)
+	}
+	return nil
+}
+
+func (d *Disk) readPiece(ctx context.Context, name disk.Name, uid disk.UID, piece int, p []byte) (err error) {
+	l, err := d.leaseAny(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	o := l.object
+	switch offset := int64(piece) * pieceBytes; {
+	case o.UID != uid:
+		return errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
+	case o.Kind != disk.KindImage:
+		return errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
+	case piece < 0 || offset >= o.Bytes || int64(len(p)) != min(pieceBytes, o.Bytes-offset):
+		return errclass.Errorf(errclass.Invalid, "an image of %d bytes has no such piece of %d bytes", o.Bytes, len(p))
+	}
+	data, err := os.ReadFile(filepath.Join(d.dir, o.group, hashesFile))
+	if err != nil {
+		return err
+	}
+	pieces, err := decodeHashes(data, o.entry)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(l.Path())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if _, err := f.ReadAt(p, int64(piece)*pieceBytes); err != nil {
+		return err
+	}
+	if hashPiece(p) != pieces[piece] {
+		return errclass.Errorf(errclass.Corrupt, "it is not what was sealed")
+	}
+	return nil
+}

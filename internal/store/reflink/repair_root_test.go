@@ -121,6 +121,11 @@ func TestRepair_fails(t *testing.T) {
 	d := s.openDisk(t, Options{})
 	data := disktest.Noise(6, repairBytes)
 	prepareDamaged(t, d, data, 17, 2<<20)
+	for piece, class := range map[int]error{0: errclass.Corrupt, 1: nil, 2: errclass.Corrupt} {
+		if err := d.ReadPiece(t.Context(), "image", "i", piece, make([]byte, pieceBytes)); !errors.Is(err, class) {
+			t.Errorf("MiB %d: %v", piece, err)
+		}
+	}
 	var asked []int
 	none := func(_ context.Context, piece int, has, _ []byte) error {
 		asked = append(asked, piece)

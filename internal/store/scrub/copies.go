@@ -83,6 +83,7 @@ func (w *worker) noteCopies(objects []disk.Object) {
 		st.Copies = next
 		maps.DeleteFunc(w.requests, func(image disk.UID, _ string) bool { return isGone(image) })
 	})
+	maps.DeleteFunc(w.failures, func(image disk.UID, _ int) bool { return isGone(image) })
 	maps.DeleteFunc(w.bad, func(image disk.UID, _ map[int64]bool) bool { return isGone(image) })
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
@@ -23,7 +24,10 @@ func (w *worker) repairCopy(ctx context.Context, d diskset.Disk, o disk.Object) 
 	}
 	c := copyOf(d, o)
 	wanted, others := w.Copies.CanRepair(ctx, c)
-	if before && (!wanted || !others) { // the first time shows which volumes share what is wrong
+	switch { // the first time shows which volumes share what is wrong
+	case before && (!wanted || others == NoOthers):
+		return false
+	case before && others == DamagedOthers && w.Clock.Since(tried) < w.pauseRepair(o.UID):
 		return false
 	}
 	w.noteAttempt(o.UID, true)
@@ -50,17 +54,28 @@ func (w *worker) repairCopy(ctx context.Context, d diskset.Disk, o disk.Object) 
 	w.noteAttempt(o.UID, false)
 	switch {
 	case err == nil:
+		delete(w.failures, o.UID)
 		w.countRepaired(o.UID, fetched)
 		w.Copies.NoteRepair(ctx, c, fetched, nil)
 		w.Logger.Warn("a damaged copy of an image was repaired", "disk", d.Name, "image", c.Image, "uuid", c.UUID)
 	case errors.Is(err, errclass.NotFound): // it was deleted
 	case ctx.Err() == nil:
+		w.failures[o.UID]++
 		w.Copies.NoteRepair(ctx, c, 0, err)
 		w.Logger.Error("a damaged copy of an image is not repaired yet", "disk", d.Name, "image", c.Image, "uuid", c.UUID,
 			"error", err)
 	}
 	w.Changed()
 	return true
+}
+
+// pauseRepair returns how long to wait before the next attempt to repair a copy from others that are damaged, too.
+func (w *worker) pauseRepair(image disk.UID) time.Duration {
+	pause := repairInterval
+	for range w.failures[image] - 1 {
+		pause = min(2*pause, longestRepairInterval)
+	}
+	return pause
 }
 
 // noteAttempt notes that the repair of a copy begins or ends.

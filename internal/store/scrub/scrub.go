@@ -28,8 +28,11 @@ const (
 	saveInterval = time.Minute
 	// repairInterval is between two attempts to repair a copy, and troubleInterval how long a disk that does not answer is
 	// left alone.
-	repairInterval  = 10 * time.Minute
-	troubleInterval = 5 * time.Minute
+	repairInterval = 10 * time.Minute
+	// longestRepairInterval bounds the pauses that double while no other copy is ready: each attempt reads all of the
+	// copy, and most likely finds nothing new.
+	longestRepairInterval = 24 * time.Hour
+	troubleInterval       = 5 * time.Minute
 	// turnPatience is how long a worker waits for another one to end its turn.
 	turnPatience = 30 * time.Second
 )
@@ -38,13 +41,23 @@ const (
 type Copies interface {
 	// NoteDamage marks a copy as damaged, and reports it.
 	NoteDamage(ctx context.Context, c peer.Copy, why string)
-	// CanRepair says whether a copy is wanted where it is, and others that are ready could have its bytes.
-	CanRepair(ctx context.Context, c peer.Copy) (wanted, others bool)
+	// CanRepair says whether a copy is wanted where it is, and which others may have its bytes.
+	CanRepair(ctx context.Context, c peer.Copy) (wanted bool, others Others)
 	// FetchPiece reads a piece of an image from another copy than that one.
 	FetchPiece(ctx context.Context, c peer.Copy, piece int, p []byte) error
 	// NoteRepair is told how an attempt to repair a copy ended: how many pieces it replaced, or why it failed.
 	NoteRepair(ctx context.Context, c peer.Copy, pieces int, err error)
 }
+
+// Others are the other copies of an image.
+type Others int
+
+// Which other copies there are.
+const (
+	NoOthers      Others = iota
+	DamagedOthers        // none that is ready
+	ReadyOthers
+)
 
 // Options say how a node's disks are read.
 type Options struct {
@@ -119,7 +132,8 @@ func (s *Scrubber) Status(uuid disk.UID) (status Status, ok bool) {
 	}
 	return Status{
 		LastEnded: w.state.Ended, GoesOn: w.state.GoesOn, Percent: w.percent, Shares: slices.Clone(w.state.Shares),
-		Omitted: w.state.Omitted || len(w.state.Left) > 0, LastRead: w.state.listReads(), BadPieces: w.badPieces, RepairedPieces: w.repairedPieces,
+		Omitted: w.state.Omitted || len(w.state.Left) > 0, LastRead: w.state.listReads(), BadPieces: w.badPieces,
+		RepairedPieces: w.repairedPieces,
 	}, true
 }
 
@@ -237,6 +251,7 @@ type worker struct {
 	busyUntil           map[disk.UID]time.Time // when to try again, for a copy on which somebody else works
 	hashes              []disk.PieceHash       // of the image hashesOf
 	hashesOf            disk.UID
+	failures            map[disk.UID]int            // how often in a row a copy was not repaired
 	bad                 map[disk.UID]map[int64]bool // pieces of copies that are wrong and were counted
 	check               check                       // the one that goes on
 }
@@ -245,7 +260,7 @@ func (s *Scrubber) newWorker(uuid disk.UID) *worker {
 	return &worker{
 		Scrubber: s, uuid: uuid, reader: newReader(), wake: make(chan struct{}, 1), ended: make(chan struct{}),
 		triedAt: map[disk.UID]time.Time{}, busyUntil: map[disk.UID]time.Time{},
-		bad: map[disk.UID]map[int64]bool{}, requests: map[disk.UID]string{},
+		failures: map[disk.UID]int{}, bad: map[disk.UID]map[int64]bool{}, requests: map[disk.UID]string{},
 	}
 }
 

@@ -42,6 +42,8 @@ type bench struct {
 	repairs []string
 	// fetch returns a piece of another copy; nil: there is none.
 	fetch func(piece int, p []byte) error
+	// others are the other copies if fetch is nil.
+	others Others
 }
 
 func newBench(t *testing.T) *bench {
@@ -98,8 +100,11 @@ func (b *bench) NoteDamage(ctx context.Context, c peer.Copy, why string) {
 	}
 }
 
-func (b *bench) CanRepair(context.Context, peer.Copy) (wanted, others bool) {
-	return true, b.fetch != nil
+func (b *bench) CanRepair(context.Context, peer.Copy) (wanted bool, others Others) {
+	if b.fetch == nil {
+		return true, b.others
+	}
+	return true, ReadyOthers
 }
 
 func (b *bench) FetchPiece(_ context.Context, _ peer.Copy, piece int, p []byte) error {
@@ -333,6 +338,38 @@ func TestScrub_checksACopyAtOnce(t *testing.T) {
 	}
 }
 
+// A copy that only damaged ones could repair is read again after pauses that double, and soon if another one is ready.
+func TestScrub_repairPauses(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		others Others
+		want   int
+	}{"no others": {NoOthers, 1}, "damaged others": {DamagedOthers, 10}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			data := disktest.Noise(4, 1<<20)
+			b.image("bad", "a", data)
+			b.flip(names.Image("bad", "a"), 5)
+			b.others = c.others
+			b.pass()
+			for range 3 * 24 * 6 {
+				b.clock.Step(repairInterval)
+				b.step()
+			}
+			if len(b.repairs) != c.want {
+				t.Errorf("%d attempts in three days: %q", len(b.repairs), b.repairs)
+			}
+			b.fetch = func(piece int, p []byte) error { copy(p, data[piece<<20:]); return nil }
+			b.clock.Step(repairInterval)
+			b.step()
+			if got := b.repairs[len(b.repairs)-1]; got != "bad: 1, true" {
+				t.Errorf("when another one is ready: %s", got)
+			}
+		})
+	}
+}
+
 // silentDisk does not answer when an object is opened.
 type silentDisk struct{ disk.Disk }
 
@@ -557,7 +594,8 @@ func TestScrub_volumeOverwritesInPlace(t *testing.T) {
 	b.cloneHead("pvc-1", "clone", false)
 	b.restart()
 	b.look()
-	if got, want := b.noted(), []string{"volume/clone 1048576+8192", "volume/pvc-1 1048576+8192"}; !slices.Equal(got, want) {
+	want := []string{"volume/clone 1048576+8192", "volume/pvc-1 1048576+8192"}
+	if got := b.noted(); !slices.Equal(got, want) {
 		t.Errorf("after a clone was made: %q", got)
 	}
 	if err := b.files.Delete(t.Context(), names.Head("clone")); err != nil {

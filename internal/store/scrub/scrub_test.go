@@ -18,7 +18,8 @@ func TestState_survives(t *testing.T) {
 	want := state{
 		Format: stateVersion, Started: time.Unix(1000, 0).UTC(), Ended: time.Unix(900, 0).UTC(), GoesOn: true,
 		Image: "u", Piece: 7, Copies: map[disk.UID]copyNotes{"u": {Read: time.Unix(800, 0).UTC()}},
-		Omitted: true, Left: []Share{{ImageUUID: "u", Piece: 6, Parts: []part{{6 << 20, 4096, 1 << 31, ""}}}}, Shares: []Share{{
+		Omitted: true, Left: []Share{{ImageUUID: "u", Piece: 6, Parts: []part{{6 << 20, 4096, 1 << 31, ""}}}},
+		Shares: []Share{{
 			Image: "debian", ImageUUID: "u", Object: "volume/pvc-1", Piece: 5, Found: time.Unix(990, 0).UTC(),
 			Parts: []part{{5 << 20, 4096, 1 << 30, "01234567"}},
 		}},
@@ -125,11 +126,13 @@ func TestPause_keepsTheRate(t *testing.T) {
 func TestMergeParts(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ a, b, want []part }{
-		"nothing":   {nil, nil, nil},
-		"the same":  {[]part{{0, 8, 100, ""}}, []part{{0, 8, 100, ""}}, []part{{0, 8, 100, ""}}},
-		"apart":     {[]part{{20, 8, 100, ""}}, []part{{0, 8, 500, ""}}, []part{{0, 8, 500, ""}, {20, 8, 100, ""}}},
-		"overlap":   {[]part{{0, 8, 100, ""}}, []part{{4, 8, 104, ""}}, []part{{0, 8, 100, ""}, {8, 4, 108, ""}}},
-		"no place":  {[]part{{0, 8, disk.Unplaced, ""}}, []part{{4, 8, disk.Unplaced, ""}}, []part{{0, 8, -1, ""}, {8, 4, -1, ""}}},
+		"nothing":  {nil, nil, nil},
+		"the same": {[]part{{0, 8, 100, ""}}, []part{{0, 8, 100, ""}}, []part{{0, 8, 100, ""}}},
+		"apart":    {[]part{{20, 8, 100, ""}}, []part{{0, 8, 500, ""}}, []part{{0, 8, 500, ""}, {20, 8, 100, ""}}},
+		"overlap":  {[]part{{0, 8, 100, ""}}, []part{{4, 8, 104, ""}}, []part{{0, 8, 100, ""}, {8, 4, 108, ""}}},
+		"no place": {
+			[]part{{0, 8, disk.Unplaced, ""}}, []part{{4, 8, disk.Unplaced, ""}}, []part{{0, 8, -1, ""}, {8, 4, -1, ""}},
+		},
 		"is inside": {[]part{{0, 8, 100, ""}}, []part{{4, 2, 104, ""}}, []part{{0, 8, 100, ""}}},
 	} {
 		if diff := cmp.Diff(c.want, mergeParts(c.a, c.b)); diff != "" {

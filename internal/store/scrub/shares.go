@@ -13,8 +13,8 @@ import (
 )
 
 // noteShares notes which volumes share parts of a piece of a damaged copy, in place of what was noted before. An error
-// means that it cannot find that out now: then the piece must stay as it is. has is what the piece has now, or nil if it
-// cannot be read.
+// means that it cannot find that out now: then the piece must stay as it is. has is what the piece has now, or nil if
+// it cannot be read.
 //
 // The volumes that exist now are all there are: nobody can clone a damaged copy. pruneShares finds those that are made
 // later of such a volume, or of its snapshot.
@@ -72,7 +72,8 @@ func (w *worker) noteShares(
 	return nil
 }
 
-// addShares adds as many volumes as there is room for, and returns how many. It remembers which pieces the others share.
+// addShares adds as many volumes as there is room for, and returns how many. It remembers which pieces the others
+// share.
 func (st *state) addShares(found []Share) (added int) {
 	added = min(len(found), maxShares-len(st.Shares))
 	st.Shares = append(st.Shares, found[:added]...)

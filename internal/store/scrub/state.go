@@ -43,8 +43,8 @@ type state struct {
 	Copies map[disk.UID]copyNotes `json:"copies,omitempty"`
 	// Shares are volumes that share wrong blocks with a copy that was damaged.
 	Shares []Share `json:"shares,omitempty"`
-	// Left are the pieces that more volumes share than maxShares: Shares of no object. They are looked for again, and noted
-	// when there is room.
+	// Left are the pieces that more volumes share than maxShares: Shares of no object. They are looked for again, and
+	// noted when there is room.
 	Left []Share `json:"left,omitempty"`
 	// Omitted says that there were more than maxShares of these, too. Nobody can tell when they are gone, so it stays.
 	Omitted bool `json:"omitted,omitempty"`

@@ -527,6 +527,129 @@ func (x *BackingImageExposeRequest) GetDiskUuid() string {
 	return ""
 }
 
+type BackingImagePieceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// uuid is status.uuid of the image that the caller means.
+	Uuid     string `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	DiskUuid string `protobuf:"bytes,3,opt,name=disk_uuid,json=diskUuid,proto3" json:"disk_uuid,omitempty"`
+	// piece is which MiB of the image, from 0 on.
+	Piece int32 `protobuf:"varint,4,opt,name=piece,proto3" json:"piece,omitempty"`
+	// bytes is the size of the piece, which only the last one of an image has smaller than 1 MiB.
+	Bytes         int32 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackingImagePieceRequest) Reset() {
+	*x = BackingImagePieceRequest{}
+	mi := &file_store_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackingImagePieceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackingImagePieceRequest) ProtoMessage() {}
+
+func (x *BackingImagePieceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_store_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackingImagePieceRequest.ProtoReflect.Descriptor instead.
+func (*BackingImagePieceRequest) Descriptor() ([]byte, []int) {
+	return file_store_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *BackingImagePieceRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BackingImagePieceRequest) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *BackingImagePieceRequest) GetDiskUuid() string {
+	if x != nil {
+		return x.DiskUuid
+	}
+	return ""
+}
+
+func (x *BackingImagePieceRequest) GetPiece() int32 {
+	if x != nil {
+		return x.Piece
+	}
+	return 0
+}
+
+func (x *BackingImagePieceRequest) GetBytes() int32 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type Piece struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Piece) Reset() {
+	*x = Piece{}
+	mi := &file_store_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Piece) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Piece) ProtoMessage() {}
+
+func (x *Piece) ProtoReflect() protoreflect.Message {
+	mi := &file_store_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Piece.ProtoReflect.Descriptor instead.
+func (*Piece) Descriptor() ([]byte, []int) {
+	return file_store_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Piece) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type Exposed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// lease is in the first message only.
@@ -539,7 +662,7 @@ type Exposed struct {
 
 func (x *Exposed) Reset() {
 	*x = Exposed{}
-	mi := &file_store_proto_msgTypes[9]
+	mi := &file_store_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +674,7 @@ func (x *Exposed) String() string {
 func (*Exposed) ProtoMessage() {}
 
 func (x *Exposed) ProtoReflect() protoreflect.Message {
-	mi := &file_store_proto_msgTypes[9]
+	mi := &file_store_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +687,7 @@ func (x *Exposed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exposed.ProtoReflect.Descriptor instead.
 func (*Exposed) Descriptor() ([]byte, []int) {
-	return file_store_proto_rawDescGZIP(), []int{9}
+	return file_store_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Exposed) GetLease() *Lease {
@@ -598,7 +721,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_store_proto_msgTypes[10]
+	mi := &file_store_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -610,7 +733,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_store_proto_msgTypes[10]
+	mi := &file_store_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -623,7 +746,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_store_proto_rawDescGZIP(), []int{10}
+	return file_store_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Lease) GetId() string {
@@ -670,7 +793,7 @@ type BackingImageUnexposeRequest struct {
 
 func (x *BackingImageUnexposeRequest) Reset() {
 	*x = BackingImageUnexposeRequest{}
-	mi := &file_store_proto_msgTypes[11]
+	mi := &file_store_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +805,7 @@ func (x *BackingImageUnexposeRequest) String() string {
 func (*BackingImageUnexposeRequest) ProtoMessage() {}
 
 func (x *BackingImageUnexposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_store_proto_msgTypes[11]
+	mi := &file_store_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +818,7 @@ func (x *BackingImageUnexposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackingImageUnexposeRequest.ProtoReflect.Descriptor instead.
 func (*BackingImageUnexposeRequest) Descriptor() ([]byte, []int) {
-	return file_store_proto_rawDescGZIP(), []int{11}
+	return file_store_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BackingImageUnexposeRequest) GetId() string {
@@ -713,7 +836,7 @@ type BackingImageUnexposeResponse struct {
 
 func (x *BackingImageUnexposeResponse) Reset() {
 	*x = BackingImageUnexposeResponse{}
-	mi := &file_store_proto_msgTypes[12]
+	mi := &file_store_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +848,7 @@ func (x *BackingImageUnexposeResponse) String() string {
 func (*BackingImageUnexposeResponse) ProtoMessage() {}
 
 func (x *BackingImageUnexposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_store_proto_msgTypes[12]
+	mi := &file_store_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +861,7 @@ func (x *BackingImageUnexposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackingImageUnexposeResponse.ProtoReflect.Descriptor instead.
 func (*BackingImageUnexposeResponse) Descriptor() ([]byte, []int) {
-	return file_store_proto_rawDescGZIP(), []int{12}
+	return file_store_proto_rawDescGZIP(), []int{14}
 }
 
 var File_store_proto protoreflect.FileDescriptor
@@ -775,7 +898,15 @@ const file_store_proto_rawDesc = "" +
 	"\x19BackingImageExposeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x1b\n" +
-	"\tdisk_uuid\x18\x03 \x01(\tR\bdiskUuid\"N\n" +
+	"\tdisk_uuid\x18\x03 \x01(\tR\bdiskUuid\"\x8b\x01\n" +
+	"\x18BackingImagePieceRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x1b\n" +
+	"\tdisk_uuid\x18\x03 \x01(\tR\bdiskUuid\x12\x14\n" +
+	"\x05piece\x18\x04 \x01(\x05R\x05piece\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x05R\x05bytes\"\x1b\n" +
+	"\x05Piece\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"N\n" +
 	"\aExposed\x12+\n" +
 	"\x05lease\x18\x01 \x01(\v2\x15.varve.store.v1.LeaseR\x05lease\x12\x16\n" +
 	"\x06hashes\x18\x02 \x01(\fR\x06hashes\"z\n" +
@@ -787,14 +918,15 @@ const file_store_proto_rawDesc = "" +
 	"\bchecksum\x18\x05 \x01(\tR\bchecksum\"-\n" +
 	"\x1bBackingImageUnexposeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1e\n" +
-	"\x1cBackingImageUnexposeResponse2\xcd\x05\n" +
+	"\x1cBackingImageUnexposeResponse2\xa3\x06\n" +
 	"\x05Store\x12]\n" +
 	"\x12BackingImageCreate\x12).varve.store.v1.BackingImageCreateRequest\x1a\x1c.varve.store.v1.BackingImage\x12k\n" +
 	"\x12BackingImageDelete\x12).varve.store.v1.BackingImageDeleteRequest\x1a*.varve.store.v1.BackingImageDeleteResponse\x12W\n" +
 	"\x0fBackingImageGet\x12&.varve.store.v1.BackingImageGetRequest\x1a\x1c.varve.store.v1.BackingImage\x12e\n" +
 	"\x10BackingImageList\x12'.varve.store.v1.BackingImageListRequest\x1a(.varve.store.v1.BackingImageListResponse\x12i\n" +
 	"\x11BackingImageWatch\x12(.varve.store.v1.BackingImageWatchRequest\x1a(.varve.store.v1.BackingImageListResponse0\x01\x12Z\n" +
-	"\x12BackingImageExpose\x12).varve.store.v1.BackingImageExposeRequest\x1a\x17.varve.store.v1.Exposed0\x01\x12q\n" +
+	"\x12BackingImageExpose\x12).varve.store.v1.BackingImageExposeRequest\x1a\x17.varve.store.v1.Exposed0\x01\x12T\n" +
+	"\x11BackingImagePiece\x12(.varve.store.v1.BackingImagePieceRequest\x1a\x15.varve.store.v1.Piece\x12q\n" +
 	"\x14BackingImageUnexpose\x12+.varve.store.v1.BackingImageUnexposeRequest\x1a,.varve.store.v1.BackingImageUnexposeResponseB5Z3github.com/varvebackup/varve/internal/store/storepbb\x06proto3"
 
 var (
@@ -809,7 +941,7 @@ func file_store_proto_rawDescGZIP() []byte {
 	return file_store_proto_rawDescData
 }
 
-var file_store_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_store_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_store_proto_goTypes = []any{
 	(*BackingImage)(nil),                 // 0: varve.store.v1.BackingImage
 	(*BackingImageCreateRequest)(nil),    // 1: varve.store.v1.BackingImageCreateRequest
@@ -820,30 +952,34 @@ var file_store_proto_goTypes = []any{
 	(*BackingImageListResponse)(nil),     // 6: varve.store.v1.BackingImageListResponse
 	(*BackingImageWatchRequest)(nil),     // 7: varve.store.v1.BackingImageWatchRequest
 	(*BackingImageExposeRequest)(nil),    // 8: varve.store.v1.BackingImageExposeRequest
-	(*Exposed)(nil),                      // 9: varve.store.v1.Exposed
-	(*Lease)(nil),                        // 10: varve.store.v1.Lease
-	(*BackingImageUnexposeRequest)(nil),  // 11: varve.store.v1.BackingImageUnexposeRequest
-	(*BackingImageUnexposeResponse)(nil), // 12: varve.store.v1.BackingImageUnexposeResponse
+	(*BackingImagePieceRequest)(nil),     // 9: varve.store.v1.BackingImagePieceRequest
+	(*Piece)(nil),                        // 10: varve.store.v1.Piece
+	(*Exposed)(nil),                      // 11: varve.store.v1.Exposed
+	(*Lease)(nil),                        // 12: varve.store.v1.Lease
+	(*BackingImageUnexposeRequest)(nil),  // 13: varve.store.v1.BackingImageUnexposeRequest
+	(*BackingImageUnexposeResponse)(nil), // 14: varve.store.v1.BackingImageUnexposeResponse
 }
 var file_store_proto_depIdxs = []int32{
 	0,  // 0: varve.store.v1.BackingImageListResponse.backing_images:type_name -> varve.store.v1.BackingImage
-	10, // 1: varve.store.v1.Exposed.lease:type_name -> varve.store.v1.Lease
+	12, // 1: varve.store.v1.Exposed.lease:type_name -> varve.store.v1.Lease
 	1,  // 2: varve.store.v1.Store.BackingImageCreate:input_type -> varve.store.v1.BackingImageCreateRequest
 	2,  // 3: varve.store.v1.Store.BackingImageDelete:input_type -> varve.store.v1.BackingImageDeleteRequest
 	4,  // 4: varve.store.v1.Store.BackingImageGet:input_type -> varve.store.v1.BackingImageGetRequest
 	5,  // 5: varve.store.v1.Store.BackingImageList:input_type -> varve.store.v1.BackingImageListRequest
 	7,  // 6: varve.store.v1.Store.BackingImageWatch:input_type -> varve.store.v1.BackingImageWatchRequest
 	8,  // 7: varve.store.v1.Store.BackingImageExpose:input_type -> varve.store.v1.BackingImageExposeRequest
-	11, // 8: varve.store.v1.Store.BackingImageUnexpose:input_type -> varve.store.v1.BackingImageUnexposeRequest
-	0,  // 9: varve.store.v1.Store.BackingImageCreate:output_type -> varve.store.v1.BackingImage
-	3,  // 10: varve.store.v1.Store.BackingImageDelete:output_type -> varve.store.v1.BackingImageDeleteResponse
-	0,  // 11: varve.store.v1.Store.BackingImageGet:output_type -> varve.store.v1.BackingImage
-	6,  // 12: varve.store.v1.Store.BackingImageList:output_type -> varve.store.v1.BackingImageListResponse
-	6,  // 13: varve.store.v1.Store.BackingImageWatch:output_type -> varve.store.v1.BackingImageListResponse
-	9,  // 14: varve.store.v1.Store.BackingImageExpose:output_type -> varve.store.v1.Exposed
-	12, // 15: varve.store.v1.Store.BackingImageUnexpose:output_type -> varve.store.v1.BackingImageUnexposeResponse
-	9,  // [9:16] is the sub-list for method output_type
-	2,  // [2:9] is the sub-list for method input_type
+	9,  // 8: varve.store.v1.Store.BackingImagePiece:input_type -> varve.store.v1.BackingImagePieceRequest
+	13, // 9: varve.store.v1.Store.BackingImageUnexpose:input_type -> varve.store.v1.BackingImageUnexposeRequest
+	0,  // 10: varve.store.v1.Store.BackingImageCreate:output_type -> varve.store.v1.BackingImage
+	3,  // 11: varve.store.v1.Store.BackingImageDelete:output_type -> varve.store.v1.BackingImageDeleteResponse
+	0,  // 12: varve.store.v1.Store.BackingImageGet:output_type -> varve.store.v1.BackingImage
+	6,  // 13: varve.store.v1.Store.BackingImageList:output_type -> varve.store.v1.BackingImageListResponse
+	6,  // 14: varve.store.v1.Store.BackingImageWatch:output_type -> varve.store.v1.BackingImageListResponse
+	11, // 15: varve.store.v1.Store.BackingImageExpose:output_type -> varve.store.v1.Exposed
+	10, // 16: varve.store.v1.Store.BackingImagePiece:output_type -> varve.store.v1.Piece
+	14, // 17: varve.store.v1.Store.BackingImageUnexpose:output_type -> varve.store.v1.BackingImageUnexposeResponse
+	10, // [10:18] is the sub-list for method output_type
+	2,  // [2:10] is the sub-list for method input_type
 	2,  // [2:2] is the sub-list for extension type_name
 	2,  // [2:2] is the sub-list for extension extendee
 	0,  // [0:2] is the sub-list for field type_name
@@ -860,7 +996,7 @@ func file_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_store_proto_rawDesc), len(file_store_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	Store_BackingImageList_FullMethodName     = "/varve.store.v1.Store/BackingImageList"
 	Store_BackingImageWatch_FullMethodName    = "/varve.store.v1.Store/BackingImageWatch"
 	Store_BackingImageExpose_FullMethodName   = "/varve.store.v1.Store/BackingImageExpose"
+	Store_BackingImagePiece_FullMethodName    = "/varve.store.v1.Store/BackingImagePiece"
 	Store_BackingImageUnexpose_FullMethodName = "/varve.store.v1.Store/BackingImageUnexpose"
 )
 
@@ -54,6 +55,9 @@ type StoreClient interface {
 	// BackingImageUnexpose, with the call, or when the export was not open for a minute. It is the caller's own: no other
 	// lease ends with it.
 	BackingImageExpose(ctx context.Context, in *BackingImageExposeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Exposed], error)
+	// BackingImagePiece returns a piece of 1 MiB of a copy, damaged or not, so that another copy can be repaired.
+	// DATA_LOSS: the piece is not what was sealed. NOT_FOUND: the disk does not have the copy.
+	BackingImagePiece(ctx context.Context, in *BackingImagePieceRequest, opts ...grpc.CallOption) (*Piece, error)
 	// BackingImageUnexpose ends one lease. One that has ended is no error.
 	BackingImageUnexpose(ctx context.Context, in *BackingImageUnexposeRequest, opts ...grpc.CallOption) (*BackingImageUnexposeResponse, error)
 }
@@ -144,6 +148,16 @@ func (c *storeClient) BackingImageExpose(ctx context.Context, in *BackingImageEx
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Store_BackingImageExposeClient = grpc.ServerStreamingClient[Exposed]
 
+func (c *storeClient) BackingImagePiece(ctx context.Context, in *BackingImagePieceRequest, opts ...grpc.CallOption) (*Piece, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Piece)
+	err := c.cc.Invoke(ctx, Store_BackingImagePiece_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *storeClient) BackingImageUnexpose(ctx context.Context, in *BackingImageUnexposeRequest, opts ...grpc.CallOption) (*BackingImageUnexposeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(BackingImageUnexposeResponse)
@@ -176,6 +190,9 @@ type StoreServer interface {
 	// BackingImageUnexpose, with the call, or when the export was not open for a minute. It is the caller's own: no other
 	// lease ends with it.
 	BackingImageExpose(*BackingImageExposeRequest, grpc.ServerStreamingServer[Exposed]) error
+	// BackingImagePiece returns a piece of 1 MiB of a copy, damaged or not, so that another copy can be repaired.
+	// DATA_LOSS: the piece is not what was sealed. NOT_FOUND: the disk does not have the copy.
+	BackingImagePiece(context.Context, *BackingImagePieceRequest) (*Piece, error)
 	// BackingImageUnexpose ends one lease. One that has ended is no error.
 	BackingImageUnexpose(context.Context, *BackingImageUnexposeRequest) (*BackingImageUnexposeResponse, error)
 	mustEmbedUnimplementedStoreServer()
@@ -205,6 +222,9 @@ func (UnimplementedStoreServer) BackingImageWatch(*BackingImageWatchRequest, grp
 }
 func (UnimplementedStoreServer) BackingImageExpose(*BackingImageExposeRequest, grpc.ServerStreamingServer[Exposed]) error {
 	return status.Error(codes.Unimplemented, "method BackingImageExpose not implemented")
+}
+func (UnimplementedStoreServer) BackingImagePiece(context.Context, *BackingImagePieceRequest) (*Piece, error) {
+	return nil, status.Error(codes.Unimplemented, "method BackingImagePiece not implemented")
 }
 func (UnimplementedStoreServer) BackingImageUnexpose(context.Context, *BackingImageUnexposeRequest) (*BackingImageUnexposeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BackingImageUnexpose not implemented")
@@ -324,6 +344,24 @@ func _Store_BackingImageExpose_Handler(srv interface{}, stream grpc.ServerStream
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Store_BackingImageExposeServer = grpc.ServerStreamingServer[Exposed]
 
+func _Store_BackingImagePiece_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BackingImagePieceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StoreServer).BackingImagePiece(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Store_BackingImagePiece_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StoreServer).BackingImagePiece(ctx, req.(*BackingImagePieceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Store_BackingImageUnexpose_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(BackingImageUnexposeRequest)
 	if err := dec(in); err != nil {
@@ -364,6 +402,10 @@ var Store_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "BackingImageList",
 			Handler:    _Store_BackingImageList_Handler,
+		},
+		{
+			MethodName: "BackingImagePiece",
+			Handler:    _Store_BackingImagePiece_Handler,
 		},
 		{
 			MethodName: "BackingImageUnexpose",

@@ -2,6 +2,7 @@ package disktest
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,7 +12,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/disk"
 )
 
-// checkRepair repairs an image that was marked as damaged, and has nothing wrong.
+// checkRepair reads and repairs an image that was marked as damaged, and has nothing wrong.
 func checkRepair(t *testing.T, d Disk) {
 	ctx := t.Context()
 	data := Noise(16, mib+5)
@@ -25,6 +26,7 @@ func checkRepair(t *testing.T, d Disk) {
 	wantClass(t, d.Repair(ctx, "i", "another", none), errclass.NotFound)
 	wantClass(t, d.Repair(ctx, "h", "h", none), errclass.Invalid, "no image")
 	d.must(d.MarkDamaged(ctx, "i", "i", "a bit"))
+	checkReadPiece(t, d, data)
 	before := d.Find("i")
 	d.must(d.Repair(ctx, "i", "i", none))
 	before.State = disk.StateReady
@@ -35,6 +37,21 @@ func checkRepair(t *testing.T, d Disk) {
 	d.NewHead("g", "g", "i", mib+5)
 	wantBytes(t, "clone", d.Read("g"), data)
 	wantClass(t, d.Delete(ctx, "i"), errclass.Conflict, `"g", "h"`)
+}
+
+// checkReadPiece reads the pieces of a damaged image "i", of which nothing is wrong, with a head "h".
+func checkReadPiece(t *testing.T, d Disk, data []byte) {
+	ctx := t.Context()
+	whole, rest := make([]byte, mib), make([]byte, len(data)-mib)
+	d.must(d.ReadPiece(ctx, "i", "i", 0, whole))
+	d.must(d.ReadPiece(ctx, "i", "i", 1, rest))
+	wantBytes(t, "pieces", slices.Concat(whole, rest), data)
+	wantClass(t, d.ReadPiece(ctx, "none", "i", 0, whole), errclass.NotFound)
+	wantClass(t, d.ReadPiece(ctx, "i", "another", 0, whole), errclass.NotFound)
+	wantClass(t, d.ReadPiece(ctx, "h", "h", 0, whole), errclass.Invalid, "no image")
+	for piece, p := range map[int][]byte{-1: whole, 0: rest, 1: whole, 2: rest} {
+		wantClass(t, d.ReadPiece(ctx, "i", "i", piece, p), errclass.Invalid, "no such piece")
+	}
 }
 
 // checkPlace compares where an image and its clone are.
