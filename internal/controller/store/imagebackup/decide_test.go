@@ -282,3 +282,26 @@ func TestDecide_saysWhatARestoreNeeds(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// The copy that was read is checked only if the backup failed, and only if it is known which one it was.
+func TestDecide_checksTheCopyAfterAFailure(t *testing.T) {
+	t.Parallel()
+	for phase, want := range map[velerov2.Phase]string{
+		velerov2.PhaseFailed: "disk-a", velerov2.PhaseCanceled: "", velerov2.PhaseCompleted: "", velerov2.PhaseInProgress: "",
+	} {
+		in := newInput()
+		in.hasUpload(phase, "")
+		in.children.volume.Spec.CSI = &corev1.CSIPersistentVolumeSource{
+			VolumeAttributes: map[string]string{names.ContextDisk: "disk-a"},
+		}
+		if got := decide(in).check; got != want {
+			t.Errorf("%s: disk %q", phase, got)
+		}
+	}
+	in := newInput()
+	in.hasUpload(velerov2.PhaseFailed, "")
+	in.children.volume = nil
+	if got := decide(in).check; got != "" {
+		t.Errorf("without a volume: disk %q", got)
+	}
+}
