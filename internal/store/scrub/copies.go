@@ -82,13 +82,15 @@ func (w *worker) noteCopies(objects []disk.Object) {
 	w.updateState(func(st *state) {
 		st.Copies = next
 		maps.DeleteFunc(w.requests, func(image disk.UID, _ string) bool { return isGone(image) })
+		maps.DeleteFunc(w.bad, func(image disk.UID, _ map[int64]bool) bool { return isGone(image) })
 	})
 	maps.DeleteFunc(w.failures, func(image disk.UID, _ int) bool { return isGone(image) })
-	maps.DeleteFunc(w.bad, func(image disk.UID, _ map[int64]bool) bool { return isGone(image) })
 }
 
-// countBad counts a wrong piece of a copy, once until the copy is repaired.
+// countBad counts a wrong piece of a copy, once until the copy is repaired. A repair that was given up may still call it.
 func (w *worker) countBad(image disk.UID, piece int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.bad[image] == nil {
 		w.bad[image] = map[int64]bool{}
 	}
@@ -96,15 +98,13 @@ func (w *worker) countBad(image disk.UID, piece int64) {
 		return
 	}
 	w.bad[image][piece] = true
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.badPieces++
 }
 
 // countRepaired counts the pieces that were replaced in a copy, which has no wrong ones now.
 func (w *worker) countRepaired(image disk.UID, pieces int) {
-	delete(w.bad, image)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	delete(w.bad, image)
 	w.repairedPieces += int64(pieces)
 }

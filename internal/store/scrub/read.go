@@ -26,11 +26,16 @@ type reader struct {
 }
 
 func newReader() *reader {
-	raw := make([]byte, disk.PieceBytes+alignBytes)
-	skip := (alignBytes - int(uintptr(unsafe.Pointer(unsafe.SliceData(raw)))%alignBytes)) % alignBytes
-	r := &reader{buffer: raw[skip : skip+disk.PieceBytes]}
+	r := newPartReader()
 	r.zero = sha256.Sum256(r.buffer)
 	return r
+}
+
+// newPartReader returns a reader for readPart alone.
+func newPartReader() *reader {
+	raw := make([]byte, disk.PieceBytes+alignBytes)
+	skip := (alignBytes - int(uintptr(unsafe.Pointer(unsafe.SliceData(raw)))%alignBytes)) % alignBytes
+	return &reader{buffer: raw[skip : skip+disk.PieceBytes]}
 }
 
 // hashPiece returns the hash of what a file has in e, which is at most a piece and begins at a multiple of one, and how

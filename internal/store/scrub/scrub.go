@@ -240,7 +240,8 @@ type worker struct {
 	looked  map[disk.UID]bool // objects that were looked at, and share nothing but what is noted
 
 	badPieces, repairedPieces int64
-	requests                  map[disk.UID]string // the last request to check each copy at once
+	bad                       map[disk.UID]map[int64]bool // pieces of copies that are wrong and were counted
+	requests                  map[disk.UID]string         // the last request to check each copy at once
 
 	savedAt time.Time // when the state was written, and whether it has changed since
 	dirty   bool
@@ -251,9 +252,8 @@ type worker struct {
 	busyUntil           map[disk.UID]time.Time // when to try again, for a copy on which somebody else works
 	hashes              []disk.PieceHash       // of the image hashesOf
 	hashesOf            disk.UID
-	failures            map[disk.UID]int            // how often in a row a copy was not repaired
-	bad                 map[disk.UID]map[int64]bool // pieces of copies that are wrong and were counted
-	check               check                       // the one that goes on
+	failures            map[disk.UID]int // how often in a row a copy was not repaired
+	check               check            // the one that goes on
 }
 
 func (s *Scrubber) newWorker(uuid disk.UID) *worker {

@@ -114,7 +114,7 @@ func (w *worker) findShared(ctx context.Context, d diskset.Disk, parts []part, o
 	placed, err := d.Place(ctx, object, e)
 	switch {
 	case err == nil:
-		return w.dropOverwritten(ctx, d, object, findOverlaps(parts, placed))
+		return dropOverwritten(ctx, d, object, findOverlaps(parts, placed))
 	case errors.Is(err, errclass.NotFound):
 		return nil, nil
 	case errclass.Of(err) != errclass.None || ctx.Err() != nil:
@@ -127,7 +127,7 @@ func (w *worker) findShared(ctx context.Context, d diskset.Disk, parts []part, o
 
 // dropOverwritten returns what an object still has of the parts that are at their place. A part without sums counts as
 // still there, and so does one that cannot be read.
-func (w *worker) dropOverwritten(
+func dropOverwritten(
 	ctx context.Context, d diskset.Disk, object disk.Name, parts []part,
 ) (left []part, err error) {
 	hasSums := func(p part) bool { return p.Sums != "" }
@@ -144,8 +144,9 @@ func (w *worker) dropOverwritten(
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, lease.Close()) }()
+	reader := newPartReader() // a repair that was given up may still be here while the worker reads
 	for _, p := range parts {
-		has, err := w.reader.readPart(lease.Path(), p.extent())
+		has, err := reader.readPart(lease.Path(), p.extent())
 		if !hasSums(p) || err != nil {
 			left = append(left, p)
 			continue
@@ -210,8 +211,7 @@ func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
 	w.updateState(func(st *state) {
 		var next []Share
 		for _, x := range st.Shares {
-			parts, known := left[x.key()]
-			if known {
+			if parts, wasNoted := left[x.key()]; wasNoted {
 				changed = changed || !slices.Equal(parts, x.Parts)
 				x.Parts = parts
 			}
@@ -219,7 +219,11 @@ func (w *worker) pruneShares(ctx context.Context, d diskset.Disk) {
 				next = append(next, x)
 			}
 		}
-		st.Shares, st.Left = next, nil // found has all that share what was left
+		st.Shares = next
+		wasLookedFor := func(x Share) bool { // found has all that share it
+			return slices.ContainsFunc(known.Left, func(y Share) bool { return isSamePiece(x, y) })
+		}
+		st.Left = slices.DeleteFunc(slices.Clone(st.Left), wasLookedFor)
 		if added = st.addShares(found); added == len(found) {
 			w.looked = looked
 		}
