@@ -11,7 +11,12 @@ import (
 	"sync/atomic"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -26,6 +31,40 @@ import (
 var apiServer *controlplane.Cluster
 
 func TestMain(m *testing.M) { controlplane.Main(m, &apiServer) }
+
+// The store's account may record events on images, as the recorder of its manager does.
+func TestEvents_mayBeRecorded(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"account", "role"} {
+		if err := apiServer.Apply(t.Context(), "deploy/store/"+file+".yaml"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store := controlplane.ServiceAccount(controlplane.SystemNamespace, "varve-store").Restrict()
+	c, err := kubernetes.NewForConfig(apiServer.ConfigFor(store))
+	if err != nil {
+		t.Fatal(err)
+	}
+	event := &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.SystemNamespace, GenerateName: "debian-"},
+		EventTime:  metav1.NowMicro(), ReportingController: "varve-store", ReportingInstance: "varve-store-1",
+		Action: "Repair", Reason: reasonCopyRepaired, Type: corev1.EventTypeNormal,
+		Regarding: corev1.ObjectReference{
+			APIVersion: longhornv1.GroupVersion.String(), Kind: "BackingImage", Namespace: controlplane.SystemNamespace,
+			Name: "debian",
+		},
+	}
+	event, err = c.EventsV1().Events(event.Namespace).Create(t.Context(), event, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := []byte(`{"series":{"count":2,"lastObservedTime":"2026-11-30T12:00:00.000000Z"}}`)
+	_, err = c.EventsV1().Events(event.Namespace).Patch(t.Context(), event.Name, types.MergePatchType, again,
+		metav1.PatchOptions{})
+	if err != nil {
+		t.Error(err)
+	}
+}
 
 // Run makes its objects, says why a disk cannot be used, and sees at once what changes in spec.disks.
 func TestRun_reportsAndWatches(t *testing.T) {
