@@ -284,6 +284,9 @@ func (a *agent) lookAtAll(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	states := a.lookAtDisks(ctx, node)
+	if err := a.reserveSpace(ctx, node, states); err != nil {
+		return 0, err
+	}
 	var images longhornv1.BackingImageList
 	if err := a.cached.List(ctx, &images, client.InNamespace(a.Namespace)); err != nil {
 		return 0, fmt.Errorf("list the images: %w", err)

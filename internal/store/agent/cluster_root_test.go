@@ -94,7 +94,13 @@ type node struct {
 // addNode adds a node with a disk of its own, and starts its agent.
 func (c *cluster) addNode(name string) *node {
 	c.t.Helper()
-	n := &node{c: c, name: name, ip: newAddress(), fs: loop.NewFileSystem(c.t, "xfs")}
+	return c.addNodeWith(name, loop.NewFileSystem(c.t, "xfs"))
+}
+
+// addNodeWith adds a node whose disk is in the directory of a file system, mounted or not.
+func (c *cluster) addNodeWith(name string, fs *loop.FileSystem) *node {
+	c.t.Helper()
+	n := &node{c: c, name: name, ip: newAddress(), fs: fs}
 	c.nodes = append(c.nodes, n)
 	c.t.Cleanup(n.kill)
 	n.start()

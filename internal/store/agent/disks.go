@@ -109,7 +109,6 @@ func (a *agent) findNode(ctx context.Context) (*longhornv1.Node, error) {
 		node.Spec.Disks = map[string]longhornv1.DiskSpec{
 			defaultDiskName: {
 				Type: longhornv1.DiskTypeFilesystem, Path: a.DefaultDisk, AllowScheduling: true,
-				StorageReserved: a.reservedBytes(ctx),
 			},
 		}
 	}
@@ -119,20 +118,42 @@ func (a *agent) findNode(ctx context.Context) (*longhornv1.Node, error) {
 	return node, nil
 }
 
-// reservedBytes returns how many bytes of the default disk stay free for the writes of volumes: a tenth of its file
-// system, or none if the directory does not exist yet, or does not answer.
-func (a *agent) reservedBytes(ctx context.Context) int64 {
-	dir := filepath.Join(cmp.Or(a.HostRoot, "/"), a.DefaultDisk)
-	measure := func(context.Context) (int64, error) {
-		var fs unix.Statfs_t
-		err := unix.Statfs(dir, &fs)
-		return int64(fs.Blocks) * fs.Frsize / 10, err
+// reserveSpace has a tenth of the default disk stay free for the writes of its volumes, once: when the disk is opened for
+// the first time, because only then its file system is known to be mounted. A value that a user has set stays.
+func (a *agent) reserveSpace(ctx context.Context, cached *longhornv1.Node, states []*diskState) error {
+	i := slices.IndexFunc(states, func(s *diskState) bool { return s.name == defaultDiskName })
+	if i < 0 || !a.lacksReserve(cached) {
+		return nil
 	}
-	reserved, err := diskguard.Do(ctx, diskguard.New(a.diskClock), "measure it", nil, measure)
-	if err != nil {
-		return 0
+	s := states[i]
+	reserved := s.usage.Capacity / 10
+	if s.open == nil || !s.wanted || reserved == 0 {
+		return nil
 	}
-	return reserved
+	node := &longhornv1.Node{}
+	if err := a.live.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: a.Node}, node); err != nil {
+		return fmt.Errorf("read the node %s: %w", a.Node, err)
+	}
+	if !a.lacksReserve(node) {
+		return nil // the cache is behind
+	}
+	base := node.DeepCopy()
+	d := node.Spec.Disks[defaultDiskName]
+	d.StorageReserved = reserved
+	node.Spec.Disks[defaultDiskName] = d
+	patch := client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})
+	if err := a.live.Patch(ctx, node, patch); err != nil {
+		return fmt.Errorf("write spec.disks[%s].storageReserved of the node %s: %w", defaultDiskName, a.Node, err)
+	}
+	s.spec.StorageReserved = reserved
+	return nil
+}
+
+// lacksReserve says whether the default disk has never been open, as far as the Node says, and reserves nothing.
+func (a *agent) lacksReserve(node *longhornv1.Node) bool {
+	d, ok := node.Spec.Disks[defaultDiskName]
+	status := node.Status.DiskStatus[defaultDiskName]
+	return ok && d.Path == a.DefaultDisk && d.StorageReserved == 0 && (status == nil || status.DiskUUID == "")
 }
 
 // lookAtDisks opens the disks that are wanted, closes the others, and says what each is like. The result is sorted by

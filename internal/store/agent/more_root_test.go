@@ -385,6 +385,54 @@ func TestDisk_mountedOver(t *testing.T) {
 	}
 }
 
+// A tenth of the first disk is reserved when it is first opened, also if nothing is mounted there when the store begins.
+// What a user has set stays.
+func TestDisk_reservesATenth(t *testing.T) {
+	t.Parallel()
+	const set = 5 * mib
+	for name, c := range map[string]struct {
+		before int64 // reserved before the disk is mounted
+		after  int64 // and after it was opened
+		want   func(capacity int64) int64
+	}{
+		"nothing is set":                {-1, -1, func(capacity int64) int64 { return capacity / 10 }},
+		"a user set it":                 {set, -1, func(int64) int64 { return set }},
+		"a user sets it later":          {-1, set, func(int64) int64 { return set }},
+		"a user wants nothing reserved": {-1, 0, func(int64) int64 { return 0 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fs := loop.NewFileSystem(t, "xfs")
+			fs.Unmount(t)
+			n := newCluster(t).addNodeWith("a", fs)
+			n.condition(longhornv1.ReasonDiskUnusable)
+			if c.before >= 0 {
+				n.reserve(c.before)
+			}
+			n.fs.Mount(t, "")
+			n.uuid()
+			if c.after >= 0 {
+				n.reserve(c.after)
+				n.disk().NewHead("volume/v", "v", "", 3*mib)
+				n.c.eventually("another look", func() error {
+					if st := n.diskStatus(); st.StorageScheduled != 3*mib {
+						return fmt.Errorf("%+v", st)
+					}
+					return nil
+				})
+			}
+			var o longhornv1.Node
+			if err := n.c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: n.name}, &o); err != nil {
+				t.Fatal(err)
+			}
+			got, want := o.Spec.Disks[defaultDiskName].StorageReserved, c.want(n.diskStatus().StorageMaximum)
+			if got != want {
+				t.Errorf("%d bytes are reserved, want %d", got, want)
+			}
+		})
+	}
+}
+
 // A disk with less free space than is reserved says so, and gets no copy. Heads of sources do not count as volumes.
 func TestDisk_pressure(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ package agent
 // on them, and find out which volumes have no object any more.
 //
 // +kubebuilder:rbac:groups=longhorn.io,resources=nodes;instancemanagers,verbs=get;list;watch;create
+// +kubebuilder:rbac:groups=longhorn.io,resources=nodes,verbs=patch
 // +kubebuilder:rbac:groups=longhorn.io,resources=nodes/status;instancemanagers/status,verbs=update
 // +kubebuilder:rbac:groups=longhorn.io,resources=backingimages,verbs=get;list;watch
 // +kubebuilder:rbac:groups=longhorn.io,resources=volumes;replicas,verbs=get;list
