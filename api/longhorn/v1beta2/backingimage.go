@@ -283,4 +283,8 @@ type BackingImageDiskFileStatus struct {
 	// lastStateTransitionTime is when state changed last.
 	// +optional
 	LastStateTransitionTime string `json:"lastStateTransitionTime,omitempty"`
+	// retrySpec is set if the controller took a copy that failed off its disk: what it adds to spec.diskFileSpecMap
+	// again, five minutes after the copy failed.
+	// +optional
+	RetrySpec *BackingImageDiskFileSpec `json:"retrySpec,omitempty"`
 }

@@ -18,8 +18,8 @@ func (in *input) addCopy(p *plan, disk string) {
 // describeNewDisks gives disks that were added in this pass a state, so that the time at which they were added is known.
 func (in *input) describeNewDisks(p *plan) {
 	for disk := range p.disks {
-		if c := p.status.DiskFileStatusMap[disk]; c == nil || c.State == longhornv1.StateFailed &&
-			in.image.Spec.DiskFileSpecMap[disk] == nil {
+		_, listed := in.image.Spec.DiskFileSpecMap[disk]
+		if c := p.status.DiskFileStatusMap[disk]; c == nil || c.State == longhornv1.StateFailed && !listed {
 			delete(p.status.DiskFileStatusMap, disk)
 			in.mergeDisk(p, disk, nil)
 		}
@@ -105,22 +105,30 @@ func (in *input) removeStuck(p *plan) {
 	}
 }
 
-// removeFailed has the stores delete copies that failed, except those whose clones are in use.
+// removeFailed has the stores delete copies that failed, except those whose clones are in use. Those that a user has
+// evicted go for good.
 func (in *input) removeFailed(p *plan) {
 	for disk := range p.disks {
 		c := p.status.DiskFileStatusMap[disk]
-		if c != nil && c.State == longhornv1.StateFailed && !in.isUsed(disk, false) {
-			delete(p.disks, disk)
+		if c == nil || c.State != longhornv1.StateFailed || in.isUsed(disk, false) {
+			continue
+		}
+		delete(p.disks, disk)
+		c.RetrySpec = nil
+		if !in.isEvicted(disk) {
+			c.RetrySpec = &longhornv1.BackingImageDiskFileSpec{
+				DataEngine: longhornv1.DataEngineV2, Keep: in.isKept(disk),
+			}
 		}
 	}
 }
 
-// retryFailed has copies that failed a while ago made again.
+// retryFailed has copies made again that failed a while ago, and that removeFailed took off their disks.
 func (in *input) retryFailed(p *plan) {
 	for disk, c := range p.status.DiskFileStatusMap {
 		_, present := in.reports[disk]
-		if c.State != longhornv1.StateFailed || p.disks[disk] != nil || present || in.disks[disk] == nil ||
-			in.image.Spec.DiskFileSpecMap[disk] != nil {
+		_, listed := in.image.Spec.DiskFileSpecMap[disk]
+		if c.State != longhornv1.StateFailed || c.RetrySpec == nil || present || listed || in.disks[disk] == nil {
 			continue
 		}
 		failed, err := time.Parse(time.RFC3339, c.LastStateTransitionTime)
@@ -128,7 +136,7 @@ func (in *input) retryFailed(p *plan) {
 			p.lookWithin(left)
 			continue
 		}
-		in.addCopy(p, disk)
+		p.disks[disk] = c.RetrySpec.DeepCopy()
 	}
 }
 

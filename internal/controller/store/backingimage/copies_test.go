@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 )
 
@@ -22,6 +24,10 @@ func TestCopies(t *testing.T) {
 			f.image.Status.DiskLastRefAtMap = map[string]string{}
 		}
 		f.image.Status.DiskLastRefAtMap["disk-"+node] = now.Add(-since).Format(time.RFC3339)
+	}
+	retried := func(f *fixture, since time.Duration) {
+		f.was("b", failed, since)
+		f.image.Status.DiskFileStatusMap["disk-b"].RetrySpec = &longhornv1.BackingImageDiskFileSpec{DataEngine: "v2"}
 	}
 	const lost = longhornv1.ReasonNoReadyCopy
 	for name, c := range map[string]struct {
@@ -131,20 +137,27 @@ func TestCopies(t *testing.T) {
 			f.hasReplica("b", starting)
 		}, "a", "a ready, b failed", "", ""},
 		"a failed copy stays away for a while": {func(f *fixture) {
-			f.was("b", failed, 4*time.Minute)
+			retried(f, 4*time.Minute)
 			f.hasReplica("b", starting)
 		}, "a", "a ready, b failed", "", ""},
 		"a failed copy is made again": {func(f *fixture) {
-			f.was("b", failed, 5*time.Minute)
+			retried(f, 5*time.Minute)
 		}, "a b", "a ready, b pending", "", ""},
 		"a failed copy is still there": {func(f *fixture) {
-			f.was("b", failed, 5*time.Minute)
+			retried(f, 5*time.Minute)
 			f.reports("b", failed)
 		}, "a", "a ready, b failed", "", ""},
 		"a failed copy's disk is gone": {func(f *fixture) {
-			f.was("b", failed, 5*time.Minute)
+			retried(f, 5*time.Minute)
 			delete(f.nodes, "b")
 		}, "a", "a ready", "", ""},
+		"a failed copy that a user removed does not come back": {func(f *fixture) {
+			f.was("b", failed, 5*time.Minute)
+		}, "a", "a ready", "", ""},
+		"a failed copy that has another checksum is still there": {func(f *fixture) {
+			retried(f, time.Minute)
+			f.reports("b", ready, func(i *longhornv1.BackingImageV2CopyInfo) { i.CurrentChecksum = strings.Repeat("c", 128) })
+		}, "a", "a ready, b failed", "", ""},
 		"the last copy failed": {func(f *fixture) {
 			f.reports("a", failed, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "a bit has changed" })
 		}, "a", "a failed", lost, "node a: failed (a bit has changed)"},
@@ -220,6 +233,44 @@ func TestCopies_lastUse(t *testing.T) {
 	f.replicas, f.image.Status.DiskLastRefAtMap = nil, p.status.DiskLastRefAtMap
 	if got := f.decide().status.DiskLastRefAtMap["disk-a"]; got != "2026-11-30T09:00:00Z" {
 		t.Errorf("disk-a was used last at %q", got)
+	}
+}
+
+// A copy that fails is made again with what a user wants of it. One that was evicted is not.
+func TestCopies_afterAFailure(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		spec *longhornv1.BackingImageDiskFileSpec
+		want *longhornv1.BackingImageDiskFileSpec // after five minutes
+	}{
+		"none":    {nil, &longhornv1.BackingImageDiskFileSpec{DataEngine: "v2"}},
+		"kept":    {&longhornv1.BackingImageDiskFileSpec{Keep: true}, &longhornv1.BackingImageDiskFileSpec{DataEngine: "v2", Keep: true}},
+		"evicted": {&longhornv1.BackingImageDiskFileSpec{EvictionRequested: true}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture()
+			f.isReady("a")
+			f.image.Spec.DiskFileSpecMap["disk-b"] = c.spec
+			f.reports("b", failed)
+			for range 2 {
+				p := f.decide()
+				f.image.Status, f.image.Spec.DiskFileSpecMap = p.status, p.disks
+				if _, ok := p.disks["disk-b"]; ok {
+					t.Fatal("the copy that failed stays")
+				}
+			}
+			clear(f.managers["b"].Status.BackingImages) // the store has deleted it
+			in := f.input()
+			in.now = now.Add(retryCopyAfter)
+			p := decide(in)
+			if diff := cmp.Diff(c.want, p.disks["disk-b"]); diff != "" {
+				t.Error(diff)
+			}
+			if s := p.status.DiskFileStatusMap["disk-b"]; (s != nil) != (c.want != nil) || s != nil && s.RetrySpec != nil {
+				t.Errorf("status %+v", s)
+			}
+		})
 	}
 }
 

@@ -70,6 +70,9 @@ func (in *input) stateOf(
 	type status = longhornv1.BackingImageDiskFileStatus
 	wanted := p.disks[disk] != nil
 	if r, ok := in.freshReport(disk); ok {
+		if in.isRetriedLater(disk, before, wanted) {
+			return before.DeepCopy() // what is left of it is being deleted
+		}
 		return in.stateOfReport(p, r, wanted)
 	}
 	d := in.disks[disk]
@@ -91,8 +94,8 @@ func (in *input) stateOf(
 
 // isRetriedLater says whether the copy on a disk failed, left the spec, and is to be made again.
 func (in *input) isRetriedLater(disk string, before *longhornv1.BackingImageDiskFileStatus, wanted bool) bool {
-	return !wanted && before != nil && before.State == longhornv1.StateFailed && in.disks[disk] != nil &&
-		in.image.Status.V2FirstCopyStatus == longhornv1.StateReady && !in.isEvicted(disk)
+	return !wanted && before != nil && before.State == longhornv1.StateFailed && before.RetrySpec != nil &&
+		in.disks[disk] != nil && in.image.Status.V2FirstCopyStatus == longhornv1.StateReady && !in.isEvicted(disk)
 }
 
 func (in *input) stateOfReport(p *plan, r report, wanted bool) *longhornv1.BackingImageDiskFileStatus {
