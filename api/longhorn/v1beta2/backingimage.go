@@ -180,7 +180,8 @@ type BackingImageDiskFileSpec struct {
 	// evictionRequested is true if the copy is to go when there are enough others.
 	// +optional
 	EvictionRequested bool `json:"evictionRequested,omitempty"`
-	// keep is true if the copy stays although nobody uses it, besides the copies of minNumberOfCopies.
+	// keep is true if the copy stays although nobody uses it. It counts for minNumberOfCopies, and no other copy goes
+	// because of it.
 	// +optional
 	Keep bool `json:"keep,omitempty"`
 	// dataEngine is v2.

@@ -55,13 +55,11 @@ func (in *input) hasReadyCopy(p *plan, than string) bool {
 	return false
 }
 
-// countCopies returns how many copies count as such, and how many of them are ready. A copy that a user wants besides
-// them does not count.
+// countCopies returns how many copies count as such, and how many of them are ready.
 func (in *input) countCopies(p *plan) (all, ready int) {
 	for disk := range p.disks {
 		c := p.status.DiskFileStatusMap[disk]
-		if in.isEvicted(disk) || in.isKept(disk) || in.isGone(disk) || c != nil && c.State == longhornv1.StateFailed ||
-			in.isStuck(c) {
+		if in.isEvicted(disk) || in.isGone(disk) || c != nil && c.State == longhornv1.StateFailed || in.isStuck(c) {
 			continue
 		}
 		all++
@@ -217,9 +215,15 @@ func (in *input) noteUse(p *plan) {
 }
 
 // removeUnused removes the copy that was not used for the longest time, if it is long enough and there are enough
-// others.
+// others. Nothing goes because of a copy that a user keeps: it is besides them.
 func (in *input) removeUnused(p *plan) {
 	_, ready := in.countCopies(p)
+	for disk := range p.disks {
+		c := p.status.DiskFileStatusMap[disk]
+		if in.isKept(disk) && !in.isEvicted(disk) && c != nil && c.State == longhornv1.StateReady && !in.isGone(disk) {
+			ready--
+		}
+	}
 	if ready <= max(in.image.Spec.MinNumberOfCopies, 1) {
 		return
 	}

@@ -67,11 +67,29 @@ func TestCopies(t *testing.T) {
 			f.was("b", pending, 6*time.Minute)
 			f.reports("b", pending, func(i *longhornv1.BackingImageV2CopyInfo) { i.Message = "too little free space" })
 		}, "a c", "a ready, b pending, c pending", "", ""},
-		"one that a user keeps is besides them": {func(f *fixture) {
+		"one that a user keeps counts": {func(f *fixture) {
 			minimum(f, 2)
 			f.isReady("a", "b")
 			f.image.Spec.DiskFileSpecMap["disk-b"].Keep = true
-		}, "a b c", "a ready, b ready, c pending", "", ""},
+		}, "a b", "a ready, b ready", "", ""},
+		"an evicted copy goes when one is ready that a user keeps": {func(f *fixture) {
+			f.isReady("a", "b")
+			f.image.Spec.DiskFileSpecMap["disk-b"].Keep = true
+			evict(f, "a")
+		}, "b", "a ready, b ready", "", "copies are ready on disk default-disk of node b"},
+		"an evicted disk is left when a copy is ready that a user keeps": {func(f *fixture) {
+			f.isReady("a", "b")
+			f.image.Spec.DiskFileSpecMap["disk-b"].Keep = true
+			evictDisk(f, "a")
+		}, "b", "a ready, b ready", "", ""},
+		"one that a user keeps is enough": {func(f *fixture) { // as after an image was moved
+			delete(f.image.Spec.DiskFileSpecMap, "disk-a")
+			clear(f.managers["a"].Status.BackingImages)
+			f.isReady("b")
+			f.image.Status.V2FirstCopyDisk = "disk-a"
+			delete(f.image.Status.DiskFileStatusMap, "disk-a")
+			f.image.Spec.DiskFileSpecMap["disk-b"].Keep = true
+		}, "b", "b ready", "", ""},
 		"one that a user keeps replaces none": {func(f *fixture) {
 			f.isReady("a", "b")
 			f.image.Spec.DiskFileSpecMap["disk-b"].Keep = true
