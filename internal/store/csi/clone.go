@@ -55,7 +55,7 @@ func (d *Driver) cloneVolume(ctx context.Context, v *volume, size *csi.CapacityR
 		return "", err
 	}
 	if v.origin.snapshot != "" {
-		if v.image, err = findImage(ctx, opened, from); err != nil {
+		if v.image, _, err = findImage(ctx, opened, from); err != nil {
 			return "", err
 		}
 	}
@@ -213,10 +213,10 @@ func chooseCloneSize(size *csi.CapacityRange, from int64) (int64, error) {
 
 // findImage returns the image that an object of a disk is a clone of, over any number of snapshots, or nothing. The
 // object keeps the image on the disk.
-func findImage(ctx context.Context, on diskset.Disk, o disk.Object) (string, error) {
+func findImage(ctx context.Context, on diskset.Disk, o disk.Object) (image, uuid string, err error) {
 	objects, err := on.List(ctx)
 	if err != nil {
-		return "", fmt.Errorf("list the objects of disk %s: %w", on.Name, err)
+		return "", "", fmt.Errorf("list the objects of disk %s: %w", on.Name, err)
 	}
 	byUID := map[disk.UID]disk.Object{}
 	for _, other := range objects {
@@ -225,14 +225,14 @@ func findImage(ctx context.Context, on diskset.Disk, o disk.Object) (string, err
 	for range objects { // even a circle of parents ends
 		parent, ok := byUID[o.Parent]
 		if !ok {
-			return "", nil
+			return "", "", nil
 		}
-		if image, _, ok := names.IsImage(parent.Name); ok && parent.Kind == disk.KindImage {
-			return image, nil
+		if image, uuid, ok := names.IsImage(parent.Name); ok && parent.Kind == disk.KindImage {
+			return image, uuid, nil
 		}
 		o = parent
 	}
-	return "", nil
+	return "", "", nil
 }
 
 // placeClone makes Volume and Replica of a clone, unless they are there, if its disk can be used.

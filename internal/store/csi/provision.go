@@ -108,13 +108,16 @@ func (p provisioner) ShouldProvision(ctx context.Context, claim *corev1.Persiste
 }
 
 // ShouldDelete says whether a volume is this node's.
-func (p provisioner) ShouldDelete(_ context.Context, pv *corev1.PersistentVolume) bool {
+func (p provisioner) ShouldDelete(_ context.Context, pv *corev1.PersistentVolume) bool { return p.isOfNode(pv) }
+
+// isOfNode says whether a volume can be used on this node.
+func (d *Driver) isOfNode(pv *corev1.PersistentVolume) bool {
 	if pv.Spec.CSI == nil || pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
 		return false
 	}
 	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
 		for _, e := range term.MatchExpressions {
-			if e.Key == names.TopologyNode && slices.Equal(e.Values, []string{p.options.Node}) {
+			if e.Key == names.TopologyNode && slices.Equal(e.Values, []string{d.options.Node}) {
 				return true
 			}
 		}

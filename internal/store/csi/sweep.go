@@ -43,7 +43,7 @@ func (d *Driver) runSweep(ctx context.Context) error {
 
 // sweepVolumes has the status of volumes written that is not what it should be. It deletes each volume that has no
 // claim and no PersistentVolume if its head is missing, or was never written. What was written stays: somebody may have
-// retained it.
+// retained it. Afterwards it makes the objects that an uninstallation has deleted.
 func (d *Driver) sweepVolumes(ctx context.Context) error {
 	replicas, volumes := &longhornv1.ReplicaList{}, &longhornv1.VolumeList{}
 	within := client.InNamespace(d.options.Namespace)
@@ -53,13 +53,14 @@ func (d *Driver) sweepVolumes(ctx context.Context) error {
 	); err != nil {
 		return fmt.Errorf("list Volumes and Replicas: %w", err)
 	}
-	withoutReplica := map[string]*longhornv1.Volume{}
+	hasReplica, withoutReplica := map[string]bool{}, map[string]*longhornv1.Volume{}
 	for i := range volumes.Items {
 		withoutReplica[volumes.Items[i].Name] = &volumes.Items[i]
 	}
 	var failed error
 	for i := range replicas.Items {
 		r := &replicas.Items[i]
+		hasReplica[r.Name] = true
 		v := withoutReplica[r.Name]
 		delete(withoutReplica, r.Name)
 		if v == nil { // deleted, or made meanwhile
@@ -72,7 +73,7 @@ func (d *Driver) sweepVolumes(ctx context.Context) error {
 	for _, v := range withoutReplica {
 		failed = errors.Join(failed, d.sweepWithoutReplica(ctx, v))
 	}
-	return failed
+	return errors.Join(failed, d.adoptHeads(ctx, hasReplica))
 }
 
 func (d *Driver) sweepVolume(ctx context.Context, r *longhornv1.Replica, v *longhornv1.Volume) error {
