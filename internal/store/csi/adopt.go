@@ -41,8 +41,8 @@ func (d *Driver) adoptHeads(ctx context.Context, hasReplica map[string]bool) err
 	return failed
 }
 
-// adoptHead makes Volume and Replica of a volume, unless its PersistentVolume is missing, is being deleted, or says that
-// the volume is elsewhere.
+// adoptHead makes Volume and Replica of a volume, unless its PersistentVolume is missing, is being deleted, or says
+// that the volume is elsewhere.
 func (d *Driver) adoptHead(ctx context.Context, on diskset.Disk, handle string) error {
 	end, err := d.begin(handle)
 	if err != nil {
@@ -93,8 +93,8 @@ func (d *Driver) isAt(pv *corev1.PersistentVolume, handle string, on disk.UID) b
 		source.VolumeAttributes[names.ContextDisk] == string(on) && d.isOfNode(pv)
 }
 
-// findLivingImage returns the image that a head is a clone of, or nothing if no BackingImage is that image any more: one
-// that was made anew under the same name is another.
+// findLivingImage returns the image that a head is a clone of, or nothing if no BackingImage is that image any more:
+// one that was made anew under the same name is another.
 func (d *Driver) findLivingImage(ctx context.Context, on diskset.Disk, head disk.Object) (string, error) {
 	name, uuid, err := findImage(ctx, on, head)
 	if err != nil || name == "" {

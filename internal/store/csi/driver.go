@@ -32,6 +32,8 @@ var (
 	errDiffers = errclass.New(errclass.Conflict, "differs")
 	// errSize: the size cannot be. The code is OutOfRange.
 	errSize = errclass.New(errclass.Invalid, "size")
+	// errImageLarger: the image has more bytes than the volume. The code is that of errSize.
+	errImageLarger = errclass.New(errSize, "image larger")
 )
 
 // detachTimeout is how long a call waits until the kernel has detached a device. Kubelet repeats the call.

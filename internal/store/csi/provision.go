@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v10/controller"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/names"
@@ -108,7 +109,9 @@ func (p provisioner) ShouldProvision(ctx context.Context, claim *corev1.Persiste
 }
 
 // ShouldDelete says whether a volume is this node's.
-func (p provisioner) ShouldDelete(_ context.Context, pv *corev1.PersistentVolume) bool { return p.isOfNode(pv) }
+func (p provisioner) ShouldDelete(_ context.Context, pv *corev1.PersistentVolume) bool {
+	return p.isOfNode(pv)
+}
 
 // isOfNode says whether a volume can be used on this node.
 func (d *Driver) isOfNode(pv *corev1.PersistentVolume) bool {
@@ -146,11 +149,15 @@ func (p provisioner) Provision(
 	if err != nil {
 		return nil, p.afterFailure(ctx, o, err), err
 	}
-	created, err := p.CreateVolume(ctx, &csi.CreateVolumeRequest{
+	request := &csi.CreateVolumeRequest{
 		Name: o.PVName, CapacityRange: &csi.CapacityRange{RequiredBytes: size.Value()}, Parameters: parameters,
 		VolumeCapabilities:  []*csi.VolumeCapability{describeMode(mode, o.StorageClass.MountOptions)},
 		VolumeContentSource: source,
-	})
+	}
+	created, err := p.CreateVolume(ctx, request)
+	if errors.Is(err, errImageLarger) && isOfRestore(o.PVC) {
+		created, err = p.createBlank(ctx, request)
+	}
 	if err != nil {
 		return nil, p.afterFailure(ctx, o, err), err
 	}
@@ -171,6 +178,24 @@ func (p provisioner) Provision(
 			}},
 		},
 	}, controller.ProvisioningFinished, nil
+}
+
+// isOfRestore says whether the data mover made a claim to restore a volume into it.
+func isOfRestore(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Labels[datamove.LabelObject] != "" &&
+		strings.HasPrefix(claim.Annotations[datamove.AnnotationOwner], string(datamove.Download)+"/")
+}
+
+// createBlank makes the volume of a restore without the image of its class, which was made anew under its name and is
+// larger than what is restored. An earlier call may have begun a clone of it, before its size was known.
+func (p provisioner) createBlank(
+	ctx context.Context, r *csi.CreateVolumeRequest,
+) (*csi.CreateVolumeResponse, error) {
+	if err := p.discardUnbound(ctx, r.GetName()); err != nil {
+		return nil, fmt.Errorf("create the volume %s without its image: %w", r.GetName(), err)
+	}
+	delete(r.Parameters, parameterImage)
+	return p.CreateVolume(ctx, r)
 }
 
 // afterFailure says what becomes of a claim whose volume could not be made. If another call cannot succeed on this

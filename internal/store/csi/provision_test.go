@@ -8,14 +8,19 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubernetesfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/sig-storage-lib-external-provisioner/v10/controller"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskset"
@@ -157,6 +162,80 @@ func TestRunProvisioner_writesThePersistentVolumeUntilItIsThere(t *testing.T) {
 		case <-deadline.Done():
 			t.Fatal("the PersistentVolume is not written again")
 		}
+	}
+}
+
+// A volume that is restored is made without the image of its class if that is larger, also if an earlier attempt did
+// not know its size yet. Others are refused.
+func TestProvision_restoresWithoutALargerImage(t *testing.T) {
+	t.Parallel()
+	const node, larger = "node1", 2 << 30
+	restore := map[string]string{
+		selectedNode: node, datamove.AnnotationOwner: string(datamove.Download) + "/velero/restore-1",
+	}
+	scheme := runtime.NewScheme()
+	if err := longhornv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	for name, x := range map[string]struct {
+		annotations map[string]string
+		earlier     bool // the size of the image was not known at first
+		imageBytes  int64
+		want        error
+		image       string // of the volume that is made
+	}{
+		"restore":                    {annotations: restore, imageBytes: larger},
+		"restore that has waited":    {annotations: restore, imageBytes: larger, earlier: true},
+		"restore of a smaller image": {annotations: restore, imageBytes: 1 << 20, want: errclass.Transient, image: "debian"},
+		"claim of a user":            {annotations: map[string]string{selectedNode: node}, imageBytes: larger, want: errSize},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			claim := &corev1.PersistentVolumeClaim{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "varve", Name: "claim", UID: "1", Annotations: x.annotations,
+					Labels: map[string]string{datamove.LabelObject: "2"},
+				},
+				Spec: corev1.PersistentVolumeClaimSpec{Resources: corev1.VolumeResourceRequirements{
+					Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+				}},
+			}
+			image := &longhornv1.BackingImage{ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "debian"}}
+			c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(image).WithObjects(image, &longhornv1.Node{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: node},
+				Spec: longhornv1.NodeSpec{AllowScheduling: true, Disks: map[string]longhornv1.DiskSpec{
+					"default-disk": {Path: "/disk", AllowScheduling: true},
+				}},
+			}).Build()
+			disks := &diskset.Set{}
+			disks.Put(diskset.Disk{Disk: &creations{}, Name: "default-disk", UUID: "disk-1"})
+			p := provisioner{&controllerServer{Driver: New(Options{
+				Node: node, Namespace: "varve", Disks: disks, Client: c, Kubernetes: kubernetesfake.NewClientset(claim),
+			})}}
+			options := controller.ProvisionOptions{PVName: "pvc-1", PVC: claim, StorageClass: &storagev1.StorageClass{
+				Parameters: map[string]string{parameterImage: "debian"},
+			}}
+			if x.earlier {
+				if _, _, err := p.Provision(t.Context(), options); !errors.Is(err, errclass.Transient) {
+					t.Fatalf("before the image is there: %v", err)
+				}
+			}
+			image.Status.Size = x.imageBytes
+			if err := c.Status().Update(t.Context(), image); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := p.Provision(t.Context(), options); !errors.Is(err, x.want) {
+				t.Fatalf("%v, want %v", err, x.want)
+			}
+			var replica longhornv1.Replica
+			err := c.Get(t.Context(), client.ObjectKey{Namespace: "varve", Name: "pvc-1"}, &replica)
+			if apierrors.IsNotFound(err) && errors.Is(x.want, errSize) {
+				return
+			}
+			if err != nil || replica.Spec.BackingImage != x.image {
+				t.Errorf("the replica is one of image %q, want %q: %v", replica.Spec.BackingImage, x.image, err)
+			}
+		})
 	}
 }
 
