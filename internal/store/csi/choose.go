@@ -17,6 +17,8 @@ type candidate struct {
 	available int64 // bytes
 	hasImage  bool  // has a ready copy of the volume's image
 	missing   int64 // how many bytes the copy of the image still needs on the disk, as far as that is known
+	// needsCopy: the disk is not one of those that the image is to be on already, so that its copy must be allowed there.
+	needsCopy bool
 }
 
 // chooseDisk returns the disk for a new volume: one that has the image, and of those the one with most space. An error
@@ -65,6 +67,10 @@ func checkDisk(node *longhornv1.Node, c candidate, v volume) (free int64, reason
 	spec, ok := node.Spec.Disks[c.name]
 	missing := findMissing(v.diskSelector, spec.Tags)
 	free = c.available - spec.StorageReserved
+	forbidden := ""
+	if c.needsCopy {
+		forbidden = v.explainForbidden(node, c.name)
+	}
 	switch {
 	case !ok:
 		return 0, fmt.Sprintf("disk %s is not in spec.disks", c.name)
@@ -74,6 +80,8 @@ func checkDisk(node *longhornv1.Node, c candidate, v volume) (free int64, reason
 		return 0, fmt.Sprintf("evictionRequested of disk %s is true", c.name)
 	case missing != "":
 		return 0, fmt.Sprintf("tags of disk %s lacks %s, which %s asks for", c.name, missing, parameterDiskSelector)
+	case forbidden != "":
+		return 0, forbidden
 	case free <= 0:
 		return 0, fmt.Sprintf("disk %s has %d bytes free, and storageReserved is %d", c.name, c.available,
 			spec.StorageReserved)
@@ -82,6 +90,22 @@ func checkDisk(node *longhornv1.Node, c candidate, v volume) (free int64, reason
 			c.missing, c.available, spec.StorageReserved)
 	}
 	return free, ""
+}
+
+// explainForbidden says which tag of a node or of its disk the volume's image asks for and does not find, or "".
+func (v *volume) explainForbidden(node *longhornv1.Node, name string) string {
+	if v.base == nil {
+		return ""
+	}
+	if missing := findMissing(v.base.Spec.DiskSelector, node.Spec.Disks[name].Tags); missing != "" {
+		return fmt.Sprintf("tags of disk %s lacks %s, which spec.diskSelector of BackingImage %s asks for", name, missing,
+			v.base.Name)
+	}
+	if missing := findMissing(v.base.Spec.NodeSelector, node.Spec.Tags); missing != "" {
+		return fmt.Sprintf("disk %s cannot have a copy of BackingImage %s, because spec.tags of Node %s lacks %s, which "+
+			"spec.nodeSelector of the image asks for", name, v.base.Name, node.Name, missing)
+	}
+	return ""
 }
 
 // missingBytes returns how many bytes an image still takes on a disk that has no ready copy of it. That is 0 as long as

@@ -95,6 +95,7 @@ func (d *Driver) createVolume(ctx context.Context, v volume) (disk.UID, error) {
 	if err != nil {
 		return "", err
 	}
+	v.base = image
 	replica, err := d.placeVolume(ctx, v, func(node *longhornv1.Node) (disk.UID, error) {
 		candidates, err := d.listCandidates(ctx, d.options.Disks.All(), image)
 		if err != nil {
@@ -203,7 +204,8 @@ func (d *Driver) listCandidates(
 				return nil, err
 			}
 			if !c.hasImage {
-				c.missing = missingBytes(image, opened.UUID)
+				_, listed := image.Spec.DiskFileSpecMap[string(opened.UUID)]
+				c.missing, c.needsCopy = missingBytes(image, opened.UUID), !listed
 			}
 		}
 		all = append(all, c)

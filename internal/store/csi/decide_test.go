@@ -21,8 +21,8 @@ func TestChooseDisk(t *testing.T) {
 	const gib = 1 << 30
 	open := []candidate{
 		{name: "small", uuid: "1", available: 10 * gib, hasImage: true},
-		{name: "large", uuid: "2", available: 50 * gib, missing: 8 * gib},
-		{name: "largest", uuid: "3", available: 90 * gib, missing: 8 * gib},
+		{name: "large", uuid: "2", available: 50 * gib, missing: 8 * gib, needsCopy: true},
+		{name: "largest", uuid: "3", available: 90 * gib, missing: 8 * gib, needsCopy: true},
 	}
 	for name, x := range map[string]struct {
 		edit func(node *longhornv1.Node, disks map[string]longhornv1.DiskSpec)
@@ -40,6 +40,19 @@ func TestChooseDisk(t *testing.T) {
 			node.Spec.Tags = []string{"rack1"}
 			disks["large"] = longhornv1.DiskSpec{AllowScheduling: true, Tags: []string{"ssd", "nvme"}}
 		}, v: volume{diskSelector: []string{"nvme", "ssd"}, nodeSelector: []string{"rack1"}}, want: "2"},
+		"a disk with the image's tags": {edit: func(_ *longhornv1.Node, disks map[string]longhornv1.DiskSpec) {
+			delete(disks, "small")
+			disks["large"] = longhornv1.DiskSpec{AllowScheduling: true, Tags: []string{"ssd", "nvme"}}
+		}, v: volume{base: tagged([]string{"ssd"}, nil)}, want: "2"},
+		"no other disk with the image's tags, and one has it": {v: volume{base: tagged([]string{"ssd"}, nil)}, want: "1"},
+		"no disk with the image's tags": {
+			edit: disable("small"), v: volume{base: tagged([]string{"ssd"}, nil)},
+			err: "tags of disk large lacks ssd, which spec.diskSelector of BackingImage debian asks for",
+		},
+		"not on a node with the image's tags": {
+			edit: disable("small"), v: volume{base: tagged(nil, []string{"rack1"})},
+			err: "spec.tags of Node node1 lacks rack1, which spec.nodeSelector of the image asks for",
+		},
 		"no node with the tags": {
 			v: volume{nodeSelector: []string{"rack1"}}, err: "spec.tags of Node node1 lacks rack1, which nodeSelector asks for",
 		},
@@ -85,6 +98,14 @@ func TestChooseDisk(t *testing.T) {
 				t.Errorf("disk %q, %v, want %q", got, err, x.want)
 			}
 		})
+	}
+}
+
+// tagged is an image that is only on disks and nodes with tags.
+func tagged(disk, node []string) *longhornv1.BackingImage {
+	return &longhornv1.BackingImage{
+		ObjectMeta: metav1.ObjectMeta{Name: "debian"},
+		Spec:       longhornv1.BackingImageSpec{DiskSelector: disk, NodeSelector: node},
 	}
 }
 

@@ -239,6 +239,43 @@ func TestProvision_restoresWithoutALargerImage(t *testing.T) {
 	}
 }
 
+// No volume has its image copied to a disk that the image excludes, unless a user has listed the disk.
+func TestCreateVolume_keepsToTheImagesTags(t *testing.T) {
+	t.Parallel()
+	scheme := runtime.NewScheme()
+	if err := longhornv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	for name, x := range map[string]struct {
+		disks map[string]*longhornv1.BackingImageDiskFileSpec
+		want  error
+	}{
+		"excluded": {want: errclass.Exhausted},
+		"listed":   {disks: map[string]*longhornv1.BackingImageDiskFileSpec{"disk-1": {}}, want: errclass.Transient},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			image := tagged([]string{"ssd"}, nil)
+			image.Namespace, image.Spec.DiskFileSpecMap = "varve", x.disks
+			disks := &diskset.Set{}
+			disks.Put(diskset.Disk{Disk: &creations{}, Name: "default-disk", UUID: "disk-1"})
+			d := New(Options{
+				Node: "node1", Namespace: "varve", Disks: disks,
+				Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(image, &longhornv1.Node{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "varve", Name: "node1"},
+					Spec: longhornv1.NodeSpec{AllowScheduling: true, Disks: map[string]longhornv1.DiskSpec{
+						"default-disk": {Path: "/disk", AllowScheduling: true},
+					}},
+				}).Build(),
+			})
+			if _, err := d.createVolume(t.Context(), volume{handle: "pvc-1", bytes: 1 << 30, image: "debian"}); !errors.Is(err,
+				x.want) {
+				t.Errorf("%v, want %v", err, x.want)
+			}
+		})
+	}
+}
+
 // creations is a disk with much space, on which every volume can be made.
 type creations struct{ disk.Disk }
 

@@ -40,6 +40,7 @@ type volume struct {
 	handle                     string
 	bytes                      int64
 	image                      string
+	base                       *longhornv1.BackingImage // the image, if it was read
 	origin                     origin
 	diskSelector, nodeSelector []string
 	claim                      longhornv1.KubernetesStatus
