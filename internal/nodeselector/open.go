@@ -38,6 +38,18 @@ func tolerates(t corev1.Toleration, taint *corev1.Taint) bool {
 	return t.Operator == corev1.TolerationOpExists || t.Key != "" && t.Value == taint.Value
 }
 
+// ExplainUnusable says why no new pod with tolerations runs on the node with a name, or "".
+func ExplainUnusable(nodes []corev1.Node, name string, tolerations []corev1.Toleration) string {
+	i := slices.IndexFunc(nodes, func(n corev1.Node) bool { return n.Name == name })
+	switch {
+	case i < 0:
+		return "the cluster does not have it"
+	case !IsReady(&nodes[i]):
+		return "it is not ready"
+	}
+	return ExplainClosed(&nodes[i], tolerations)
+}
+
 // IsReady says whether the kubelet of a node reports that it is ready.
 func IsReady(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {

@@ -262,7 +262,11 @@ func (in *input) chooseDisk(p *plan, first bool) (disk, why string) {
 		if !first && p.disks[uuid] != nil || first && origins != nil && !origins[uuid] {
 			continue
 		}
-		if no := in.whyUnfit(p, d); no != "" {
+		no := in.whyUnfit(p, d)
+		if no == "" && first {
+			no = in.explainClosed(d.node)
+		}
+		if no != "" {
 			unfit = append(unfit, in.describeDisk(uuid)+" "+no)
 			continue
 		}

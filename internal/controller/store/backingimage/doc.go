@@ -26,6 +26,7 @@ package backingimage
 // +kubebuilder:rbac:groups=velero.io,namespace=varve,resources=datadownloads,verbs=get;list;watch;create;delete
 // +kubebuilder:rbac:groups=velero.io,namespace=varve,resources=backupstoragelocations,verbs=get
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list
+// +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=varve,namespace=varve,verbs=get
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages,verbs=get;list;watch;patch;update
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages/status,verbs=get;patch;update
 // +kubebuilder:rbac:groups=longhorn.io,namespace=varve,resources=backingimages/finalizers,verbs=update

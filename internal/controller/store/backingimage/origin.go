@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -14,6 +15,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	"github.com/varvebackup/varve/internal/controller/store/storageplace"
+	"github.com/varvebackup/varve/internal/nodeselector"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
@@ -23,9 +25,12 @@ type origin struct {
 	location *velerov1.BackupStorageLocation
 	// storage is which nodes reach the storage of the location.
 	storage storageplace.Place
-	image   *longhornv1.BackingImage
-	volume  *longhornv1.Volume
-	replica *longhornv1.Replica
+	// kubeNodes are Kubernetes' nodes, and tolerations those of the pods that restore. They are nil if they were not read.
+	kubeNodes   []corev1.Node
+	tolerations []corev1.Toleration
+	image       *longhornv1.BackingImage
+	volume      *longhornv1.Volume
+	replica     *longhornv1.Replica
 }
 
 // originName returns the name of the image, the volume or the backup storage location that an image is made of, or
@@ -133,8 +138,10 @@ func (r *reconciler) readOrigin(ctx context.Context, image *longhornv1.BackingIm
 			s == longhornv1.StateUnknown {
 			return nil // the disk is chosen
 		}
-		o.storage, err = storageplace.Read(ctx, r.live, r.Namespace, o.location)
-		return err
+		if o.storage, err = storageplace.Read(ctx, r.live, r.Namespace, o.location); err != nil {
+			return err
+		}
+		return r.readKubeNodes(ctx, o)
 	default:
 	}
 	if o.volume, err = reconcile.Find(ctx, r.live, key, &longhornv1.Volume{}); err != nil {
@@ -142,6 +149,31 @@ func (r *reconciler) readOrigin(ctx context.Context, image *longhornv1.BackingIm
 	}
 	o.replica, err = reconcile.Find(ctx, r.live, key, &longhornv1.Replica{})
 	return err
+}
+
+// readKubeNodes reads on which nodes the data mover's pods can run.
+func (r *reconciler) readKubeNodes(ctx context.Context, o *origin) error {
+	var nodes corev1.NodeList
+	if err := r.live.List(ctx, &nodes); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	current, err := r.settings.Read(ctx, r.live, r.Namespace)
+	if err != nil {
+		return err
+	}
+	o.kubeNodes, o.tolerations = nodes.Items, current.Pod.Tolerations
+	return nil
+}
+
+// explainClosed says why the pod that restores an image cannot run on a node, or "". Source pods run on every node.
+func (in *input) explainClosed(node string) string {
+	if in.origin.kubeNodes == nil {
+		return ""
+	}
+	if why := nodeselector.ExplainUnusable(in.origin.kubeNodes, node, in.origin.tolerations); why != "" {
+		return "is on a node that takes no pods of the data mover, because " + why
+	}
+	return ""
 }
 
 // imagesFrom asks for the images that are to be made of an image or a volume.

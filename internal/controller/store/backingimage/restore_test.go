@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -63,6 +64,32 @@ func TestDecideFirstCopy_restore(t *testing.T) {
 				f.origin.storage.InUse = "c"
 				f.begun("c", pending)
 				delete(f.image.Spec.DiskFileSpecMap, "disk-c")
+			},
+			outcome{first: inProgress, disk: "a", disks: "a", states: "a pending", reason: progress},
+			"gets the first copy",
+		},
+		"a node that is cordoned": {
+			func(f *fixture) {
+				f.kubeNodes("a", "b", "c")
+				f.origin.kubeNodes[0].Spec.Unschedulable = true
+			},
+			outcome{first: inProgress, disk: "b", disks: "b", states: "b pending", reason: progress},
+			"gets the first copy",
+		},
+		"nodes that take no pods": {
+			func(f *fixture) {
+				f.kubeNodes("a", "b")
+				f.origin.kubeNodes[0].Spec.Unschedulable = true
+				f.origin.kubeNodes[1].Spec.Taints = []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}}
+			},
+			outcome{first: pending, reason: longhornv1.ReasonNoDisk},
+			"default-disk of node a is on a node that takes no pods of the data mover, because it is cordoned",
+		},
+		"a taint that is tolerated": {
+			func(f *fixture) {
+				f.kubeNodes("a")
+				f.origin.kubeNodes[0].Spec.Taints = []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}}
+				f.origin.tolerations = []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}
 			},
 			outcome{first: inProgress, disk: "a", disks: "a", states: "a pending", reason: progress},
 			"gets the first copy",

@@ -23,6 +23,7 @@ import (
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove/settings"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
@@ -112,6 +113,8 @@ type reconciler struct {
 	Options
 	cached client.Client
 	live   client.Reader
+	// settings are those of the data mover, whose pods restore images.
+	settings settings.LastGood
 	// deletions remember what stores had reported when images were deleted.
 	deletions deletions
 	// seals remember what stores have reported since sources were written.

@@ -179,6 +179,15 @@ func (f *fixture) restores() {
 	f.origin.location = &velerov1.BackupStorageLocation{}
 }
 
+// kubeNodes has the cluster have nodes that are ready.
+func (f *fixture) kubeNodes(names ...string) {
+	for _, name := range names {
+		n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		f.origin.kubeNodes = append(f.origin.kubeNodes, n)
+	}
+}
+
 // hasDownload has a source with a DataDownload in a phase.
 func (f *fixture) hasDownload(phase velerov2.Phase, message string) {
 	f.source.claim, f.source.volume = &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}

@@ -287,14 +287,7 @@ func (in *input) evictionOrder(disk string) int {
 
 // explainClosed says why the pod that reads the image cannot run on a node, or "".
 func (in *input) explainClosed(name string) string {
-	i := slices.IndexFunc(in.kubeNodes, func(n corev1.Node) bool { return n.Name == name })
-	switch {
-	case i < 0:
-		return "the cluster does not have it"
-	case !nodeselector.IsReady(&in.kubeNodes[i]):
-		return "it is not ready"
-	}
-	return nodeselector.ExplainClosed(&in.kubeNodes[i], in.tolerations)
+	return nodeselector.ExplainUnusable(in.kubeNodes, name, in.tolerations)
 }
 
 // isFresh says whether the store of a node reports. It goes by the state, which package silence sets by the
