@@ -515,6 +515,39 @@ var rules = []rule{
 		imageWith(func(o *longhornv1.BackingImage) { o.Spec.DataEngine = "v1" }), nil,
 	},
 	{
+		"engine of a copy", "must be v2: Varve has no v1 engine",
+		imageWith(func(o *longhornv1.BackingImage) {
+			o.Spec.DiskFileSpecMap = map[string]*longhornv1.BackingImageDiskFileSpec{"disk-1": {DataEngine: "v1"}}
+		}), nil,
+	},
+	{
+		"engine of a volume", "must be v2: Varve has no v1 engine",
+		func(ns string) client.Object {
+			return &longhornv1.Volume{
+				ObjectMeta: gen.Meta(controlplane.SystemNamespace, ns),
+				Spec:       longhornv1.VolumeSpec{Size: 1 << 30, NumberOfReplicas: 1, DataEngine: "v1"},
+			}
+		}, nil,
+	},
+	{
+		"engine of a replica", "must be v2: Varve has no v1 engine",
+		func(ns string) client.Object {
+			return &longhornv1.Replica{
+				ObjectMeta: gen.Meta(controlplane.SystemNamespace, ns),
+				Spec:       longhornv1.ReplicaSpec{VolumeName: "v", VolumeSize: 1 << 30, DataEngine: "v1"},
+			}
+		}, nil,
+	},
+	{
+		"engine of a store", "must be v2: Varve has no v1 engine",
+		func(ns string) client.Object {
+			return &longhornv1.InstanceManager{
+				ObjectMeta: gen.Meta(controlplane.SystemNamespace, ns),
+				Spec:       longhornv1.InstanceManagerSpec{DataEngine: "v1"},
+			}
+		}, nil,
+	},
+	{
 		"long name of an image", "metadata.name must be at most 63 characters: claims",
 		imageWith(func(o *longhornv1.BackingImage) { o.Name = strings.Repeat("x", 64) }), nil,
 	},

@@ -4,7 +4,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// DataEngine is the engine of an image or a volume.
+// DataEngine is the engine of an image or a volume: v2, or empty for it.
+//
+// +kubebuilder:validation:MaxLength=16
+// +kubebuilder:validation:XValidation:rule="self in ['', 'v2']",message="must be v2: Varve has no v1 engine"
 type DataEngine string
 
 // DataEngineV2 is the only engine that Varve has.
@@ -135,7 +138,6 @@ type BackingImageList struct {
 type BackingImageSpec struct {
 	// dataEngine is v2.
 	// +kubebuilder:default=v2
-	// +kubebuilder:validation:XValidation:rule="self == 'v2'",message="must be v2: Varve has no v1 engine"
 	// +optional
 	DataEngine DataEngine `json:"dataEngine,omitempty"`
 	// sourceType is where the first copy comes from.
@@ -159,6 +161,7 @@ type BackingImageSpec struct {
 	MinNumberOfCopies int `json:"minNumberOfCopies,omitempty"`
 	// diskFileSpecMap are the disks that have a copy, by their UUIDs. The controller adds and removes some; a user may,
 	// too.
+	// +kubebuilder:validation:MaxProperties=10000
 	// +optional
 	DiskFileSpecMap map[string]*BackingImageDiskFileSpec `json:"diskFileSpecMap,omitempty"`
 	// diskSelector are tags that a disk has to have.
@@ -255,6 +258,7 @@ type BackingImageStatus struct {
 	// +optional
 	ReadyCopies int32 `json:"readyCopies"`
 	// diskFileStatusMap says how far each copy is, by its disk's UUID.
+	// +kubebuilder:validation:MaxProperties=10000
 	// +optional
 	DiskFileStatusMap map[string]*BackingImageDiskFileStatus `json:"diskFileStatusMap,omitempty"`
 	// diskLastRefAtMap says when each copy was used last, by its disk's UUID.
