@@ -192,6 +192,13 @@ func TestDecide(t *testing.T) {
 			view{image: export, origin: origin{name: "pvc-1", object: head, users: 1}},
 			decided{"", inProgress, 0, "the volume pvc-1 is attached: stop what uses it"},
 		},
+		"export of a volume that is too large": {
+			view{image: export, origin: origin{name: "pvc-1", object: &disk.Object{
+				Name: "volume/pvc-1", Kind: disk.KindHead, State: disk.StateWritable, Bytes: handover.MaxImageBytes + 1,
+			}}},
+			decided{"", hasFailed, 0, "the volume pvc-1 has 2199023255553 bytes, and an image has at most 2199023255552: " +
+				"back up the volume instead"},
+		},
 		"export of nothing": {
 			view{image: export, origin: origin{name: "pvc-1"}},
 			decided{"", hasFailed, 0, "the disk does not have the volume pvc-1"},

@@ -9,6 +9,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/handover"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/peer"
 )
@@ -91,6 +92,9 @@ func decideExport(v view) decision {
 		return failed(fmt.Sprintf("the disk does not have the volume %s: it was deleted, or never was there", v.origin.name))
 	case head.State != disk.StateWritable:
 		return failed(fmt.Sprintf("the data of the volume %s is damaged: restore it from a backup", v.origin.name))
+	case head.Bytes > handover.MaxImageBytes:
+		return failed(fmt.Sprintf("the volume %s has %d bytes, and an image has at most %d: back up the volume instead",
+			v.origin.name, head.Bytes, int64(handover.MaxImageBytes)))
 	case v.origin.users > 0:
 		return inProgress(actionNone, 0, fmt.Sprintf("the volume %s is attached: stop what uses it", v.origin.name))
 	}

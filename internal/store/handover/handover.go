@@ -22,8 +22,9 @@ const (
 	BlockBytes = 4096
 	// MaxFileBytes is the greatest length of Record.File.
 	MaxFileBytes = 64
-	// MaxImageBytes is the size of the largest image.
-	MaxImageBytes = DeviceBytes - 1<<30
+	// MaxImageBytes is the size of the largest image. A store has 512 MiB of memory, and the hashes of such an image take
+	// 64 MiB of it: twice while it is sealed, copied, or opened to be read, and a store does up to three of these at once.
+	MaxImageBytes = 2 << 40
 
 	recordOffset  = DeviceBytes - BlockBytes
 	formatVersion = 1

@@ -37,7 +37,13 @@ func hashFile(ctx context.Context, path, wanted string) (h hashes, err error) {
 		return hashes{}, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	return hashReader(ctx, f, isSHA256(wanted))
+	info, err := f.Stat()
+	if err != nil {
+		return hashes{}, err
+	}
+	// The hashes of a large image take much memory, and a slice that grows as much again.
+	h.pieces = make([]disk.PieceHash, 0, (info.Size()+pieceBytes-1)/pieceBytes)
+	return hashReader(ctx, f, h.pieces, isSHA256(wanted))
 }
 
 // matchPieces reads a file that was just cloned, as hashFile does, and compares it with the hashes that its pieces must
@@ -96,9 +102,12 @@ func hashPiece(piece []byte) disk.PieceHash {
 	return sha256.Sum256(piece)
 }
 
-// hashReader hashes all of r. The hash of all is the slowest: it has a goroutine of its own, beside that of the pieces.
-// The SHA-256 of all is computed only if it is wanted.
-func hashReader(ctx context.Context, r io.Reader, with256 bool) (h hashes, err error) {
+// hashReader hashes all of r, and appends the hashes of its pieces to pieces. The hash of all is the slowest: it has a
+// goroutine of its own, beside that of the pieces. The SHA-256 of all is computed only if it is wanted.
+func hashReader(
+	ctx context.Context, r io.Reader, pieces []disk.PieceHash, with256 bool,
+) (h hashes, err error) {
+	h.pieces = pieces
 	const buffers = 4
 	free, read, ended := make(chan []byte, buffers), make(chan []byte, buffers), make(chan struct{})
 	for range buffers {

@@ -36,7 +36,7 @@ var goldenReplica = metadata{Format: 1, Objects: []entry{
 // What version 1 wrote is read for ever, and version 1 is written as it was.
 func TestFormat_version1(t *testing.T) {
 	t.Parallel()
-	h, err := hashReader(t.Context(), strings.NewReader(strings.Repeat("x", pieceBytes+1)), false)
+	h, err := hashReader(t.Context(), strings.NewReader(strings.Repeat("x", pieceBytes+1)), nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,13 +237,26 @@ func TestCompareMappings_returnsErrors(t *testing.T) {
 	}
 }
 
+// The list of the hashes of a large image is as large as it must be, and does not grow.
+func TestHashFile_allocatesOnce(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "image")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 300*pieceBytes+1)); err != nil {
+		t.Fatal(err)
+	}
+	h, err := hashFile(t.Context(), file, "")
+	if err != nil || len(h.pieces) != 301 || cap(h.pieces) != 301 {
+		t.Errorf("%d pieces, room for %d: %v", len(h.pieces), cap(h.pieces), err)
+	}
+}
+
 // More pieces than there are buffers, with zeroes among them, and an end in the middle of one.
 func TestHashes_matchOnlyTheirData(t *testing.T) {
 	t.Parallel()
 	data := disktest.Noise(1, 13*pieceBytes/2)
 	clear(data[pieceBytes : 3*pieceBytes])
 	for _, with256 := range []bool{false, true} {
-		h, err := hashReader(t.Context(), bytes.NewReader(data), with256)
+		h, err := hashReader(t.Context(), bytes.NewReader(data), nil, with256)
 		if err != nil || len(h.pieces) != 7 || h.checksum() != disktest.Checksum(data) {
 			t.Fatal(err, len(h.pieces), h.checksum())
 		}
@@ -269,7 +282,7 @@ func TestHashes_matchOnlyTheirData(t *testing.T) {
 func TestHashes_endWithTheirReader(t *testing.T) {
 	t.Parallel()
 	broken := io.MultiReader(bytes.NewReader(make([]byte, 9*pieceBytes)), iotest.ErrReader(errclass.Transient))
-	if _, err := hashReader(t.Context(), broken, true); !errors.Is(err, errclass.Transient) {
+	if _, err := hashReader(t.Context(), broken, nil, true); !errors.Is(err, errclass.Transient) {
 		t.Errorf("error %v", err)
 	}
 }
