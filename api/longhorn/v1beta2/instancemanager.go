@@ -98,6 +98,9 @@ type BackingImageV2CopyInfo struct {
 	// refusedChecksum is spec.checksum of the image as it was when the first copy failed because it did not match.
 	// +optional
 	RefusedChecksum string `json:"refusedChecksum,omitempty"`
+	// diskFull is true if the copy failed because the disk has too little space for it.
+	// +optional
+	DiskFull bool `json:"diskFull,omitempty"`
 	// message says why the copy failed, or what it waits for.
 	// +optional
 	Message string `json:"message,omitempty"`

@@ -124,7 +124,7 @@ func (a *agent) lookAtCopy(
 	case longhornv1.StateInProgress:
 		state.progress = d.progress
 	case longhornv1.StateFailed:
-		info.RefusedChecksum = state.refused
+		info.RefusedChecksum, info.DiskFull = state.refused, state.gaveUp
 	case longhornv1.StatePending, longhornv1.StateReady, longhornv1.StateUnknown:
 	}
 	if d.state == longhornv1.StateReady {

@@ -118,8 +118,8 @@ func (a *agent) findNode(ctx context.Context) (*longhornv1.Node, error) {
 	return node, nil
 }
 
-// reserveSpace has a tenth of the default disk stay free for the writes of its volumes, once: when the disk is opened for
-// the first time, because only then its file system is known to be mounted. A value that a user has set stays.
+// reserveSpace has a tenth of the default disk stay free for the writes of its volumes, once: when the disk is opened
+// for the first time, because only then its file system is known to be mounted. A value that a user has set stays.
 func (a *agent) reserveSpace(ctx context.Context, cached *longhornv1.Node, states []*diskState) error {
 	i := slices.IndexFunc(states, func(s *diskState) bool { return s.name == defaultDiskName })
 	if i < 0 || !a.lacksReserve(cached) {

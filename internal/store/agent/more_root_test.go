@@ -385,8 +385,8 @@ func TestDisk_mountedOver(t *testing.T) {
 	}
 }
 
-// A tenth of the first disk is reserved when it is first opened, also if nothing is mounted there when the store begins.
-// What a user has set stays.
+// A tenth of the first disk is reserved when it is first opened, also if nothing is mounted there when the store
+// begins. What a user has set stays.
 func TestDisk_reservesATenth(t *testing.T) {
 	t.Parallel()
 	const set = 5 * mib
@@ -507,6 +507,9 @@ func TestDisk_pressureEndsCopies(t *testing.T) {
 		return nil
 	})
 	a.awaitReport(longhornv1.StateFailed, "storageReserved") // until the controller tries again
+	if r, _ := a.report(); !r.DiskFull {
+		t.Errorf("%+v does not say that the disk is full", r)
+	}
 	a.reserve(0)
 	c.editImage(func(image *longhornv1.BackingImage) { image.Status.FirstCopyAttempts++ })
 	data := disktest.Noise(13, 40*mib)

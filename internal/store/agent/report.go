@@ -37,7 +37,7 @@ func (a *agent) recallReport(ctx context.Context) error {
 		key := copyKey{c.DiskUUID, c.UUID}
 		if c.State == longhornv1.StateFailed && a.copies[key] == nil {
 			a.copies[key] = &copyState{
-				failure: c.Message, refused: c.RefusedChecksum, failedAt: a.Clock.Now(), recalled: true,
+				failure: c.Message, refused: c.RefusedChecksum, gaveUp: c.DiskFull, failedAt: a.Clock.Now(), recalled: true,
 			}
 		}
 	}

@@ -2,7 +2,8 @@
 // far it is and how large the image is. The pod has no other way to speak to the store, and the store trusts nothing
 // that it says: what is sealed is what the store reads back.
 //
-// The device is a thin head of DeviceBytes. The image begins at its first byte. The last BlockBytes bytes are a Record:
+// The device is a thin head of DeviceBytes. The image begins at its first byte. From ScratchOffset on the source may
+// store what it converts. The last BlockBytes bytes are a Record:
 // JSON, filled up with zeroes. A device of zeroes has no record yet.
 package handover
 
@@ -25,6 +26,10 @@ const (
 	// MaxImageBytes is the size of the largest image. A store has 512 MiB of memory, and the hashes of such an image take
 	// 64 MiB of it: twice while it is sealed, copied, or opened to be read, and a store does up to three of these at once.
 	MaxImageBytes = 2 << 40
+	// ScratchOffset is where a source stores an image that it cannot read in any order, while it converts it: far behind
+	// the largest image. ScratchBytes is how much it stores at most. When the source is complete, nothing is left of it.
+	ScratchOffset = 4 << 40
+	ScratchBytes  = 3 << 40
 
 	recordOffset  = DeviceBytes - BlockBytes
 	formatVersion = 1

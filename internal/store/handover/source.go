@@ -11,10 +11,6 @@ import (
 // SourceVariable is the environment variable of a source pod that holds its Source in JSON.
 const SourceVariable = "VARVE_IMAGE_SOURCE"
 
-// ScratchBytes is how much a source stores at most in its scratch directory, while it converts an image that it cannot
-// read in any order.
-const ScratchBytes = 1 << 30
-
 // The values of Source.Type.
 const (
 	// TypeDownload is an image that is fetched from a web server.

@@ -74,6 +74,15 @@ func TestConvert(t *testing.T) {
 				t.Fatal(err)
 			}
 			wantImage(t, device, c.want)
+			f, err := os.Open(device)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			data, err := f.Seek(int64(len(c.want)), unix.SEEK_DATA)
+			if err != nil || data != handover.DeviceBytes-handover.BlockBytes {
+				t.Errorf("something is left on the device at %d: %v", data, err)
+			}
 		})
 	}
 }

@@ -182,6 +182,6 @@ func (j *job) writeContent(ctx context.Context, s *stream) (int64, error) {
 		}
 		return j.convertRemote(ctx, &s.version)
 	default:
-		return j.convertScratch(ctx, c, s)
+		return j.convertScratch(ctx, c)
 	}
 }

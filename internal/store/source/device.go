@@ -52,12 +52,18 @@ func openDevice(path string) (*device, error) {
 // wipe makes the whole device read as zeroes, and frees what it holds. An attempt that was interrupted has left data in
 // blocks that the next attempt skips because they are zero.
 func (d *device) wipe(ctx context.Context) error {
-	for offset := int64(0); offset < handover.DeviceBytes; offset += wipeBytes {
+	return d.wipeRange(ctx, 0, handover.DeviceBytes)
+}
+
+// wipeRange does that with a part of the device, in whole blocks.
+func (d *device) wipeRange(ctx context.Context, offset, end int64) error {
+	for ; offset < end; offset += wipeBytes {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
+		length := min(wipeBytes, (end-offset+blockBytes-1)/blockBytes*blockBytes)
 		// A block device fails if it can do this only by writing.
-		err := unix.Fallocate(int(d.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, wipeBytes)
+		err := unix.Fallocate(int(d.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, length)
 		if err != nil {
 			return fmt.Errorf("empty the image's device from byte %d on: %w", offset, err)
 		}
@@ -67,6 +73,11 @@ func (d *device) wipe(ctx context.Context) error {
 
 // writeStream writes a raw image from the first byte on, except its zero blocks, and returns its size in bytes.
 func (d *device) writeStream(ctx context.Context, raw io.Reader) (int64, error) {
+	return d.writeStreamAt(ctx, raw, 0, d.maxBytes)
+}
+
+// writeStreamAt does that from another byte on, and writes no more bytes than most.
+func (d *device) writeStreamAt(ctx context.Context, raw io.Reader, offset, most int64) (int64, error) {
 	buffer := make([]byte, bufferBytes)
 	size, synced := int64(0), int64(0)
 	for {
@@ -74,10 +85,10 @@ func (d *device) writeStream(ctx context.Context, raw io.Reader) (int64, error) 
 			return 0, context.Cause(ctx)
 		}
 		n, err := fill(raw, buffer)
-		if n > 0 && size+int64(n) > d.maxBytes {
+		if n > 0 && size+int64(n) > most {
 			return 0, errTooLarge
 		}
-		if werr := d.writeBlocks(buffer[:n], size); werr != nil {
+		if werr := d.writeBlocks(buffer[:n], offset+size); werr != nil {
 			return 0, werr
 		}
 		size += int64(n)

@@ -45,7 +45,7 @@ type Options struct {
 	Device string
 	// Config is what handover.SourceVariable holds.
 	Config string
-	// Scratch is a directory for files that are needed during a conversion.
+	// Scratch is a directory for the socket of a conversion.
 	Scratch string
 	// TerminationLog is the file that gets the error in one line, or the handover.Result of an upload; empty: none.
 	TerminationLog string
@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options) error {
 	if class := errclass.Of(err); class != errclass.None {
 		result = errclass.Errorf(class, "%s", text)
 	}
-	return errors.Join(result, j.writeTerminationLog(errclass.Reason(err)+": "+text))
+	return errors.Join(result, j.writeTerminationLog(handover.DescribeFailure(err, text)))
 }
 
 func (j *job) writeTerminationLog(line string) error {

@@ -488,16 +488,6 @@ func TestRun_recordsItsProgress(t *testing.T) {
 	}
 }
 
-// An image that has to be stored first is refused before it is stored, if it is known to be too large.
-func TestRun_refusesToStoreTooMuch(t *testing.T) {
-	t.Parallel()
-	url := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Length", fmt.Sprint(handover.ScratchBytes))
-		_, _ = w.Write([]byte("QFI\xfb\x00\x00\x00\x03" + strings.Repeat("\x00", 2*mib)))
-	}))
-	wantFailure(t, run(t, newDevice(t), url), errclass.Exhausted, "range requests", "room for 1006632960 bytes only")
-}
-
 func TestRun_classifiesAnswers(t *testing.T) {
 	t.Parallel()
 	for code, class := range map[int]error{

@@ -261,8 +261,11 @@ func TestCopies_afterAFailure(t *testing.T) {
 		spec *longhornv1.BackingImageDiskFileSpec
 		want *longhornv1.BackingImageDiskFileSpec // after five minutes
 	}{
-		"none":    {nil, &longhornv1.BackingImageDiskFileSpec{DataEngine: "v2"}},
-		"kept":    {&longhornv1.BackingImageDiskFileSpec{Keep: true}, &longhornv1.BackingImageDiskFileSpec{DataEngine: "v2", Keep: true}},
+		"none": {nil, &longhornv1.BackingImageDiskFileSpec{DataEngine: "v2"}},
+		"kept": {
+			&longhornv1.BackingImageDiskFileSpec{Keep: true},
+			&longhornv1.BackingImageDiskFileSpec{DataEngine: "v2", Keep: true},
+		},
 		"evicted": {&longhornv1.BackingImageDiskFileSpec{EvictionRequested: true}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package backingimage
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -118,7 +119,7 @@ func (in *input) followFirstCopy(p *plan) reason {
 	place := in.describeDisk(disk)
 	switch {
 	case copied.State == longhornv1.StateFailed:
-		return in.refuseFirstCopy(p, place+": "+copied.Message, r.RefusedChecksum)
+		return in.refuseFirstCopy(p, place+": "+copied.Message, refusal{r.RefusedChecksum, r.DiskFull})
 	case r.State != longhornv1.StateInProgress: // it has not begun, for example because the disk has got full
 		return in.awaitFirstCopy(p, copied)
 	case in.image.Spec.SourceType.IsLocal():
@@ -144,7 +145,7 @@ func (in *input) followSource(p *plan, r report, place string) reason {
 		return reason{longhornv1.ReasonFirstCopyInProgress, joinReason(place+": the image is there, and is read back and "+
 			"sealed", r.Message)}
 	case failure != "":
-		return in.failFirstCopy(p, failure)
+		return in.refuseFirstCopy(p, failure, refusal{full: in.source.isDiskFull()})
 	}
 	p.source, p.sourceNode = makeSource, r.store.node
 	if in.source.claim == nil || in.source.volume == nil || !in.source.isWorking() {
@@ -225,12 +226,17 @@ func (in *input) awaitFirstCopy(p *plan, copied *longhornv1.BackingImageDiskFile
 
 // failFirstCopy ends an attempt.
 func (in *input) failFirstCopy(p *plan, why string) reason {
-	return in.refuseFirstCopy(p, why, "")
+	return in.refuseFirstCopy(p, why, refusal{})
 }
 
-// refuseFirstCopy ends an attempt. refused is the checksum that its data does not match, or "" if something else
-// failed.
-func (in *input) refuseFirstCopy(p *plan, why, refused string) reason {
+// refusal says what another attempt would fail at again.
+type refusal struct {
+	checksum string // that the data does not match, or ""
+	full     bool   // the disk has too little space for the image
+}
+
+// refuseFirstCopy ends an attempt.
+func (in *input) refuseFirstCopy(p *plan, why string, r refusal) reason {
 	s := &p.status
 	s.FirstCopyAttempts++
 	s.V2FirstCopyStatus, s.FirstCopyMessage, s.FirstCopyWrittenTime = longhornv1.StateFailed, why, nil
@@ -238,10 +244,13 @@ func (in *input) refuseFirstCopy(p *plan, why, refused string) reason {
 	if in.image.Spec.SourceType == longhornv1.SourceUpload {
 		pause = firstCopyPause(1) // A longer pause spares nobody, and the user who uploads again waits.
 	}
+	if r.full {
+		pause = fullPause(s.FirstCopyAttempts)
+	}
 	switch m := ptr.Deref(s.FirstCopyMismatch, longhornv1.FirstCopyMismatch{}); {
-	case refused != "":
-		if m.Checksum != refused {
-			m = longhornv1.FirstCopyMismatch{Checksum: refused}
+	case r.checksum != "":
+		if m.Checksum != r.checksum {
+			m = longhornv1.FirstCopyMismatch{Checksum: r.checksum}
 		}
 		m.Count++
 		s.FirstCopyMismatch = &m
@@ -261,6 +270,12 @@ func (in *input) isCorrected(s *longhornv1.BackingImageStatus) bool {
 // firstCopyPause returns the pause after so many failures: 1, 2, 4, and then 5 minutes.
 func firstCopyPause(attempts int32) time.Duration {
 	return min(time.Minute<<min(max(attempts-1, 0), 3), 5*time.Minute)
+}
+
+// fullPause returns the pause after so many failures of which the last one was that the disk is full: 1, 2, 4, and so
+// on to 60 minutes. What fits is not known before, and is fetched again each time.
+func fullPause(attempts int32) time.Duration {
+	return min(time.Minute<<min(max(attempts-1, 0), 6), time.Hour)
 }
 
 // longestPause is the longest pause before another attempt.
@@ -288,6 +303,16 @@ func findUploadedFile(pod *corev1.Pod) string {
 		}
 	}
 	return ""
+}
+
+// isDiskFull says whether the source pod has failed because the disk is full.
+func (s *sourceObjects) isDiskFull() bool {
+	if s.pod == nil {
+		return false
+	}
+	return slices.ContainsFunc(s.pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return c.State.Terminated != nil && handover.IsFull(c.State.Terminated.Message)
+	})
 }
 
 // explainPodFailure says why a source pod failed: what the program says, or what became of it.

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/handover"
 )
 
@@ -369,6 +370,34 @@ func TestFirstCopy_hasAnotherChecksum(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// An image for which a disk is too small is fetched again after pauses that grow to an hour, whoever says so.
+func TestFirstCopy_fullDisk(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(*fixture){
+		"the store": func(f *fixture) {
+			f.reports("a", failed, func(i *longhornv1.BackingImageV2CopyInfo) { i.DiskFull = true })
+		},
+		"the source": func(f *fixture) {
+			f.reports("a", inProgress)
+			text := handover.DescribeFailure(errclass.Exhausted, "no space is left")
+			f.hasPod(corev1.PodFailed, text)
+		},
+	} {
+		for attempts, pause := range map[int32]time.Duration{
+			0: time.Minute, 3: 8 * time.Minute, 6: time.Hour, 1000: time.Hour,
+		} {
+			f := newFixture()
+			f.begun("a", inProgress)
+			f.image.Status.FirstCopyAttempts = attempts
+			fail(f)
+			s := f.decide().status
+			if s.FirstCopyRetryTime == nil || s.FirstCopyRetryTime.Sub(now) != pause {
+				t.Errorf("%s, after %d attempts: the next one is at %v, want after %s", name, attempts, s.FirstCopyRetryTime, pause)
+			}
+		}
 	}
 }
 

@@ -120,7 +120,7 @@ func newSourcePod(image *longhornv1.BackingImage, o *Options) *corev1.Pod {
 				}},
 				{Name: scratchVolume, VolumeSource: corev1.VolumeSource{
 					EmptyDir: &corev1.EmptyDirVolumeSource{
-						SizeLimit: resource.NewQuantity(handover.ScratchBytes, resource.BinarySI),
+						SizeLimit: ptr.To(resource.MustParse("16Mi")), // a socket
 					},
 				}},
 			},
