@@ -139,8 +139,8 @@ func (d *Driver) getImage(ctx context.Context, v volume) (*longhornv1.BackingIma
 		return nil, errclass.Errorf(errclass.Conflict, "BackingImage %s/%s is being deleted: use another one",
 			d.options.Namespace, v.image)
 	case image.Status.Size > v.bytes:
-		return nil, errclass.Errorf(errImageLarger, "the volume has %d bytes, and BackingImage %s has %d: ask for as many or "+
-			"more", v.bytes, v.image, image.Status.Size)
+		return nil, errclass.Errorf(errImageLarger, "the volume has %d bytes, and BackingImage %s has %d: ask for as many "+
+			"or more", v.bytes, v.image, image.Status.Size)
 	}
 	return image, nil
 }
