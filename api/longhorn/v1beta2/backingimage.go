@@ -95,6 +95,9 @@ const (
 	ReasonDeleting = "Deleting"
 )
 
+// ReasonCopyFailed is the reason of an event on an image: a copy besides the first one failed.
+const ReasonCopyFailed = "CopyFailed"
+
 // BackingImage is an image that volumes are cloned from. A copy of it is on each disk in spec.diskFileSpecMap.
 //
 // +kubebuilder:object:root=true

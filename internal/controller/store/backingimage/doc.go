@@ -36,3 +36,4 @@ package backingimage
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims,namespace=varve,verbs=create;delete
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;create;delete,namespace=varve
 // +kubebuilder:rbac:groups="",resources=events,namespace=varve,verbs=list
+// +kubebuilder:rbac:groups=events.k8s.io;"",resources=events,verbs=create;patch

@@ -59,6 +59,7 @@ func (r *reconciler) advance(ctx context.Context, key types.NamespacedName) (ctr
 	if err := reconcile.WriteStatus(ctx, r.cached, base, image); err != nil {
 		return ctrl.Result{}, err
 	}
+	recordEvents(r.events, image, in.listEvents(&base.Status, &p.status))
 	if err := r.writeDisks(ctx, image, p.disks); err != nil {
 		return ctrl.Result{}, err
 	}

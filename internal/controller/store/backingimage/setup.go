@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -113,6 +114,7 @@ type reconciler struct {
 	Options
 	cached client.Client
 	live   client.Reader
+	events events.EventRecorder
 	// settings are those of the data mover, whose pods restore images.
 	settings settings.LastGood
 	// deletions remember what stores had reported when images were deleted.
@@ -137,7 +139,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	r := &reconciler{Options: o.withDefaults(), cached: mgr.GetClient(), live: mgr.GetAPIReader()}
+	r := &reconciler{
+		Options: o.withDefaults(), cached: mgr.GetClient(), live: mgr.GetAPIReader(),
+		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-images")),
+	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("backingimage"+o.ControllerSuffix).
 		For(&longhornv1.BackingImage{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
