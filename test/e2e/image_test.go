@@ -4,8 +4,10 @@ package e2e
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/hex"
+	"hash"
 	"io"
 	"os"
 	"os/exec"
@@ -64,6 +66,7 @@ func TestImage_isClonedBackedUpAndBack(t *testing.T) {
 			verdict.Errorf(t, "image %s has %d bytes with the SHA-512 %s, and its source %d with %s", name,
 				image.Status.Size, image.Status.Checksum, size, sum)
 		}
+		s.cloneHolds(name, raw)
 	}
 	s.freshImage("e2e-clone")
 	clone, err := s.CloneImage(ctx, "e2e-clone", images[1], imageTimeout)
@@ -75,6 +78,26 @@ func TestImage_isClonedBackedUpAndBack(t *testing.T) {
 	s.uploadsImage("e2e-upload", qcow2, raw)
 	s.downloadsImage(images[0], raw)
 	s.bootClone(images[0])
+}
+
+// cloneHolds attaches a volume that is a clone of an image, and compares what the pod reads of it with a raw file. The
+// volume and its class go afterwards.
+func (s *scene) cloneHolds(image, raw string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	sum, size := hashFile(s.t, raw, sha256.New())
+	s.must(s.ImageClass(ctx, image))
+	const name = "of-image"
+	s.must(s.ClassClaim(ctx, name, image, size))
+	clone := harvesterv1.PersistentVolumeClaimSourceSpec{}
+	clone.ObjectMeta.Name, clone.Spec.VolumeMode = name, ptr.To(corev1.PersistentVolumeBlock)
+	s.holds(clone, sum)
+	volume := &longhornv1.Volume{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: s.volumeOf(name)}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: name}}
+	s.must(s.Delete(ctx, claim))
+	s.must(s.WaitGone(ctx, claim, 2*time.Minute))
+	s.must(s.WaitGone(ctx, volume, 2*time.Minute)) // until then the image has a clone
+	s.must(s.DeleteImageClass(ctx, image))
 }
 
 // uploadsImage uploads a qcow2 file, which must become an image of what is in raw.
@@ -305,12 +328,17 @@ func (s *scene) volumeOf(claim string) string {
 // sumFile returns the SHA-512 of a file in hexadecimal, and its size.
 func sumFile(t *testing.T, path string) (sum string, size int64) {
 	t.Helper()
+	return hashFile(t, path, sha512.New())
+}
+
+// hashFile returns what a hash makes of a file, in hexadecimal, and the file's size.
+func hashFile(t *testing.T, path string, h hash.Hash) (sum string, size int64) {
+	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	h := sha512.New()
 	if size, err = io.Copy(h, f); err != nil {
 		t.Fatal(err)
 	}
