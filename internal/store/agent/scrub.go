@@ -207,8 +207,9 @@ func describeShares(s *scrub.Status) string {
 		text += ": restore them from backups. A volume leaves this list when it has overwritten these bytes, or is deleted"
 	}
 	if s.Omitted {
-		text = "There were more volumes than can be listed, so others on this disk may have wrong bytes, too: restore " +
-			"those that are clones of the images named in the store's log. " + text
+		text = "There were more volumes than can be listed, or the list was damaged (scrub.json.damaged on the disk is it " +
+			"then), so others on this disk may have wrong bytes, too: restore those that are clones of the images named in the " +
+			"store's log. " + text
 	}
 	return shortenMessage(text)
 }

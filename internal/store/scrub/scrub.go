@@ -287,16 +287,18 @@ func (w *worker) takeStep(ctx context.Context) (pause time.Duration, open bool) 
 	if err != nil {
 		return 0, false
 	}
-	w.loadState(d)
 	if w.Clock.Now().Before(w.leftUntil) {
+		return lookInterval, true
+	}
+	if err := w.loadState(d); err != nil {
+		w.leaveAlone(d, err)
 		return lookInterval, true
 	}
 	defer w.takeTurn(ctx)()
 	read, worked, err := w.workOnDisk(ctx, d)
 	switch {
 	case err != nil && ctx.Err() == nil:
-		w.leftUntil = w.Clock.Now().Add(troubleInterval)
-		w.Logger.Warn("the scrub leaves a disk alone for a while", "disk", d.Name, "for", troubleInterval, "error", err)
+		w.leaveAlone(d, err)
 	case err == nil && worked:
 		return w.pauseAfter(read), true
 	}
@@ -308,19 +310,34 @@ func (s *Scrubber) pauseAfter(read int64) time.Duration {
 	return time.Duration(float64(read) / float64(s.BytesPerSecond) * float64(time.Second))
 }
 
-// loadState reads the state from the disk, once.
-func (w *worker) loadState(d diskset.Disk) {
+// leaveAlone has a disk left alone for a while, because of an error.
+func (w *worker) leaveAlone(d diskset.Disk, err error) {
+	w.leftUntil = w.Clock.Now().Add(troubleInterval)
+	w.Logger.Warn("the scrub leaves a disk alone for a while", "disk", d.Name, "for", troubleInterval, "error", err)
+}
+
+// loadState reads the state from the disk, once. If that fails, nothing is known of the volumes that share wrong blocks,
+// and what was reported of them stays. A state that was read and makes no sense is kept beside the one that replaces it:
+// nobody knows any more which volumes are in it.
+func (w *worker) loadState(d diskset.Disk) error {
 	if w.loaded { // only this goroutine changes it
-		return
+		return nil
 	}
 	read, err := readState(d.Path)
+	if isNonsense(err) {
+		w.Logger.Error("the scrub of a disk begins anew, and the volumes that share wrong blocks are not known any more",
+			"disk", d.Name, "kept as", damagedFile, "error", err)
+		read = state{Format: stateVersion, Omitted: true}
+		err = errors.Join(keepDamaged(d.Path), writeState(d.Path, read))
+	}
 	if err != nil {
-		w.Logger.Warn("the scrub of a disk begins anew", "disk", d.Name, "error", err)
+		return fmt.Errorf("read how far the scrub of disk %s is: %w", d.Name, err)
 	}
 	w.mu.Lock()
 	w.state, w.loaded, w.savedAt = read, true, w.Clock.Now()
 	w.mu.Unlock()
 	w.Changed()
+	return nil
 }
 
 // updateState changes the state. It replaces the slices in it, because currentState returns them.
