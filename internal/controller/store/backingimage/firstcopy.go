@@ -241,10 +241,11 @@ func (in *input) refuseFirstCopy(p *plan, why string, r refusal) reason {
 	s.FirstCopyAttempts++
 	s.V2FirstCopyStatus, s.FirstCopyMessage, s.FirstCopyWrittenTime = longhornv1.StateFailed, why, nil
 	pause := firstCopyPause(s.FirstCopyAttempts)
-	if in.image.Spec.SourceType == longhornv1.SourceUpload {
+	isUpload := in.image.Spec.SourceType == longhornv1.SourceUpload
+	if isUpload {
 		pause = firstCopyPause(1) // A longer pause spares nobody, and the user who uploads again waits.
 	}
-	if r.full {
+	if r.full && !isUpload {
 		pause = fullPause(s.FirstCopyAttempts)
 	}
 	switch m := ptr.Deref(s.FirstCopyMismatch, longhornv1.FirstCopyMismatch{}); {

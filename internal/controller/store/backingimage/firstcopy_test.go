@@ -393,6 +393,12 @@ func TestFirstCopy_fullDisk(t *testing.T) {
 			f.begun("a", inProgress)
 			f.image.Status.FirstCopyAttempts = attempts
 			fail(f)
+			upload := f.input()
+			upload.image = f.image.DeepCopy()
+			upload.image.Spec.SourceType = longhornv1.SourceUpload
+			if at := decide(upload).status.FirstCopyRetryTime; at == nil || at.Sub(now) != time.Minute {
+				t.Errorf("%s, an upload after %d attempts: the next one is at %v", name, attempts, at)
+			}
 			s := f.decide().status
 			if s.FirstCopyRetryTime == nil || s.FirstCopyRetryTime.Sub(now) != pause {
 				t.Errorf("%s, after %d attempts: the next one is at %v, want after %s", name, attempts, s.FirstCopyRetryTime, pause)
