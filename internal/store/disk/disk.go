@@ -9,7 +9,9 @@ package disk
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/sha512"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"iter"
 	"unicode"
@@ -129,6 +131,37 @@ type Seal struct {
 	// read back, the head may be used and deleted.
 	Exclusive bool
 }
+
+// Validate returns an error of class Invalid if Snapshot can make nothing of s.
+func (s Seal) Validate() error {
+	switch {
+	case s.Kind != KindSnapshot && s.Kind != KindImage:
+		return errclass.Errorf(errclass.Invalid, "the kind is %s: use %s or %s", s.Kind, KindSnapshot, KindImage)
+	case len(s.Pieces) > 0 && s.Kind != KindImage:
+		return errclass.Errorf(errclass.Invalid, "hashes of pieces of a %s: use them for an image", s.Kind)
+	case s.Bytes < 0, s.Bytes > 0 && s.Kind != KindImage:
+		return errclass.Errorf(errclass.Invalid, "%d bytes of a %s: use 0", s.Bytes, s.Kind)
+	case !IsSHA256(s.Checksum):
+		return errors.Join(s.UID.Validate(), ValidateChecksum(s.Checksum))
+	}
+	if raw, err := hex.DecodeString(s.Checksum); err != nil || hex.EncodeToString(raw) != s.Checksum {
+		return errclass.Errorf(errclass.Invalid, "the checksum %q is not a SHA-256: use 64 digits of 0-9 and a-f", s.Checksum)
+	}
+	return s.UID.Validate()
+}
+
+// ValidateChecksum returns an error of class Invalid if a checksum is neither empty nor a SHA-512 in lower-case
+// hexadecimal.
+func ValidateChecksum(checksum string) error {
+	raw, err := hex.DecodeString(checksum)
+	if err != nil || (len(raw) != sha512.Size && len(raw) != 0) || hex.EncodeToString(raw) != checksum {
+		return errclass.Errorf(errclass.Invalid, "the checksum %.140q is no SHA-512: use 128 digits of 0-9 and a-f", checksum)
+	}
+	return nil
+}
+
+// IsSHA256 reports whether a checksum is one of a SHA-256, by its length.
+func IsSHA256(checksum string) bool { return len(checksum) == 2*sha256.Size }
 
 // PieceBytes is the size of the pieces of an image that have hashes of their own. The last piece may be smaller.
 const PieceBytes = 1 << 20

@@ -2,9 +2,6 @@ package reflink
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"crypto/sha512"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -61,31 +58,8 @@ func (e entry) validate() error {
 	case e.Bytes <= 0:
 		return errclass.Errorf(errclass.Invalid, "%s: %d bytes: use more than 0", e.UID, e.Bytes)
 	}
-	return validateChecksum(e.Checksum)
+	return disk.ValidateChecksum(e.Checksum)
 }
-
-// validateChecksum accepts a SHA-512 in lower-case hexadecimal, or nothing.
-func validateChecksum(checksum string) error {
-	raw, err := hex.DecodeString(checksum)
-	if err != nil || (len(raw) != sha512.Size && len(raw) != 0) || hex.EncodeToString(raw) != checksum {
-		return errclass.Errorf(errclass.Invalid, "the checksum %.140q is no SHA-512: use 128 digits of 0-9 and a-f", checksum)
-	}
-	return nil
-}
-
-// validateSealChecksum accepts a SHA-256, too.
-func validateSealChecksum(checksum string) error {
-	if !isSHA256(checksum) {
-		return validateChecksum(checksum)
-	}
-	if raw, err := hex.DecodeString(checksum); err != nil || hex.EncodeToString(raw) != checksum {
-		return errclass.Errorf(errclass.Invalid, "the checksum %q is not a SHA-256: use 64 digits of 0-9 and a-f", checksum)
-	}
-	return nil
-}
-
-// isSHA256 reports whether a checksum is one of a SHA-256, by its length.
-func isSHA256(checksum string) bool { return len(checksum) == 2*sha256.Size }
 
 // decodeMetadata reads a meta.json. An error is of class Corrupt, or Invalid if a newer version wrote it.
 func decodeMetadata(data []byte) (metadata, error) {

@@ -1,18 +1,12 @@
 package reflink
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
-	"io"
 	"iter"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -20,7 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/store/disk"
-	"github.com/varvebackup/varve/internal/store/disk/disktest"
+	"github.com/varvebackup/varve/internal/store/disk/piecehash"
 )
 
 var goldenImage = metadata{Format: 1, Objects: []entry{{
@@ -36,7 +30,7 @@ var goldenReplica = metadata{Format: 1, Objects: []entry{
 // What version 1 wrote is read for ever, and version 1 is written as it was.
 func TestFormat_version1(t *testing.T) {
 	t.Parallel()
-	h, err := hashReader(t.Context(), strings.NewReader(strings.Repeat("x", pieceBytes+1)), nil, false)
+	h, err := piecehash.Read(t.Context(), strings.NewReader(strings.Repeat("x", pieceBytes+1)), pieceBytes+1, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +49,7 @@ func TestFormat_version1(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(readGolden(t, "hashes"), h.encodeHashes()); diff != "" {
+	if diff := cmp.Diff(readGolden(t, "hashes"), h.Encode()); diff != "" {
 		t.Error("hashes", diff)
 	}
 }
@@ -234,55 +228,5 @@ func TestCompareMappings_returnsErrors(t *testing.T) {
 		if len(got) != 1 || !errors.Is(got[0], errclass.Transient) {
 			t.Errorf("%v", got)
 		}
-	}
-}
-
-// The list of the hashes of a large image is as large as it must be, and does not grow.
-func TestHashFile_allocatesOnce(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "image")
-	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 300*pieceBytes+1)); err != nil {
-		t.Fatal(err)
-	}
-	h, err := hashFile(t.Context(), file, "")
-	if err != nil || len(h.pieces) != 301 || cap(h.pieces) != 301 {
-		t.Errorf("%d pieces, room for %d: %v", len(h.pieces), cap(h.pieces), err)
-	}
-}
-
-// More pieces than there are buffers, with zeroes among them, and an end in the middle of one.
-func TestHashes_matchOnlyTheirData(t *testing.T) {
-	t.Parallel()
-	data := disktest.Noise(1, 13*pieceBytes/2)
-	clear(data[pieceBytes : 3*pieceBytes])
-	for _, with256 := range []bool{false, true} {
-		h, err := hashReader(t.Context(), bytes.NewReader(data), nil, with256)
-		if err != nil || len(h.pieces) != 7 || h.checksum() != disktest.Checksum(data) {
-			t.Fatal(err, len(h.pieces), h.checksum())
-		}
-		for i, piece := range slices.Collect(slices.Chunk(data, pieceBytes)) {
-			if h.pieces[i] != sha256.Sum256(piece) {
-				t.Errorf("the hash of piece %d is another one", i)
-			}
-		}
-		if err := h.matchChecksum(disktest.Checksum(data)); err != nil {
-			t.Error(err)
-		}
-		sum256 := sha256.Sum256(data)
-		if err := h.matchChecksum(hex.EncodeToString(sum256[:])); (err == nil) != with256 {
-			t.Errorf("with the SHA-256 of all %t: %v", with256, err)
-		}
-		if err := h.matchChecksum(disktest.Checksum(data[1:])); !errors.Is(err, errclass.Corrupt) {
-			t.Error(err)
-		}
-	}
-}
-
-// A reader that fails ends the hashes, and leaves no goroutine behind that has the buffers.
-func TestHashes_endWithTheirReader(t *testing.T) {
-	t.Parallel()
-	broken := io.MultiReader(bytes.NewReader(make([]byte, 9*pieceBytes)), iotest.ErrReader(errclass.Transient))
-	if _, err := hashReader(t.Context(), broken, nil, true); !errors.Is(err, errclass.Transient) {
-		t.Errorf("error %v", err)
 	}
 }

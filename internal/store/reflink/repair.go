@@ -14,6 +14,7 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/extent"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/disk/piecehash"
 )
 
 // repairBlock is the smallest part of a piece that is written: the block of the file systems. What is right keeps its
@@ -40,7 +41,7 @@ func (d *Disk) repairImage(ctx context.Context, name disk.Name, uid disk.UID, fe
 	if err != nil {
 		return err
 	}
-	pieces, err := decodeHashes(encoded, o.entry)
+	pieces, err := piecehash.Decode(encoded, o.Bytes, o.Checksum)
 	if err != nil {
 		return err
 	}
@@ -130,14 +131,14 @@ func (d *Disk) writeRepaired(
 		there := has[:length]
 		if _, err := f.ReadAt(there, offset); err != nil {
 			there = nil
-		} else if hashPiece(there) == hash {
+		} else if piecehash.Sum(there) == hash {
 			continue
 		}
 		if err := fetch(ctx, i, there, want[:length]); err != nil {
 			failures = append(failures, fmt.Errorf("fetch MiB %d: %w", i, err))
 			continue
 		}
-		if hashPiece(want[:length]) != hash {
+		if piecehash.Sum(want[:length]) != hash {
 			failures = append(failures, fmt.Errorf("%w: MiB %d of the other copy is not what was sealed", errclass.Corrupt, i))
 			continue
 		}
@@ -184,7 +185,7 @@ func checkWritten(f *os.File, written []int, pieces []disk.PieceHash, size int64
 		if _, err := f.ReadAt(piece, offset); err != nil {
 			return err
 		}
-		if hashPiece(piece) != pieces[i] {
+		if piecehash.Sum(piece) != pieces[i] {
 			return errclass.Errorf(errclass.Corrupt, "MiB %d was written, and the disk has something else", i)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/varvebackup/varve/internal/durable"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/disk/piecehash"
 )
 
 // Snapshot implements [disk.Disk].
@@ -22,21 +23,13 @@ func (d *Disk) Snapshot(ctx context.Context, head, name disk.Name, seal disk.Sea
 
 func (d *Disk) sealHead(ctx context.Context, head, name disk.Name, seal disk.Seal) error {
 	wanted := entry{Name: name, UID: seal.UID, Kind: seal.Kind, Bytes: 1}
-	if err := errors.Join(wanted.validate(), validateSealChecksum(seal.Checksum), ctx.Err()); err != nil {
+	if err := errors.Join(wanted.validate(), seal.Validate(), ctx.Err()); err != nil {
 		return err
-	}
-	switch {
-	case seal.Kind == disk.KindHead:
-		return errclass.Errorf(errclass.Invalid, "the kind is %s: use %s or %s", seal.Kind, disk.KindSnapshot, disk.KindImage)
-	case len(seal.Pieces) > 0 && seal.Kind != disk.KindImage:
-		return errclass.Errorf(errclass.Invalid, "hashes of pieces of a %s: use them for an image", seal.Kind)
-	case seal.Bytes < 0, seal.Bytes > 0 && seal.Kind != disk.KindImage:
-		return errclass.Errorf(errclass.Invalid, "%d bytes of a %s: use 0", seal.Bytes, seal.Kind)
 	}
 	wanted.Bytes = seal.Bytes
 	wanted.Checksum = seal.Checksum
 	source, done, err := d.beginSnapshot(head, wanted, seal.Exclusive)
-	if done && isSHA256(seal.Checksum) {
+	if done && disk.IsSHA256(seal.Checksum) {
 		return d.matchExisting(ctx, name, seal.Checksum)
 	}
 	if err != nil || done {
@@ -64,7 +57,7 @@ func (d *Disk) matchExisting(ctx context.Context, name disk.Name, wanted string)
 	if err != nil {
 		return err
 	}
-	return h.matchChecksum(wanted)
+	return h.MatchChecksum(wanted)
 }
 
 // beginSnapshot reserves the new object, and keeps its head from being deleted or sealed twice at once. Done means that
@@ -117,7 +110,7 @@ func isSealed(there, wanted, head entry, headExists bool) bool {
 	}
 	return there.Name == wanted.Name && there.Kind == wanted.Kind &&
 		(wanted.Bytes == 0 || there.Bytes == wanted.Bytes) &&
-		(wanted.Checksum == "" || isSHA256(wanted.Checksum) || there.Checksum == wanted.Checksum)
+		(wanted.Checksum == "" || disk.IsSHA256(wanted.Checksum) || there.Checksum == wanted.Checksum)
 }
 
 func (d *Disk) endSnapshot(source *lease) {
@@ -157,8 +150,8 @@ func (d *Disk) writeImage(
 	if err != nil {
 		return err
 	}
-	wanted.Checksum = h.checksum()
-	if err := durable.Write(filepath.Join(dir, hashesFile), h.encodeHashes()); err != nil {
+	wanted.Checksum = h.Checksum()
+	if err := durable.Write(filepath.Join(dir, hashesFile), h.Encode()); err != nil {
 		return err
 	}
 	if err := d.reach("hashes"); err != nil {
@@ -171,15 +164,15 @@ func (d *Disk) writeImage(
 }
 
 // readBack returns the hashes of a file that was just cloned, if it has what it must have.
-func readBack(ctx context.Context, path string, size int64, seal disk.Seal) (hashes, error) {
+func readBack(ctx context.Context, path string, size int64, seal disk.Seal) (piecehash.Hashes, error) {
 	if len(seal.Pieces) > 0 {
 		return matchPieces(ctx, path, size, seal)
 	}
 	h, err := hashFile(ctx, path, seal.Checksum)
 	if err != nil {
-		return hashes{}, err
+		return piecehash.Hashes{}, err
 	}
-	return h, h.matchChecksum(seal.Checksum)
+	return h, h.MatchChecksum(seal.Checksum)
 }
 
 // writeSnapshot makes the file of a snapshot, which does not exist before the replica's metadata has it.
@@ -196,7 +189,7 @@ func (d *Disk) writeSnapshot(ctx context.Context, wanted *entry, source *lease) 
 		if err != nil {
 			return err
 		}
-		wanted.Checksum = h.checksum()
+		wanted.Checksum = h.Checksum()
 	}
 	if err := durable.Rename(path+newSuffix, path); err != nil {
 		return err
