@@ -36,7 +36,7 @@ var layers = [][]string{
 		"internal/retention", "internal/sparse", "internal/templatediff", "internal/tracking",
 	},
 	{"internal/backupstate", "internal/datamove", "internal/instancepod", "internal/nbd", "internal/podtool", "internal/repository/table", "internal/runepoch", "internal/schedule", "internal/stateclaim", "internal/store/disk", "internal/store/handover", "internal/store/loop", "internal/store/upload"},
-	{"internal/admission", "internal/disk", "internal/domain", "internal/export", "internal/location", "internal/repository/engine", "internal/repository/files", "internal/store/diskguard", "internal/store/diskset", "internal/store/download", "internal/store/names", "internal/store/reflink"},
+	{"internal/admission", "internal/disk", "internal/domain", "internal/export", "internal/location", "internal/repository/engine", "internal/repository/files", "internal/store/diskguard", "internal/store/diskset", "internal/store/download", "internal/store/names", "internal/store/reflink", "internal/store/spdk"},
 	{"internal/repository/image", "internal/repository/verify"},
 	{"internal/repository/maintain"},
 	{"internal/repository"},

@@ -32,7 +32,7 @@ func TestGuard_conformance(t *testing.T) {
 		return guarded
 	}
 	dirs := map[disk.Disk]string{}
-	disktest.Run(t, func(t *testing.T) disk.Disk {
+	disktest.Run(t, disktest.Kind{Open: func(t *testing.T) disk.Disk {
 		t.Helper()
 		dir := filepath.Join(fs.Dir, filepath.Base(t.Name()))
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -44,13 +44,13 @@ func TestGuard_conformance(t *testing.T) {
 		d := open(t, dir)
 		dirs[d] = dir
 		return d
-	}, func(t *testing.T, old disk.Disk) disk.Disk {
+	}, Reopen: func(t *testing.T, old disk.Disk) disk.Disk {
 		t.Helper()
 		if err := opened[old].Close(); err != nil {
 			t.Fatal(err)
 		}
 		return open(t, dirs[old])
-	})
+	}})
 	for _, d := range opened {
 		_ = d.Close() // the earlier one of each directory is closed already
 	}

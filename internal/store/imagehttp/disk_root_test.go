@@ -19,6 +19,7 @@ import (
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/reflink"
 	"github.com/varvebackup/varve/test/loop"
+	"github.com/varvebackup/varve/test/verdict"
 )
 
 // An image on a real disk comes to a file. It cannot be deleted while it is read.
@@ -74,7 +75,7 @@ func TestServer_ofARealDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, data) {
-		t.Errorf("%d bytes that may differ: %v", len(got), err)
+		verdict.Errorf(t, "%d bytes that may differ: %v", len(got), err)
 	}
 
 	s := &server{o: w.options, pieces: semaphore.NewWeighted(maxPieces)}

@@ -43,7 +43,7 @@ func TestReflink_conformance(t *testing.T) {
 				})
 				return d
 			}
-			disktest.Run(t, open, func(t *testing.T, old disk.Disk) disk.Disk {
+			disktest.Run(t, disktest.Kind{Open: open, Reopen: func(t *testing.T, old disk.Disk) disk.Disk {
 				wantNothingElse(t, old.(*Disk))
 				if err := old.(*Disk).Close(); err != nil {
 					t.Fatal(err)
@@ -55,7 +55,7 @@ func TestReflink_conformance(t *testing.T) {
 					}
 				}
 				return d
-			})
+			}})
 		})
 	}
 }

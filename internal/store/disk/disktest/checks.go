@@ -162,8 +162,12 @@ func checkImage(t *testing.T, d Disk) {
 	}
 	l, err := d.Open(ctx, "ubuntu-22.04")
 	d.must(err)
-	if f, err := os.OpenFile(l.Path(), os.O_RDWR, 0); err == nil {
-		t.Error("an image can be written", f.Close())
+	if f, err := d.openFile(l.Path(), os.O_RDWR); err == nil {
+		_, err := f.WriteAt(data[1:2], 0)
+		if err = errors.Join(err, f.Sync()); err == nil {
+			t.Error("an image can be written")
+		}
+		_ = f.Close() // it may have what could not be written
 	}
 	d.must(l.Close())
 }
@@ -369,7 +373,7 @@ func checkChanged(t *testing.T, d Disk) {
 			}
 			now = bytes.Clone(now)
 			copy(now[offset:], data)
-			d.use("h", os.O_RDWR, func(f *os.File) error {
+			d.use("h", os.O_RDWR, func(f File) error {
 				_, err := f.WriteAt(data, offset) // Changed makes the file system decide where it goes
 				return err
 			})

@@ -27,11 +27,32 @@ const wrongData = "WRONG DATA: "
 type Disk struct {
 	disk.Disk
 	TB testing.TB
+	// OpenFile opens the path of a lease: os.OpenFile if it is nil.
+	OpenFile func(path string, flags int) (File, error)
 }
 
-// Run checks the contract of disk.Disk. open returns an empty disk, and is called for each part of the contract; reopen
-// closes a disk that it returned, and opens it again.
-func Run(t *testing.T, open func(*testing.T) disk.Disk, reopen func(*testing.T, disk.Disk) disk.Disk) {
+// File is what a lease's path is opened as. It reads from its beginning.
+type File interface {
+	io.Reader
+	io.WriterAt
+	io.Closer
+	Sync() error
+}
+
+// Kind is a kind of disks that the suite checks.
+type Kind struct {
+	// Open returns an empty disk, and is called for each part of the contract.
+	Open func(*testing.T) disk.Disk
+	// Reopen closes a disk that Open returned, and opens it again.
+	Reopen func(*testing.T, disk.Disk) disk.Disk
+	// OpenFile opens the path of a lease: os.OpenFile if it is nil.
+	OpenFile func(path string, flags int) (File, error)
+	// Unsupported are the parts of the contract that the kind does not keep, and why.
+	Unsupported map[string]string
+}
+
+// Run checks the contract of disk.Disk.
+func Run(t *testing.T, kind Kind) {
 	t.Helper()
 	for name, check := range map[string]func(*testing.T, Disk){
 		"arguments":   checkArguments,
@@ -55,10 +76,13 @@ func Run(t *testing.T, open func(*testing.T) disk.Disk, reopen func(*testing.T, 
 		"concurrency": checkConcurrency,
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := Disk{Disk: open(t), TB: t}
+			if why := kind.Unsupported[name]; why != "" {
+				t.Skip(why)
+			}
+			d := Disk{Disk: kind.Open(t), TB: t, OpenFile: kind.OpenFile}
 			check(t, d)
 			objects := d.Objects()
-			d.Disk = reopen(t, d.Disk)
+			d.Disk = kind.Reopen(t, d.Disk)
 			if diff := cmp.Diff(objects, d.Objects()); diff != "" {
 				t.Errorf("opened again (-before +after):\n%s", diff)
 			}
@@ -101,7 +125,7 @@ func (d Disk) Find(name disk.Name) disk.Object {
 // Write writes data into a head.
 func (d Disk) Write(head disk.Name, offset int64, data []byte) {
 	d.TB.Helper()
-	d.use(head, os.O_RDWR, func(f *os.File) error {
+	d.use(head, os.O_RDWR, func(f File) error {
 		_, err := f.WriteAt(data, offset)
 		return errors.Join(err, f.Sync())
 	})
@@ -110,20 +134,27 @@ func (d Disk) Write(head disk.Name, offset int64, data []byte) {
 // Read returns all bytes of an object.
 func (d Disk) Read(name disk.Name) (data []byte) {
 	d.TB.Helper()
-	d.use(name, os.O_RDONLY, func(f *os.File) (err error) {
+	d.use(name, os.O_RDONLY, func(f File) (err error) {
 		data, err = io.ReadAll(f)
 		return err
 	})
 	return data
 }
 
-func (d Disk) use(name disk.Name, flags int, do func(*os.File) error) {
+func (d Disk) use(name disk.Name, flags int, do func(File) error) {
 	d.TB.Helper()
 	l, err := d.Open(context.Background(), name)
 	d.must(err)
-	f, err := os.OpenFile(l.Path(), flags, 0)
+	f, err := d.openFile(l.Path(), flags)
 	d.must(err)
 	d.must(errors.Join(do(f), f.Close(), l.Close()))
+}
+
+func (d Disk) openFile(path string, flags int) (File, error) {
+	if d.OpenFile != nil {
+		return d.OpenFile(path, flags)
+	}
+	return os.OpenFile(path, flags, 0)
 }
 
 // NewHead creates a head, whose UID is given, of a volume.

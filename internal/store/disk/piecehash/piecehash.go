@@ -158,8 +158,8 @@ func EncodedBytes(imageBytes int64) int64 { return countPieces(imageBytes)*sha25
 
 func countPieces(imageBytes int64) int64 { return (imageBytes + pieceBytes - 1) / pieceBytes }
 
-// Decode returns the hashes of the pieces of an image of some bytes with a checksum from what Encode returned. An error is
-// of class Corrupt.
+// Decode returns the hashes of the pieces of an image of some bytes with a checksum from what Encode returned. An error
+// is of class Corrupt.
 func Decode(data []byte, imageBytes int64, checksum string) ([]disk.PieceHash, error) {
 	pieces := countPieces(imageBytes)
 	if int64(len(data)) != EncodedBytes(imageBytes) {
