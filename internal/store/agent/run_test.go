@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
+	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 	"github.com/varvebackup/varve/internal/store/peer"
@@ -152,6 +153,21 @@ func TestRun_reportsAndWatches(t *testing.T) {
 	})
 	if !<-served {
 		t.Error("damage that users find is not noted")
+	}
+	live, err := client.New(apiServer.ConfigFor(store), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAgent(Options{Node: "node-1", Namespace: ns, DefaultDisk: "/missing", Clock: clock.RealClock{}}, live, live)
+	opened := &diskState{name: defaultDiskName, wanted: true, open: &openDisk{}, usage: disk.Usage{Capacity: 1000}}
+	if err := a.reserveSpace(ctx, &node, []*diskState{opened}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Get(ctx, key, &node); err != nil {
+		t.Fatal(err)
+	}
+	if got := node.Spec.Disks[defaultDiskName].StorageReserved; got != 100 || opened.spec.StorageReserved != 100 {
+		t.Errorf("%d bytes are reserved", got)
 	}
 	node.Spec.Disks["second"] = longhornv1.DiskSpec{Type: longhornv1.DiskTypeFilesystem, Path: "/also-missing"}
 	if err := c.Update(ctx, &node); err != nil {
