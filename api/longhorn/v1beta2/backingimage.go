@@ -7,7 +7,7 @@ import (
 // DataEngine is the engine of an image or a volume: v2, or empty for it.
 //
 // +kubebuilder:validation:MaxLength=16
-// +kubebuilder:validation:XValidation:rule="self in [”, 'v2']",message="must be v2: Varve has no v1 engine"
+// +kubebuilder:validation:XValidation:rule="size(self) == 0 || self == 'v2'",message="must be v2: Varve has no v1 engine"
 type DataEngine string
 
 // DataEngineV2 is the only engine that Varve has.
