@@ -97,9 +97,9 @@ func newDeleteCommand(s *resource.Session) *cobra.Command {
 	return s.DeleteCommand(resource.Deletion{
 		Noun: "image", Argument: "the name of an image",
 		Short: "Delete images from all disks",
-		Long: `Delete images from all disks. An image that volumes were cloned from is not deleted: the error
-names the volumes, whose claims have to be deleted first. Claims that are still to be cloned from an
-image that was deleted wait until there is one of this name.`,
+		Long: `Delete images from all disks. An image that volumes were cloned from is not deleted: the
+error names the volumes, whose claims have to be deleted first. Claims that are still to be
+cloned from an image that was deleted wait until there is one of this name.`,
 		Example: `  varve image delete debian --wait`,
 		Object:  func() client.Object { return &longhornv1.BackingImage{} }, NewList: newList,
 		State: func(o client.Object) (string, string) {
