@@ -18,7 +18,7 @@ func readRoleRules(t *testing.T, file string) map[string][]rbacv1.PolicyRule {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // read only
+	defer f.Close()
 	all := map[string][]rbacv1.PolicyRule{}
 	for d := utilyaml.NewYAMLOrJSONDecoder(f, 4096); ; {
 		var role rbacv1.ClusterRole

@@ -38,13 +38,13 @@ const (
 
 // TestControlPlane runs both controllers with the rights and the cache that they have in a cluster. The tests play
 // handlers, kubelets and the controller of machines.
-func TestControlPlane(t *testing.T) { //nolint:paralleltest,tparallel // one after the other: both serve all namespaces
+func TestControlPlane(t *testing.T) { //nolint:paralleltest // one after the other: both serve all namespaces
 	runScenarios(t)
 }
 
 // TestControlPlane_diesAtEachWrite is TestControlPlane with a controller that dies after a third of its writes, others in
 // each run, and goes on with what the API server has.
-func TestControlPlane_diesAtEachWrite(t *testing.T) { //nolint:paralleltest,tparallel // see above
+func TestControlPlane_diesAtEachWrite(t *testing.T) { //nolint:paralleltest // see above
 	runScenarios(t, controlplane.LoseAnswers(t))
 }
 

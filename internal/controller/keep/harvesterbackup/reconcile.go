@@ -205,12 +205,8 @@ func (r *reconciler) storeDisks(ctx context.Context, b *harvesterv1.VirtualMachi
 	base, now := b.DeepCopy(), r.Clock.Now()
 	o := observeUploads(&b.Status, now, all)
 	if o.failed == "" && !o.stored {
-		if o.failed, err = r.findDifference(ctx, b); err != nil {
+		if o.failed, err = r.noteDifference(ctx, b); err != nil {
 			return ctrl.Result{}, err
-		}
-		if o.failed != "" {
-			// Later looks find what was canceled because of it.
-			b.Status.VolumeBackups[0].Error = &harvesterv1.Error{Time: ptr.To(metav1.NewTime(now)), Message: &o.failed}
 		}
 	}
 	if o.stored {
@@ -263,6 +259,16 @@ func (r *reconciler) makeOrFail(ctx context.Context, b *harvesterv1.VirtualMachi
 		return false, ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
 	}
 	return true, ctrl.Result{}, nil
+}
+
+// noteDifference returns what findDifference finds, and writes it into the status of a disk: later looks find what was
+// canceled because of it.
+func (r *reconciler) noteDifference(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
+	why, err := r.findDifference(ctx, b)
+	if why != "" {
+		b.Status.VolumeBackups[0].Error = &harvesterv1.Error{Time: ptr.To(metav1.NewTime(r.Clock.Now())), Message: &why}
+	}
+	return why, err
 }
 
 // findDifference says how the moment that the hypervisor has taken differs from what was planned, or "": a machine that
