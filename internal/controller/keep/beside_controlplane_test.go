@@ -20,7 +20,7 @@ import (
 )
 
 // TestControlPlane_besideKubeVirt runs the controllers as they run beside KubeVirt. The tests play KubeVirt.
-func TestControlPlane_besideKubeVirt(t *testing.T) { //nolint:paralleltest // all serve all namespaces
+func TestControlPlane_besideKubeVirt(t *testing.T) { //nolint:paralleltest,tparallel // all serve all namespaces
 	runControllers(t, Options{BesideKubeVirt: true}, map[string]func(*world){
 		"a running machine, to the end": pulled,
 		"what is refused":               refusedBeside,
