@@ -16,9 +16,15 @@ func (c *Cluster) InstallSnapshotKinds(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find the kinds of snapshots: %w", err)
 	}
-	metadata, err := moduleDirectory(ctx, "github.com/kubernetes-csi/external-snapshot-metadata/client")
+	metadata, err := SnapshotMetadataCRDs(ctx)
 	if err != nil {
 		return err
 	}
-	return c.InstallCRDs(append(files, filepath.Join(metadata, "config", "crd")))
+	return c.InstallCRDs(append(files, metadata))
+}
+
+// SnapshotMetadataCRDs returns the directory with the custom resource definition of SnapshotMetadataServices.
+func SnapshotMetadataCRDs(ctx context.Context) (string, error) {
+	module, err := moduleDirectory(ctx, "github.com/kubernetes-csi/external-snapshot-metadata/client")
+	return filepath.Join(module, "config", "crd"), err
 }

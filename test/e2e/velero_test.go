@@ -53,8 +53,7 @@ func TestVelero_movesVolumesAndBringsThemBack(t *testing.T) {
 	s.fillVolumes()
 	before := s.listVolumes()
 	// No pod will use two of the restored claims, whose class makes a volume where its pod is.
-	s.must(s.SetMover(ctx, shortConsumerWait))
-	t.Cleanup(func() { s.must(s.ResetMover(context.WithoutCancel(ctx))) })
+	s.setMover(shortConsumerWait)
 
 	v := velero.Start(t, velero.Options{Kubeconfig: cluster.kubeconfig, Store: store, Prefix: fmt.Sprintf("e2e-%d", time.Now().UnixNano())})
 	t.Cleanup(func() { v.Remove(t, 3*time.Minute) })

@@ -1,6 +1,7 @@
 package certificate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -26,8 +27,9 @@ const (
 	Secret = "varve-store-tls"
 	// AuthoritySecret is the Secret with the authorities.
 	AuthoritySecret = "varve-store-authority"
-	// lookEvery is how often the Secret is looked at.
-	lookEvery = 5 * time.Minute
+	// lookInterval is the time between looks at the Secret and at the announcement. Nothing tells when either changes, or
+	// when somebody installs the announcement's kind.
+	lookInterval = time.Minute
 	// labelManager and manager mark the Secret that this package writes.
 	labelManager, manager = "app.kubernetes.io/managed-by", "varve-controller"
 )
@@ -38,6 +40,8 @@ type Options struct {
 	Namespace string
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
+	// Interval is the time between looks. Default: a minute.
+	Interval time.Duration
 	// ControllerSuffix distinguishes the controllers of two managers in one process, for example in tests.
 	ControllerSuffix string
 }
@@ -51,6 +55,7 @@ type reconciler struct {
 
 // Setup adds the controller to mgr.
 func Setup(mgr ctrl.Manager, o Options) error {
+	o.Interval = cmp.Or(o.Interval, lookInterval)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -96,7 +101,7 @@ func (r *reconciler) keepCertificate(ctx context.Context) (time.Duration, error)
 	hosts := []string{names.StoreHost, names.MetadataHost(r.Namespace)}
 	if secret != nil {
 		if left := issuer.TimeLeft(secret.Data, hosts); left > 0 {
-			return min(left, lookEvery), r.announceMetadata(ctx, secret.Data[authority.AuthoritiesKey])
+			return min(left, r.Interval), r.announceMetadata(ctx, secret.Data[authority.AuthoritiesKey])
 		}
 	}
 	certificate, err := issuer.IssuePeer(hosts)
@@ -108,7 +113,7 @@ func (r *reconciler) keepCertificate(ctx context.Context) (time.Duration, error)
 	if err := r.announceMetadata(ctx, data[authority.AuthoritiesKey]); err != nil {
 		return 0, err
 	}
-	return lookEvery, r.writeSecret(ctx, secret, data)
+	return r.Interval, r.writeSecret(ctx, secret, data)
 }
 
 // writeSecret creates the Secret, or replaces what secret has.

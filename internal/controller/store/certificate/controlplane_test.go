@@ -4,13 +4,14 @@ package certificate
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -32,7 +33,9 @@ type world struct {
 	*testing.T
 	admin client.Client
 	clock *testclock.FakePassiveClock
-	stop  func()
+	// interval is the controller's; 0: so long that a look without a restart would be too late.
+	interval time.Duration
+	stop     func()
 }
 
 func (w *world) restart() {
@@ -41,7 +44,8 @@ func (w *world) restart() {
 		w.stop()
 	}
 	mgr := cluster.Manager(w.T, controlplane.Controller.Restrict())
-	if err := Setup(mgr, Options{Namespace: controlplane.SystemNamespace, Clock: w.clock}); err != nil {
+	o := Options{Namespace: controlplane.SystemNamespace, Clock: w.clock, Interval: cmp.Or(w.interval, time.Hour)}
+	if err := Setup(mgr, o); err != nil {
 		w.Fatal(err)
 	}
 	w.stop = controlplane.StartManager(w.T, mgr)
@@ -133,18 +137,26 @@ func TestCertificate(t *testing.T) {
 	somebodyElses(w)
 }
 
-// announced checks that the stores' SnapshotMetadata service is announced as soon as the cluster has the kind, with the
-// authorities of its certificate, and again after somebody changed the announcement.
+// announced checks that the stores' SnapshotMetadata service is announced when somebody installs the kind beside a
+// controller that runs, with the authorities of its certificate, and again after somebody changed the announcement, or
+// removed it.
 func announced(w *world) {
 	w.Helper()
-	w.stop()
+	w.interval = 100 * time.Millisecond
+	defer func() { w.interval = 0 }()
+	w.restart()
+	// It has seen that there is no such kind when it has replaced the Secret, after which it looks again.
+	known := w.verified()
+	if err := w.admin.Delete(w.Context(), newSecret()); err != nil {
+		w.Fatal(err)
+	}
+	w.verified(known)
 	if err := cluster.InstallSnapshotKinds(w.Context()); err != nil {
 		w.Fatal(err)
 	}
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(csichanges.ServiceKind)
 	o.SetName(names.Driver)
-	w.restart()
 	wanted := func() error {
 		s := newSecret()
 		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(s), s); err != nil {
@@ -157,7 +169,7 @@ func announced(w *world) {
 		want := &csichanges.Service{
 			Address: "varve-store-metadata.varve.svc:8503", Audience: names.Driver, CA: s.Data[authority.AuthoritiesKey],
 		}
-		if diff := cmp.Diff(want, found); diff != "" {
+		if diff := gocmp.Diff(want, found); diff != "" {
 			return fmt.Errorf("(-want +got):\n%s", diff)
 		}
 		return nil
@@ -166,7 +178,10 @@ func announced(w *world) {
 	controlplane.Update(w.T, w.admin, o, false, func(o *unstructured.Unstructured) {
 		o.Object["spec"] = map[string]any{"address": "evil:1", "audience": "a", "caCert": "UEVN"}
 	})
-	w.restart()
+	controlplane.Eventually(w.T, wanted)
+	if err := w.admin.Delete(w.Context(), o); err != nil {
+		w.Fatal(err)
+	}
 	controlplane.Eventually(w.T, wanted)
 }
 
