@@ -3,7 +3,7 @@
 GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.10.1
 LINT_BIN := $(CURDIR)/build/bin/golangci-lint
 # Without cmd/kube, which is all of Kubernetes, and with the flags of box.mk: others compile its libraries once more.
-LINT_BOX := ./cmd/box ./cmd/box-pause ./internal/... ./e2e/...
+LINT_BOX := ./cmd/box ./cmd/box-pause ./cmd/coredns ./internal/... ./e2e/...
 
 .PHONY: lint
 lint: ## Run the linters over every module (the first time builds them: minutes)

@@ -54,7 +54,7 @@ func run(args []string) error {
 }
 
 func printAddresses(name string) error {
-	addresses, err := net.LookupHost(name)
+	addresses, err := net.DefaultResolver.LookupHost(context.Background(), name)
 	fmt.Print(addresses)
 	return err
 }
