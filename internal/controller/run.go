@@ -154,6 +154,7 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("register the metrics: %w", err)
 	}
 	defer metrics.Registry.Unregister(measures)
+	measures.BesideKubeVirt = o.BesideKubeVirt
 	if err := mgr.Add(measures); err != nil {
 		return fmt.Errorf("set up the metrics: %w", err)
 	}

@@ -69,7 +69,7 @@ func Hint(err error) string {
 	}
 	switch cluster.Classify(err) {
 	case cluster.NotInstalled:
-		return "install Varve in this cluster (see \"Using it on a cluster of yours\" in its README.md; it replaces KubeVirt and cannot run beside it), or select another cluster with --context"
+		return "install Varve in this cluster (see \"Using it on a cluster of yours\" in its README.md), or select another cluster with --context"
 	case cluster.NotFound:
 		return "check the name and the namespace (-n); `list -A` shows the objects of all namespaces"
 	case cluster.Exists:

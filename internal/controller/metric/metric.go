@@ -48,6 +48,10 @@ type Set struct {
 	// leading is closed when this process has the lease.
 	leading <-chan struct{}
 
+	// BesideKubeVirt leaves out what trackers and backups of backup.kubevirt.io say: KubeVirt moves a tracker whether or not
+	// anything was stored. Set it before the first scrape.
+	BesideKubeVirt bool
+
 	backups   *prometheus.CounterVec
 	moved     *prometheus.CounterVec
 	fallbacks *prometheus.CounterVec
@@ -164,9 +168,11 @@ func (s *Set) Collect(ch chan<- prometheus.Metric) {
 	sendGauge(ch, info, 1, version.Version)
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	s.collectInstances(ctx, ch)
-	s.collectUnfinished(ctx, ch)
-	s.collectMachines(ctx, ch)
+	if !s.BesideKubeVirt {
+		s.collectInstances(ctx, ch)
+		s.collectUnfinished(ctx, ch)
+		s.collectMachines(ctx, ch)
+	}
 	s.collectLocations(ctx, ch)
 	s.collectRepositories(ctx, ch)
 	s.collectKept(ch)

@@ -7,6 +7,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -131,6 +132,10 @@ func (e *Endpoints) addTrackerCheckpoints(ctx context.Context, b *backupv1.Virtu
 	if err != nil || tracker == nil {
 		return "", err
 	}
+	run, err := e.runOf(ctx, tracker)
+	if err != nil {
+		return "", err
+	}
 	now, err := e.findBackup(ctx, b.Namespace, b.Name)
 	if err != nil {
 		return "", err
@@ -138,11 +143,26 @@ func (e *Endpoints) addTrackerCheckpoints(ctx context.Context, b *backupv1.Virtu
 	if now == nil || now.UID != b.UID || !now.Readable() {
 		return describe(b) + " to be Ready: it has just changed", nil
 	}
+	if run == "" {
+		return "", nil
+	}
 	if b.Status.CheckpointName != "" {
-		from.Checkpoint, from.CheckpointUID = b.Status.CheckpointName, tracker.UID
+		from.Checkpoint, from.CheckpointUID = b.Status.CheckpointName, run
 	}
 	if base := tracker.Status.LatestCheckpoint; incremental && base != nil && base.Name != "" && base.Name != b.Status.CheckpointName {
-		from.BaseCheckpoint, from.BaseUID = base.Name, tracker.UID
+		from.BaseCheckpoint, from.BaseUID = base.Name, run
 	}
 	return "", nil
+}
+
+// runOf returns what makes the checkpoints of a tracker unique within one run of its guest; "": no guest runs. KubeVirt
+// takes a bitmap that an earlier run has left for complete, and writes of a run that it did not track, or of somebody
+// else while the machine was stopped, are not in it. So a base of another run is none.
+func (e *Endpoints) runOf(ctx context.Context, tracker *backupv1.VirtualMachineBackupTracker) (types.UID, error) {
+	key := types.NamespacedName{Namespace: tracker.Namespace, Name: tracker.Spec.Source.Name}
+	instance, err := reconcile.Find(ctx, e.Live, key, &kubevirtv1.VirtualMachineInstance{})
+	if err != nil || instance == nil {
+		return "", err
+	}
+	return tracker.UID + "." + instance.UID, nil
 }

@@ -187,12 +187,22 @@ func endpointsKubeVirt(w *world) {
 		p.backup.Spec.Source = &corev1.TypedLocalObjectReference{APIGroup: ptr.To(backupv1.GroupVersion.Group), Kind: backupv1.SourceKindTracker, Name: p.tracker.Name}
 	})
 	w.ready(p, asKubeVirt)
-	want := datamove.EndpointSource{KubeVirt: true, Checkpoint: "daily-2", CheckpointUID: p.tracker.UID}
+	w.sourceIs(p, datamove.EndpointSource{KubeVirt: true}) // no guest runs
+	guest := gen.VirtualMachineInstance(metav1.ObjectMeta{Namespace: w.ns, Name: "web"}, gen.Guest())
+	w.create(guest)
+	run := p.tracker.UID + "." + guest.UID
+	want := datamove.EndpointSource{KubeVirt: true, Checkpoint: "daily-2", CheckpointUID: run}
 	w.sourceIs(p, want)
 	w.editBackup(p.tracker, func() {
 		p.tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "web-1-2026", CreationTime: metav1.Now()}
 	})
-	want.BaseCheckpoint, want.BaseUID = "web-1-2026", p.tracker.UID
+	want.BaseCheckpoint, want.BaseUID = "web-1-2026", run
+	w.sourceIs(p, want)
+	// What KubeVirt says of an earlier run is not believed.
+	w.delete(guest)
+	again := gen.VirtualMachineInstance(metav1.ObjectMeta{Namespace: w.ns, Name: "web"}, gen.Guest())
+	w.create(again)
+	want.CheckpointUID, want.BaseUID = p.tracker.UID+"."+again.UID, p.tracker.UID+"."+again.UID
 	w.sourceIs(p, want)
 	w.editBackup(p.backup, func() { p.backup.Status.Type = backupv1.Full })
 	want.BaseCheckpoint, want.BaseUID = "", ""

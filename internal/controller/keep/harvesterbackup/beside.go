@@ -44,6 +44,9 @@ func (in *input) checkPeer() *plan {
 	case isSnapshot(in.backup):
 		p = refusePlan("type snapshot is not offered beside KubeVirt: create a VirtualMachineSnapshot of " +
 			"snapshot.kubevirt.io, or set spec.type to backup")
+	case in.stopped != nil && definition.AboutToRun(in.stopped) != "":
+		p = waitFor("virtual machine %s/%s to run: %s", in.backup.Namespace, in.backup.Spec.Source.Name,
+			definition.AboutToRun(in.stopped))
 	case in.stopped != nil:
 		p = refusePlan("virtual machine %s/%s is stopped, and beside KubeVirt only running machines are backed up: "+
 			"start it, and create another backup", in.backup.Namespace, in.backup.Spec.Source.Name)
@@ -110,7 +113,26 @@ func (r *reconciler) endPull(ctx context.Context, b *harvesterv1.VirtualMachineB
 	if !r.BesideKubeVirt {
 		return nil
 	}
-	return r.children.Delete(ctx, b.UID, pullBackup(b, false))
+	job := pullBackup(b, false)
+	if err := r.children.Delete(ctx, b.UID, job); err != nil || job.DeletionTimestamp == nil {
+		return err
+	}
+	return r.giveTracker(ctx, b)
+}
+
+// giveTracker makes the tracker again if it has gone before KubeVirt's backup, which cannot end without it. It goes with
+// the backup.
+func (r *reconciler) giveTracker(ctx context.Context, b *harvesterv1.VirtualMachineBackup) error {
+	t := newTracker(b)
+	have, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(t), &backupv1.VirtualMachineBackupTracker{})
+	if err != nil || have != nil {
+		return err
+	}
+	t.OwnerReferences = []metav1.OwnerReference{ownerReference(b)}
+	if err := r.cached.Create(ctx, t); client.IgnoreAlreadyExists(err) != nil {
+		return fmt.Errorf("make tracker %s again, without which KubeVirt's backup does not end: %w", t.Name, err)
+	}
+	return nil
 }
 
 // pullToken returns the Secret with the token, without its content.

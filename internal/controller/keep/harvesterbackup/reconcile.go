@@ -182,8 +182,11 @@ func (r *reconciler) findEarlier(ctx context.Context, b *harvesterv1.VirtualMach
 	for i := range list.Items {
 		o := &list.Items[i]
 		before := cmp.Or(o.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(o.Name, b.Name)) < 0
-		if o.UID != b.UID && before && o.Spec.Source.Name == b.Spec.Source.Name && !o.IsReady() && !o.HasFailed() &&
-			o.DeletionTimestamp == nil {
+		ended := o.IsReady() || o.HasFailed()
+		if r.BesideKubeVirt {
+			ended = false // KubeVirt's backup of it may still be there, and KubeVirt takes one at a time
+		}
+		if o.UID != b.UID && before && o.Spec.Source.Name == b.Spec.Source.Name && !ended && o.DeletionTimestamp == nil {
 			return o.Name, nil
 		}
 	}

@@ -103,7 +103,7 @@ func describeDifference(s *harvesterv1.VirtualMachineBackupStatus, included []ba
 		planned := slices.ContainsFunc(s.VolumeBackups,
 			func(p harvesterv1.VolumeBackup) bool { return p.VolumeName == name })
 		left := slices.ContainsFunc(s.ExcludedVolumes, func(e harvesterv1.ExcludedVolume) bool {
-			return e.Name == name && e.Reason == harvesterv1.ExcludedByUser
+			return e.Name == name && e.Reason != harvesterv1.NotRunningYet
 		})
 		if !planned && !left {
 			return fmt.Sprintf("volume %s was added to the machine while the backup waited: create another backup",
