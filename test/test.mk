@@ -75,6 +75,24 @@ test-e2e: box-s3 install guest virtctl velero tiers-tool ## Real pods, virtual m
 	hack/deps.sh interop # a client of pull backups writes qcow2 with qemu-storage-daemon
 	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 60m ./test/e2e/
 
+# The box of test-beside, beside any that runs: KubeVirt's kinds and those of Varve's own runtime have the same names.
+BESIDE_BOX := /var/lib/varve-box-beside
+BESIDE = VARVE_BOX_DIR=$(BESIDE_BOX) KUBECONFIG=$(BESIDE_BOX)/kubeconfig
+BESIDE_INPUTS := 'go.mod go.sum api box cmd deploy hack/deps.sh images internal test/beside test/gen test/guestagent test/kubevirt test/lab test/peers test/s3 test/test.mk test/wait'
+
+.PHONY: test-beside test-beside-always
+test-beside: kube box peers kubevirt-images images tiers-tool ## Varve beside upstream's KubeVirt in a box of its own, unless it passed here as it is (FRESH=1: in any case)
+	hack/deps.sh box
+	hack/once.sh $@ $(BESIDE_INPUTS) $(MAKE) --no-print-directory test-beside-always
+
+test-beside-always: tiers-tool
+	trap '$(BOX_BIN) down --dir $(BESIDE_BOX)' EXIT; set -e; export $(BESIDE); \
+	$(BOX_BIN) down; $(BOX_BIN) up --bridge varve-beside --nodes=1; $(BOX_BIN) s3 up; \
+	$(BOX_BIN) load build/kubevirt.tar build/images/varve-guest-test.tar build/images/varve.tar build/images/varve-launcher.tar; \
+	KUBECTL=$(KUBECTL) test/kubevirt/up.sh; \
+	$(GO) run ./deploy/render; KUBECTL=$(KUBECTL) deploy/install.sh build/deploy; \
+	$(GO_TEST) -tags beside -count=1 -timeout 20m ./test/beside/
+
 # Two lanes share the processors: guests of the end-to-end and interop tests boot and wait while the other tiers compute. What both lanes need is there before.
 LANES := 'test-box test-e2e test-interop test-image' 'test-unit test-control-plane test-peers'
 

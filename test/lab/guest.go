@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
@@ -27,7 +28,16 @@ func (l *Lab) Guest(ctx context.Context, vm string) (*Guest, error) {
 	if err := l.Get(ctx, client.ObjectKey{Namespace: l.Namespace, Name: vm}, vmi); err != nil {
 		return nil, fmt.Errorf("guest of %s: %w", vm, err)
 	}
-	return &Guest{lab: l, pod: layout.LauncherPod(vm, vmi.UID)}, nil
+	// KubeVirt's launcher pods have these labels, too.
+	var pods corev1.PodList
+	if err := l.List(ctx, &pods, client.InNamespace(l.Namespace),
+		client.MatchingLabels{layout.LabelApp: "virt-launcher", layout.LabelCreatedBy: string(vmi.UID)}); err != nil {
+		return nil, fmt.Errorf("launcher pod of %s: %w", vm, err)
+	}
+	if len(pods.Items) != 1 {
+		return nil, fmt.Errorf("instance %s with the UID %s has %d launcher pods", vm, vmi.UID, len(pods.Items))
+	}
+	return &Guest{lab: l, pod: pods.Items[0].Name}, nil
 }
 
 // Virsh runs a virsh command in the launcher pod.

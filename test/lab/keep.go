@@ -26,7 +26,7 @@ type MachineBackup struct {
 // BackUpMachine backs a machine up as it is frozen, and runs a script in the guest while its disks are read. It returns
 // when the backup is ready.
 func (l *Lab) BackUpMachine(ctx context.Context, name, vm, script string, timeout time.Duration, at *Location) (*MachineBackup, error) {
-	b := newMachineBackup(l.Namespace, name, vm)
+	b := NewMachineBackup(l.Namespace, name, vm)
 	b.Annotations[harvesterv1.AnnotationLocation] = at.Name
 	b.Annotations[harvesterv1.AnnotationFreeze] = "false" // it is frozen already
 	sums, _, err := l.whileFrozen(ctx, vm, timeout, func() error {
@@ -54,7 +54,7 @@ func (l *Lab) BackUpMachine(ctx context.Context, name, vm, script string, timeou
 
 // BackUpAsItIs backs a machine up, and waits until the backup is ready. sums are those of its disks, if they are known.
 func (l *Lab) BackUpAsItIs(ctx context.Context, name, vm string, sums map[string]string, timeout time.Duration, at *Location) (*MachineBackup, error) {
-	b := newMachineBackup(l.Namespace, name, vm)
+	b := NewMachineBackup(l.Namespace, name, vm)
 	b.Annotations[harvesterv1.AnnotationLocation] = at.Name
 	if err := l.Create(ctx, b); err != nil {
 		return nil, fmt.Errorf("create machine backup %s: %w", name, err)
@@ -66,7 +66,7 @@ func (l *Lab) BackUpAsItIs(ctx context.Context, name, vm string, sums map[string
 // SnapshotMachine has the storage make snapshots of a machine's disks, as it is frozen by the caller of this, or else by
 // Varve, and waits until they are ready. Sums are known of a machine that is frozen by the caller.
 func (l *Lab) SnapshotMachine(ctx context.Context, name, vm string, frozen bool, timeout time.Duration) (*MachineBackup, error) {
-	b := newMachineBackup(l.Namespace, name, vm)
+	b := NewMachineBackup(l.Namespace, name, vm)
 	b.Spec.Type = harvesterv1.Snapshot
 	act := func() error {
 		if err := l.Create(ctx, b); err != nil {
@@ -81,8 +81,8 @@ func (l *Lab) SnapshotMachine(ctx context.Context, name, vm string, frozen bool,
 	return &MachineBackup{b, sums}, err
 }
 
-// newMachineBackup returns a backup of a machine.
-func newMachineBackup(namespace, name, vm string) *harvesterv1.VirtualMachineBackup {
+// NewMachineBackup returns a backup of a machine. It does not create it.
+func NewMachineBackup(namespace, name, vm string) *harvesterv1.VirtualMachineBackup {
 	return &harvesterv1.VirtualMachineBackup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{}},
 		Spec: harvesterv1.VirtualMachineBackupSpec{Source: corev1.TypedLocalObjectReference{

@@ -1,0 +1,244 @@
+//go:build beside
+
+package beside
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/verdict"
+	"github.com/varvebackup/varve/test/wait"
+)
+
+const mib = int64(1) << 20
+
+// TestBeside runs one machine of KubeVirt's through the life that Varve gives it, and ends with Varve's removal.
+func TestBeside(t *testing.T) {
+	s := newScene(t)
+	var changed *harvesterv1.VirtualMachineBackup
+	var sums map[string]string
+	s.step("full backup", func(s *scene) {
+		s.boot()
+		s.guest(`dd if=/dev/urandom of=$root bs=1M seek=1 count=24 conv=fsync
+			dd if=/dev/urandom of=$data bs=1M seek=700 count=24 conv=fsync`)
+		for _, v := range s.backUp("monday").Status.VolumeBackups {
+			if v.ChangedBytes < 24*mib || v.SnapshotID == "" {
+				s.t.Errorf("disk %s of the first backup: %+v", v.VolumeName, v)
+			}
+		}
+	})
+	s.step("incremental backup", func(s *scene) {
+		s.guest(`dd if=/dev/urandom of=$root bs=4k seek=1001 count=3 conv=fsync
+			dd if=/dev/urandom of=$data bs=1M seek=7 count=2 conv=fsync
+			dd if=/dev/zero of=$data bs=1M seek=705 count=1 conv=fsync`)
+		sums = s.sums()
+		changed = s.backUp("tuesday")
+		s.incremental(changed)
+		if after := s.sums(); !cmp.Equal(after, sums) {
+			s.t.Fatalf("the disks changed while nothing wrote to them: %v, then %v", sums, after)
+		}
+	})
+	s.step("lost and restored", func(s *scene) { s.lostAndBack(changed, sums) })
+	s.step("mover killed", func(s *scene) { s.interrupted("mover", layout.Namespace, "du-") })
+	s.step("export killed", func(s *scene) { s.interrupted("export", namespace, "virt-export-") })
+	s.step("canceled", (*scene).canceled)
+	s.step("restarted", (*scene).restarted)
+	s.step("scheduled", func(s *scene) {
+		s.guest(`dd if=/dev/urandom of=$data bs=64k seek=9 count=30 conv=fsync`)
+		sums = s.sums()
+		changed = s.scheduled()
+	})
+	s.step("lost again, and restored from the schedule", func(s *scene) { s.lostAndBack(changed, sums) })
+	s.step("uninstalled", (*scene).uninstalled)
+}
+
+// incremental checks that a backup read and stored what had changed, which is something, and not more.
+func (s *scene) incremental(b *harvesterv1.VirtualMachineBackup) {
+	s.t.Helper()
+	changed := int64(0)
+	for _, v := range b.Status.VolumeBackups {
+		changed += v.ChangedBytes
+		if v.FullReason != "" || v.ChangedBytes > 16*mib {
+			s.t.Errorf("disk %s of backup %s is not incremental: %d bytes changed, full because of %q", v.VolumeName,
+				b.Name, v.ChangedBytes, v.FullReason)
+		}
+	}
+	if changed == 0 {
+		s.t.Errorf("nothing had changed for backup %s", b.Name)
+	}
+	uploads, err := s.uploads(s.t.Context(), b)
+	s.must(err)
+	moved := int64(0)
+	for i := range uploads {
+		report, err := datamove.DecodeReport(uploads[i].Annotations[datamove.AnnotationReport])
+		s.must(err)
+		moved += uploads[i].Status.IncrementalBytes
+		if report.ReadBytes > 16*mib {
+			s.t.Errorf("DataUpload %s read %d bytes", uploads[i].Name, report.ReadBytes)
+		}
+	}
+	if len(uploads) != len(b.Status.VolumeBackups) || moved != changed {
+		s.t.Errorf("%d DataUploads of backup %s moved %d bytes, and it says %d", len(uploads), b.Name, moved, changed)
+	}
+}
+
+// lostAndBack deletes the machine and restores it. Its disks must hold what they held.
+func (s *scene) lostAndBack(b *harvesterv1.VirtualMachineBackup, sums map[string]string) {
+	s.t.Helper()
+	s.lose()
+	s.restore(b)
+	s.waitTracked()
+	if diff := cmp.Diff(sums, s.sums()); diff != "" {
+		verdict.Errorf(s.t, "the restored disks differ from those that were backed up (-want +got):\n%s", diff)
+	}
+}
+
+// lose deletes the machine with its claims.
+func (s *scene) lose() {
+	s.t.Helper()
+	ctx := s.t.Context()
+	vm := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: machine}}
+	s.must(s.Get(ctx, client.ObjectKeyFromObject(vm), vm))
+	vmi := s.instance()
+	s.must(s.Delete(ctx, vm))
+	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
+	s.must(s.WaitGone(ctx, vm, time.Minute))
+	for _, v := range vm.Spec.Template.Spec.Volumes {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: v.PersistentVolumeClaim.ClaimName,
+		}}
+		s.must(s.Delete(ctx, claim))
+		s.must(s.WaitGone(ctx, claim, time.Minute))
+	}
+}
+
+// restore makes the machine again, with its old name, and waits until it is complete.
+func (s *scene) restore(b *harvesterv1.VirtualMachineBackup) {
+	s.t.Helper()
+	r := &harvesterv1.VirtualMachineRestore{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "back-" + b.Name},
+		Spec: harvesterv1.VirtualMachineRestoreSpec{
+			Target: corev1.TypedLocalObjectReference{
+				APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: machine,
+			},
+			VirtualMachineBackupName: b.Name, VirtualMachineBackupNamespace: b.Namespace, NewVM: true,
+		},
+	}
+	s.must(s.Create(s.t.Context(), r))
+	s.must(wait.For(s.t.Context(), backupTimeout, "the restore", func(ctx context.Context) (bool, string, error) {
+		if err := s.Get(ctx, client.ObjectKeyFromObject(r), r); err != nil {
+			return false, "", err
+		}
+		if r.HasFailed() {
+			return false, "", fmt.Errorf("the restore failed: %+v", r.Status.Conditions)
+		}
+		return r.IsComplete(), fmt.Sprintf("%d %%, %+v", r.Status.Progress, r.Status.Conditions), nil
+	}))
+}
+
+// uninstalled removes Varve. The machine runs on, KubeVirt has its kinds, and nothing of Varve is left.
+func (s *scene) uninstalled() {
+	s.t.Helper()
+	ctx := s.t.Context()
+	running := s.instance().UID
+	kubevirts := s.named("apiextensions.k8s.io/v1", "CustomResourceDefinition", isKubeVirts)
+	if len(kubevirts) < 10 {
+		s.t.Fatalf("KubeVirt has the kinds %v", kubevirts)
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(cluster.root, "deploy/uninstall.sh"))
+	cmd.Env = append(os.Environ(), "KUBECTL="+filepath.Join(cluster.root, "build/kube/bin/kubectl"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("uninstall: %v\n%s", err, out)
+	}
+	if strings.Contains(string(out), "warning") {
+		s.t.Errorf("uninstall warns:\n%s", out)
+	}
+	if got := s.instance(); got.UID != running || got.DeletionTimestamp != nil {
+		s.t.Errorf("the instance had the UID %s, and has %s, deleted at %v", running, got.UID, got.DeletionTimestamp)
+	}
+	if got := s.guest("echo alive"); strings.TrimSpace(got) != "alive" {
+		s.t.Errorf("the guest says %q", got)
+	}
+	if got := s.named("apiextensions.k8s.io/v1", "CustomResourceDefinition", isKubeVirts); !slices.Equal(got, kubevirts) {
+		s.t.Errorf("KubeVirt had the kinds %v, and has %v", kubevirts, got)
+	}
+	s.nothingIsLeft()
+}
+
+func isKubeVirts(name string) bool { return strings.HasSuffix(name, ".kubevirt.io") }
+
+// nothingIsLeft checks that the cluster has no object of an installation any more. The namespace stays, with the
+// passwords of repositories.
+func (s *scene) nothingIsLeft() {
+	s.t.Helper()
+	isVarves := func(name string) bool { return strings.HasPrefix(name, "varve") }
+	const rbac, admission = "rbac.authorization.k8s.io/v1", "admissionregistration.k8s.io/v1"
+	for _, k := range []struct {
+		version, kind string
+		named         func(name string) bool
+	}{
+		{"apiextensions.k8s.io/v1", "CustomResourceDefinition", func(name string) bool {
+			return slices.ContainsFunc([]string{".harvesterhci.io", ".varvebackup.io", ".velero.io", ".longhorn.io"},
+				func(group string) bool { return strings.HasSuffix(name, group) })
+		}},
+		{rbac, "ClusterRole", isVarves},
+		{rbac, "ClusterRoleBinding", isVarves},
+		{rbac, "Role", isVarves},
+		{rbac, "RoleBinding", isVarves},
+		{admission, "ValidatingAdmissionPolicy", isVarves},
+		{admission, "ValidatingAdmissionPolicyBinding", isVarves},
+		{admission, "ValidatingWebhookConfiguration", isVarves},
+		{admission, "MutatingWebhookConfiguration", isVarves},
+		{"storage.k8s.io/v1", "CSIDriver", func(name string) bool {
+			return strings.HasSuffix(name, "varvebackup.io") &&
+				!strings.Contains(name, ".box.")
+		}},
+		{"storage.k8s.io/v1", "StorageClass", isVarves},
+		{"scheduling.k8s.io/v1", "PriorityClass", isVarves},
+	} {
+		if left := s.named(k.version, k.kind, k.named); len(left) > 0 {
+			s.t.Errorf("%s is left: %v", k.kind, left)
+		}
+	}
+	s.must(wait.For(s.t.Context(), time.Minute, "Varve's pods to be gone",
+		func(ctx context.Context) (bool, string, error) {
+			var pods corev1.PodList
+			err := s.List(ctx, &pods, client.InNamespace(layout.Namespace))
+			return len(pods.Items) == 0, fmt.Sprintf("%d pods", len(pods.Items)), err
+		}))
+}
+
+// named returns the names of the objects of a kind that have a name of this sort.
+func (s *scene) named(version, kind string, is func(name string) bool) []string {
+	s.t.Helper()
+	list := &unstructured.UnstructuredList{}
+	list.SetAPIVersion(version)
+	list.SetKind(kind + "List")
+	s.must(s.List(s.t.Context(), list))
+	var names []string
+	for i := range list.Items {
+		if name := list.Items[i].GetName(); is(name) && list.Items[i].GetDeletionTimestamp() == nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}

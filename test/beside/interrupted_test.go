@@ -1,0 +1,192 @@
+//go:build beside
+
+package beside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/test/gen"
+	"github.com/varvebackup/varve/test/wait"
+)
+
+// interrupted begins a backup of what the guest has written, and kills a pod while a disk is read. The backup ends, and
+// the next one is ready.
+func (s *scene) interrupted(name, podNamespace, podPrefix string) {
+	s.t.Helper()
+	s.guest(`dd if=/dev/urandom of=$data bs=1M seek=400 count=48 conv=fsync`)
+	b := s.create(name)
+	s.must(s.whileReading(b, "a pod "+podPrefix, func(ctx context.Context, _ *velerov2.DataUpload) (bool, error) {
+		return s.killPod(ctx, podNamespace, podPrefix)
+	}))
+	s.waitEnded(b)
+	if b.HasFailed() {
+		s.t.Logf("backup %s, whose pod %s was killed, failed: %s", name, podPrefix, *b.Status.Error.Message)
+	} else {
+		s.t.Logf("backup %s, whose pod %s was killed, is ready", name, podPrefix)
+	}
+	s.guest(`dd if=/dev/urandom of=$root bs=64k seek=99 count=3 conv=fsync`)
+	next := s.backUp(name + "-again")
+	if b.IsReady() {
+		s.incremental(next)
+	}
+}
+
+// canceled cancels a backup while a disk is read. It fails and says why. KubeVirt's tracker has moved on, so the next
+// backup asks for everything.
+func (s *scene) canceled() {
+	s.t.Helper()
+	s.guest(`dd if=/dev/urandom of=$data bs=1M seek=500 count=48 conv=fsync`)
+	b := s.create("canceled")
+	s.must(s.whileReading(b, "a DataUpload", func(ctx context.Context, u *velerov2.DataUpload) (bool, error) {
+		return true, s.Patch(ctx, u, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"cancel":true}}`)))
+	}))
+	s.waitEnded(b)
+	if !b.HasFailed() || !strings.Contains(*b.Status.Error.Message, "cancel") {
+		s.t.Errorf("a backup that was canceled is ready: %v, error %+v", b.IsReady(), b.Status.Error)
+	}
+	next := s.backUp("canceled-again")
+	uploads, err := s.uploads(s.t.Context(), next)
+	s.must(err)
+	for i := range uploads {
+		report, err := datamove.DecodeReport(uploads[i].Annotations[datamove.AnnotationReport])
+		s.must(err)
+		if report.ReadBytes != report.TotalBytes || report.TotalBytes == 0 {
+			s.t.Errorf("DataUpload %s read %d of %d bytes", uploads[i].Name, report.ReadBytes, report.TotalBytes)
+		}
+	}
+}
+
+// whileReading calls act with a DataUpload of the backup that is InProgress, until act has found what it acts on.
+func (s *scene) whileReading(
+	b *harvesterv1.VirtualMachineBackup, what string, act func(context.Context, *velerov2.DataUpload) (bool, error),
+) error {
+	return wait.For(s.t.Context(), backupTimeout, what+" to disturb", func(ctx context.Context) (bool, string, error) {
+		uploads, err := s.uploads(ctx, b)
+		if err != nil {
+			return false, "", err
+		}
+		var reading *velerov2.DataUpload
+		for i := range uploads {
+			switch u := &uploads[i]; {
+			case u.Status.Phase.Ended():
+				return false, "", fmt.Errorf("upload %s is %s before anything disturbed it", u.Name, u.Status.Phase)
+			case u.Status.Phase == velerov2.PhaseInProgress:
+				reading = u
+			}
+		}
+		if reading == nil {
+			return false, fmt.Sprintf("%d uploads, and none is read", len(uploads)), nil
+		}
+		found, err := act(ctx, reading)
+		return found, "a disk is read", err
+	})
+}
+
+// killPod deletes a running pod whose name begins like this, and gives it no time to end. It reports whether there was
+// one.
+func (s *scene) killPod(ctx context.Context, namespace, prefix string) (bool, error) {
+	var pods corev1.PodList
+	if err := s.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
+		return false, err
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if strings.HasPrefix(p.Name, prefix) && p.Status.Phase == corev1.PodRunning {
+			return true, s.Delete(ctx, p, client.GracePeriodSeconds(0), client.Preconditions{UID: &p.UID})
+		}
+	}
+	return false, nil
+}
+
+// restarted restarts the machine, whose next backup is incremental: KubeVirt keeps what has changed.
+func (s *scene) restarted() {
+	s.t.Helper()
+	old := s.instance().UID
+	s.must(s.Clientset.CoreV1().RESTClient().Put().
+		AbsPath("/apis/subresources.kubevirt.io/v1/namespaces", namespace, "virtualmachines", machine, "restart").
+		Body([]byte("{}")).Do(s.t.Context()).Error())
+	s.must(wait.For(s.t.Context(), 2*time.Minute, "another instance", func(ctx context.Context) (bool, string, error) {
+		vmi, err := s.findInstance(ctx)
+		return err == nil && vmi != "" && vmi != old, string(vmi), err
+	}))
+	s.waitTracked()
+	s.guest(`dd if=/dev/urandom of=$root bs=64k seek=120 count=3 conv=fsync
+		dd if=/dev/urandom of=$data bs=64k seek=120 count=3 conv=fsync`)
+	s.incremental(s.backUp("restarted"))
+}
+
+// findInstance returns the UID of the machine's instance, or "".
+func (s *scene) findInstance(ctx context.Context) (types.UID, error) {
+	o := &metav1.PartialObjectMetadata{}
+	o.SetGroupVersionKind(kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))
+	err := client.IgnoreNotFound(s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: machine}, o))
+	return o.UID, err
+}
+
+// scheduled has the machine backed up every minute, and once more when a user asks for it. It returns the newest backup.
+func (s *scene) scheduled() (newest *harvesterv1.VirtualMachineBackup) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	w := gen.Schedule(gen.Meta(namespace, "often"), machine, func(o *harvesterv1.ScheduleVMBackup) {
+		o.Spec.Cron, o.Spec.Retain, o.Spec.MaxFailure = "* * * * *", 3, 2
+		o.Annotations = map[string]string{
+			harvesterv1.AnnotationSkipCronCheck: "enable", harvesterv1.AnnotationLocation: s.location.Name,
+			harvesterv1.AnnotationRunAt: time.Now().UTC().Format(time.RFC3339),
+		}
+	})
+	s.must(s.Create(ctx, w))
+	s.must(wait.For(ctx, 4*time.Minute, "two runs of the schedule", func(ctx context.Context) (bool, string, error) {
+		if err := s.Get(ctx, client.ObjectKeyFromObject(w), w); err != nil {
+			return false, "", err
+		}
+		good, onTime := 0, false
+		for _, r := range w.Status.Runs {
+			switch r.Result {
+			case harvesterv1.RunSucceeded:
+				good++
+				onTime = onTime || r.Reason != harvesterv1.RunRequested
+			case harvesterv1.RunFailed, harvesterv1.RunDeleted, harvesterv1.RunRetrying:
+				return false, "", errors.New("a run failed: " + r.Message)
+			}
+		}
+		return good >= 2 && onTime, fmt.Sprintf("runs %+v", w.Status.Runs), nil
+	}))
+	s.must(s.Patch(ctx, w, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"suspend":true}}`))))
+	const what = "the schedule to be suspended, and no backup to run"
+	s.must(wait.For(ctx, 2*time.Minute, what, func(ctx context.Context) (bool, string, error) {
+		var list harvesterv1.VirtualMachineBackupList
+		if err := s.List(ctx, &list, client.InNamespace(namespace),
+			client.MatchingLabels{harvesterv1.LabelSchedule: string(w.UID)}); err != nil {
+			return false, "", err
+		}
+		if err := s.Get(ctx, client.ObjectKeyFromObject(w), w); err != nil {
+			return false, "", err
+		}
+		newest = nil
+		for i := range list.Items {
+			b := &list.Items[i]
+			if !b.IsReady() {
+				return false, fmt.Sprintf("backup %s %+v", b.Name, b.Status.Conditions), nil
+			}
+			if newest == nil || newest.CreationTimestamp.Before(&b.CreationTimestamp) {
+				newest = b
+			}
+		}
+		return w.Status.Suspended && len(list.Items) >= 2, fmt.Sprintf("%d backups", len(list.Items)), nil
+	}))
+	s.waitNothingLeft()
+	return newest
+}

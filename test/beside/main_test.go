@@ -1,0 +1,310 @@
+//go:build beside
+
+// Package beside tests Varve in a cluster whose machines upstream's KubeVirt runs: backups, restores and schedules of
+// one of its machines, bytes compared, and that KubeVirt stays as it was when Varve goes.
+package beside
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/controller/keep/harvesterbackup"
+	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/test/lab"
+	"github.com/varvebackup/varve/test/wait"
+)
+
+const (
+	namespace = "beside"
+	machine   = "machine" // in test/kubevirt/machine.yaml, as the serial numbers of its disks
+
+	bootTimeout   = 3 * time.Minute
+	backupTimeout = 4 * time.Minute
+)
+
+var cluster struct{ kubeconfig, root string }
+
+func TestMain(m *testing.M) {
+	cluster.kubeconfig = os.Getenv("KUBECONFIG")
+	root, err := filepath.Abs("../..")
+	if err != nil || cluster.kubeconfig == "" {
+		fmt.Fprintln(os.Stderr, "beside: set KUBECONFIG to the box's kubeconfig, or run make test-beside", err)
+		os.Exit(1)
+	}
+	cluster.root = root
+	os.Exit(m.Run())
+}
+
+// scene is the namespace with the machine.
+type scene struct {
+	*lab.Lab
+	t        *testing.T
+	location *lab.Location
+}
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	ctx := t.Context()
+	l, err := lab.OpenFresh(ctx, cluster.kubeconfig, filepath.Join(cluster.root, "build"), namespace, 3*time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &scene{Lab: l, t: t}
+	t.Cleanup(func() {
+		if t.Failed() {
+			s.explain()
+		}
+	})
+	s.location, err = l.BucketLocation(ctx, namespace, filepath.Dir(cluster.kubeconfig))
+	s.must(err)
+	return s
+}
+
+func (s *scene) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// step runs a part of the test, which finds the machine as the previous part left it. After a failed part no other
+// runs.
+func (s *scene) step(name string, test func(*scene)) {
+	s.t.Helper()
+	if !s.t.Run(name, func(t *testing.T) {
+		part := *s
+		part.t = t
+		test(&part)
+	}) {
+		s.t.FailNow()
+	}
+}
+
+// explain logs what a person would look at first.
+func (s *scene) explain() {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	say := func(format string, args ...any) {
+		text := fmt.Sprintf(format, args...)
+		s.t.Log(text[:min(len(text), 600)])
+	}
+	var backups harvesterv1.VirtualMachineBackupList
+	_ = s.List(ctx, &backups, client.InNamespace(namespace))
+	for _, b := range backups.Items {
+		say("backup %s: group %s, conditions %+v", b.Name, b.Status.Group, b.Status.Conditions)
+	}
+	var uploads velerov2.DataUploadList
+	_ = s.List(ctx, &uploads, client.InNamespace(layout.Namespace))
+	for _, u := range uploads.Items {
+		if u.Spec.SourceNamespace != namespace {
+			continue
+		}
+		say("upload %s: %+v", u.Name, u.Status)
+	}
+	var pods corev1.PodList
+	_ = s.List(ctx, &pods)
+	for _, p := range pods.Items {
+		if p.Namespace == namespace || p.Namespace == layout.Namespace {
+			say("pod %s/%s: %s %+v", p.Namespace, p.Name, p.Status.Phase, p.Status.ContainerStatuses)
+		}
+	}
+	for _, in := range []string{namespace, layout.Namespace} {
+		var events corev1.EventList
+		_ = s.List(ctx, &events, client.InNamespace(in))
+		for _, e := range events.Items {
+			if e.Type != corev1.EventTypeNormal {
+				say("event %s/%s %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message)
+			}
+		}
+	}
+}
+
+// boot creates the machine of test/kubevirt, and waits for its guest and until KubeVirt tracks its changes.
+func (s *scene) boot() {
+	s.t.Helper()
+	ctx := s.t.Context()
+	image, err := s.Image("varve-guest-test")
+	s.must(err)
+	text, err := os.ReadFile(filepath.Join(cluster.root, "test/kubevirt/machine.yaml"))
+	s.must(err)
+	text = bytes.ReplaceAll(text, []byte("image: IMAGE"), []byte("image: "+image))
+	objects := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
+	for {
+		o := &unstructured.Unstructured{}
+		if err := objects.Decode(&o.Object); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			s.t.Fatal(err)
+		}
+		o.SetNamespace(namespace)
+		s.must(s.Create(ctx, o))
+	}
+	s.waitTracked()
+}
+
+// waitTracked waits until the guest's agent answers, and until KubeVirt tracks what changes on the disks.
+func (s *scene) waitTracked() *kubevirtv1.VirtualMachineInstance {
+	s.t.Helper()
+	_, err := s.WaitAgent(s.t.Context(), machine, bootTimeout)
+	s.must(err)
+	s.must(s.WaitTracking(s.t.Context(), machine, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute))
+	return s.instance()
+}
+
+func (s *scene) instance() *kubevirtv1.VirtualMachineInstance {
+	s.t.Helper()
+	vmi := &kubevirtv1.VirtualMachineInstance{}
+	s.must(s.Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: machine}, vmi))
+	return vmi
+}
+
+// guest runs a script in the guest, after which its disks hold what it wrote. The variables root and data are the
+// devices of the disks.
+func (s *scene) guest(script string) string {
+	s.t.Helper()
+	g, err := s.Guest(s.t.Context(), machine)
+	s.must(err)
+	out, err := g.Run(s.t.Context(), `
+for d in /sys/block/vd*; do
+	case $(cat $d/serial) in ROOT) root=/dev/${d##*/} ;; DATA) data=/dev/${d##*/} ;; esac
+done
+`+script+"\nsync")
+	s.must(err)
+	return out
+}
+
+// sums returns the SHA-256 of the disks as the guest sees them, by their names. Nothing may write to them.
+func (s *scene) sums() map[string]string {
+	s.t.Helper()
+	sizes := strings.Fields(s.guest("blockdev --getsize64 $root; blockdev --getsize64 $data"))
+	if len(sizes) != 2 {
+		s.t.Fatalf("the sizes of two disks: %q", sizes)
+	}
+	sums := map[string]string{}
+	for i, name := range []string{"root", "data"} {
+		size, err := strconv.ParseInt(sizes[i], 10, 64)
+		s.must(err)
+		sums[name] = s.sum(name, size)
+	}
+	return sums
+}
+
+// sum returns the SHA-256 of the first bytes of a disk of the running machine. The rest, which KubeVirt adds to a
+// disk's file and which no guest sees, must be empty.
+func (s *scene) sum(disk string, size int64) string {
+	s.t.Helper()
+	g, err := s.Guest(s.t.Context(), machine)
+	s.must(err)
+	out, err := g.Launcher(s.t.Context(), "bash", "-euo", "pipefail", "-c", fmt.Sprintf(
+		`tail -c +%[2]d %[1]s | tr -d '\0' | head -c 1 | wc -c; head -c %[3]d %[1]s | sha256sum`,
+		"/var/run/kubevirt-private/vmi-disks/"+disk+"/disk.img", size+1, size))
+	s.must(err)
+	rest, sum, _ := strings.Cut(strings.TrimSpace(out), "\n")
+	if rest != "0" {
+		s.t.Errorf("disk %s holds data behind its %d bytes", disk, size)
+	}
+	sum, _, _ = strings.Cut(sum, " ")
+	if len(sum) != 64 {
+		s.t.Fatalf("the sum of disk %s: %q", disk, out)
+	}
+	return sum
+}
+
+// create creates a backup of the machine.
+func (s *scene) create(name string) *harvesterv1.VirtualMachineBackup {
+	s.t.Helper()
+	b := lab.NewMachineBackup(namespace, name, machine)
+	b.Annotations[harvesterv1.AnnotationLocation] = s.location.Name
+	s.must(s.Create(s.t.Context(), b))
+	return b
+}
+
+// waitEnded waits until a backup is ready or has failed, which says why, and until KubeVirt has nothing of it any
+// more.
+func (s *scene) waitEnded(b *harvesterv1.VirtualMachineBackup) {
+	s.t.Helper()
+	what := "the end of backup " + b.Name
+	s.must(wait.For(s.t.Context(), backupTimeout, what, func(ctx context.Context) (bool, string, error) {
+		err := s.Get(ctx, client.ObjectKeyFromObject(b), b)
+		return b.IsReady() || b.HasFailed(), fmt.Sprintf("%d %%, %+v", b.Status.Progress, b.Status.Conditions), err
+	}))
+	if b.HasFailed() && *b.Status.Error.Message == "" {
+		s.t.Errorf("backup %s failed, and does not say why", b.Name)
+	}
+	s.waitNothingLeft()
+}
+
+// backUp backs the machine up.
+func (s *scene) backUp(name string) *harvesterv1.VirtualMachineBackup {
+	s.t.Helper()
+	b := s.create(name)
+	s.waitEnded(b)
+	if !b.IsReady() {
+		s.t.Fatalf("backup %s failed: %s", name, *b.Status.Error.Message)
+	}
+	if len(b.Status.VolumeBackups) != 2 {
+		s.t.Fatalf("backup %s has %d disks: %+v", name, len(b.Status.VolumeBackups), b.Status.VolumeBackups)
+	}
+	return b
+}
+
+// waitNothingLeft waits until nothing is there that backups make in the machine's namespace while they run.
+func (s *scene) waitNothingLeft() {
+	s.t.Helper()
+	kinds := []metav1.GroupVersionKind{
+		{Group: "backup.kubevirt.io", Version: "v1alpha1", Kind: "VirtualMachineBackup"},
+		{Group: "export.kubevirt.io", Version: "v1beta1", Kind: "VirtualMachineExport"},
+		{Version: "v1", Kind: "Secret"},
+	}
+	const what = "nothing of a backup to be left"
+	s.must(wait.For(s.t.Context(), 2*time.Minute, what, func(ctx context.Context) (bool, string, error) {
+		var left []string
+		for _, k := range kinds {
+			list := &unstructured.UnstructuredList{}
+			list.SetAPIVersion(metav1.GroupVersion{Group: k.Group, Version: k.Version}.String())
+			list.SetKind(k.Kind + "List")
+			if err := s.List(ctx, list, client.InNamespace(namespace)); err != nil {
+				return false, "", err
+			}
+			for i := range list.Items {
+				left = append(left, k.Kind+" "+list.Items[i].GetName())
+			}
+		}
+		var claims corev1.PersistentVolumeClaimList
+		if err := s.List(ctx, &claims, client.InNamespace(namespace)); err != nil {
+			return false, "", err
+		}
+		for i := range claims.Items {
+			if c := &claims.Items[i]; strings.HasSuffix(c.Name, "-scratch") {
+				left = append(left, "claim "+c.Name)
+			}
+		}
+		return len(left) == 0, strings.Join(left, ", "), nil
+	}))
+}
+
+// uploads returns the DataUploads of a backup.
+func (s *scene) uploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup) ([]velerov2.DataUpload, error) {
+	var list velerov2.DataUploadList
+	err := s.List(ctx, &list, client.InNamespace(layout.Namespace),
+		client.MatchingLabels{harvesterbackup.LabelBackup: string(b.UID)})
+	return list.Items, err
+}
