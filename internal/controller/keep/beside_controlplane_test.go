@@ -17,6 +17,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/test/controlplane"
 )
 
 // TestControlPlane_besideKubeVirt runs the controllers as they run beside KubeVirt. The tests play KubeVirt.
@@ -94,12 +95,25 @@ func pulled(w *world) {
 
 	third := w.newBackup("wednesday", nil)
 	w.create(third)
-	if job := w.pull(third); !job.Spec.ForceFullBackup {
+	job = w.pull(third)
+	if !job.Spec.ForceFullBackup {
 		w.Errorf("after a backup that failed: %+v", job.Spec)
 	}
+	// KubeVirt's backup does not end without its tracker, which goes with its machine.
+	controlplane.Update(w.T, w.admin, job, false, func(b *backupv1.VirtualMachineBackup) {
+		b.Finalizers = []string{"backup.kubevirt.io/vmbackup-protection"}
+	})
+	w.must(w.admin.Delete(w.Context(), tracker))
 	w.must(w.admin.Delete(w.Context(), third))
+	wait(w, &backupv1.VirtualMachineBackupTracker{ObjectMeta: w.meta(tracker.Name)}, func(t *backupv1.VirtualMachineBackupTracker) error {
+		if t.UID == tracker.UID || len(t.OwnerReferences) != 1 || t.OwnerReferences[0].UID != third.UID {
+			return fmt.Errorf("tracker %+v", t.ObjectMeta)
+		}
+		return nil
+	})
+	controlplane.Update(w.T, w.admin, job, false, func(b *backupv1.VirtualMachineBackup) { b.Finalizers = nil })
 	w.gone(third)
-	w.gone(&backupv1.VirtualMachineBackup{ObjectMeta: w.meta(third.Status.Group)})
+	w.gone(job)
 }
 
 func trackerOf(w *world, job *backupv1.VirtualMachineBackup) *backupv1.VirtualMachineBackupTracker {

@@ -164,7 +164,11 @@ func TestDifference(t *testing.T) {
 		ExcludedVolumes: []harvesterv1.ExcludedVolume{
 			{Name: "swap", Reason: harvesterv1.ExcludedByUser},
 			{Name: "data", Reason: harvesterv1.NotRunningYet},
+			{Name: "shared", Reason: harvesterv1.Shareable}, // KubeVirt backs it up, too
 		},
+	}
+	if why := describeDifference(s, []backupv1.IncludedVolume{{VolumeName: "root"}, {VolumeName: "shared"}}); why != "" {
+		t.Errorf("as KubeVirt 1.8 has it: %s", why)
 	}
 	if why := describeDifference(s, []backupv1.IncludedVolume{{Name: "root"}, {Name: "swap"}}); why != "" {
 		t.Error(why)
