@@ -124,13 +124,15 @@ func (s *scene) restarted() {
 		return err == nil && vmi != "" && vmi != old, string(vmi), err
 	}))
 	s.waitTracked()
-	s.guest(`dd if=/dev/urandom of=$root bs=64k seek=120 count=3 conv=fsync
-		dd if=/dev/urandom of=$data bs=64k seek=120 count=3 conv=fsync`)
+	const change = `dd if=/dev/urandom of=$root bs=64k seek=120 count=3 conv=fsync
+		dd if=/dev/urandom of=$data bs=64k seek=120 count=3 conv=fsync`
+	s.guest(change)
 	for _, v := range s.backUp("restarted").Status.VolumeBackups {
 		if v.FullReason == "" {
 			s.t.Errorf("disk %s is incremental to a backup of an earlier run of its guest", v.VolumeName)
 		}
 	}
+	s.guest(change)
 	s.incremental(s.backUp("again"))
 }
 
