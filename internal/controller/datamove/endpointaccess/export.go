@@ -39,19 +39,9 @@ func (r *reconciler) keepExport(ctx context.Context, upload *velerov2.DataUpload
 	if ended := whyExportEnded(name, o, note); ended != "" {
 		return ctrl.Result{}, r.secrets.TellEnd(ctx, upload, ended)
 	}
-	return r.keepSecret(ctx, upload, func() (map[string][]byte, string, error) {
-		data, missing, err := r.readExportAccess(ctx, o)
-		return r.addDefinition(ctx, asked.Definition, data, missing, err)
+	return r.keepSecret(ctx, upload, asked.Definition, func() (map[string][]byte, string, error) {
+		return r.readExportAccess(ctx, o)
 	})
-}
-
-// addDefinition adds the definition of the machine with this UID to what opens its disk; "": there is none to store.
-func (r *reconciler) addDefinition(ctx context.Context, uid string, access map[string][]byte, missing string, err error) (map[string][]byte, string, error) {
-	if err != nil || missing != "" || uid == "" {
-		return access, missing, err
-	}
-	access[datamove.DefinitionKey], missing, err = r.readDefinition(ctx, uid)
-	return access, missing, err
 }
 
 // whyExportEnded says why an export cannot be read any more, or "".

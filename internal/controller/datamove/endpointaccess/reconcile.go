@@ -87,9 +87,8 @@ func (r *reconciler) followBackup(ctx context.Context, upload *velerov2.DataUplo
 	case moversecret.IsMoving(upload) && ended != "":
 		return ctrl.Result{}, r.secrets.TellEnd(ctx, upload, ended)
 	case moversecret.IsMoving(upload):
-		return r.keepSecret(ctx, upload, func() (map[string][]byte, string, error) {
-			data, missing, err := r.readAccess(ctx, b)
-			return r.addDefinition(ctx, asked.Definition, data, missing, err)
+		return r.keepSecret(ctx, upload, asked.Definition, func() (map[string][]byte, string, error) {
+			return r.readAccess(ctx, b)
 		})
 	case ended != "" || !upload.Status.Phase.Ended():
 		return ctrl.Result{}, nil
@@ -126,13 +125,20 @@ func whyEnded(name types.NamespacedName, b *backupv1.VirtualMachineBackup, note 
 	return ""
 }
 
-// keepSecret makes the Secret of a mover pod, or brings it up to date. read returns what it has, or what is missing.
-func (r *reconciler) keepSecret(ctx context.Context, upload *velerov2.DataUpload, read func() (data map[string][]byte, missing string, err error)) (ctrl.Result, error) {
+// keepSecret makes the Secret of a mover pod, or brings it up to date. read returns what opens the disk, or what is
+// missing. definition is the UID of the machine's definition, which the Secret has as well; "": there is none to store.
+func (r *reconciler) keepSecret(
+	ctx context.Context, upload *velerov2.DataUpload, definition string,
+	read func() (data map[string][]byte, missing string, err error),
+) (ctrl.Result, error) {
 	pod, err := r.secrets.FindPod(ctx, upload)
 	if err != nil || pod == nil {
 		return ctrl.Result{RequeueAfter: soon}, err
 	}
 	data, missing, err := read()
+	if err == nil && missing == "" && definition != "" {
+		data[datamove.DefinitionKey], missing, err = r.readDefinition(ctx, definition)
+	}
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
