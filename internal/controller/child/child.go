@@ -42,11 +42,11 @@ func (m Maker) Make(ctx context.Context, owner types.UID, o client.Object) (refu
 	case !apierrors.IsAlreadyExists(err) && !IsFinal(err):
 		return "", fmt.Errorf("create %s %s: %w", kindOf(o), key, err)
 	}
-	final := IsFinal(err) // a webhook may refuse a second object before the API server says that there is one
-	refusal := fmt.Sprintf("create %s %s: %v", kindOf(o), key, err)
+	// A webhook may refuse a second object before the API server says that there is one.
+	refusal := err
 	switch err := m.Live.Get(ctx, key, have); {
-	case apierrors.IsNotFound(err) && final:
-		return refusal, nil
+	case apierrors.IsNotFound(err) && IsFinal(refusal):
+		return fmt.Sprintf("create %s %s: %v", kindOf(o), key, refusal), nil
 	case apierrors.IsNotFound(err):
 		return "", apierrors.NewConflict(schema.GroupResource{Resource: kindOf(o)}, key.Name, err) // it has just gone: try again
 	case err != nil:
