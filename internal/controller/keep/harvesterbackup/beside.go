@@ -8,25 +8,21 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
-	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// Beside KubeVirt, the moment of a running machine is that of a pull backup of KubeVirt's, which the backup makes with a
-// token for its endpoints. Each DataUpload reads a disk there. KubeVirt's tracker moves when its backup is deleted,
-// whether or not somebody has read it: so the disks of the next backup may be incremental to a checkpoint that the
-// repository does not have. Such a backup asks KubeVirt for everything.
+// Beside KubeVirt, a backup of a running machine makes a pull backup of KubeVirt's, which fixes the moment, and a token for
+// its endpoints. Each DataUpload reads a disk there. KubeVirt moves its tracker when its backup is deleted, whether or not
+// anybody has read it. So the disks of the next backup may be incremental to a checkpoint that the repository does not
+// have: after a backup that failed, the next one asks KubeVirt for everything.
 
 // pullMode is the mode as KubeVirt's versions 1.8 and 1.9 spell it.
 const pullMode backupv1.BackupMode = "Pull"
@@ -54,24 +50,6 @@ func (in *input) checkPeer() *plan {
 		return nil
 	}
 	return &p
-}
-
-// findInstance returns the guest of a machine, or nil. The claims of its DataVolumes are named as those of other volumes.
-func (r *reconciler) findInstance(ctx context.Context, key types.NamespacedName) (*kubevirtv1.VirtualMachineInstance, error) {
-	o := &unstructured.Unstructured{}
-	o.SetGroupVersionKind(kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))
-	o, err := reconcile.Find(ctx, r.live, key, o)
-	if err != nil || o == nil {
-		return nil, err
-	}
-	instance := &kubevirtv1.VirtualMachineInstance{}
-	if err = definition.NameClaims(o); err == nil {
-		err = runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, instance)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("decode VirtualMachineInstance %s: %w", key, err)
-	}
-	return instance, nil
 }
 
 // makePull makes KubeVirt's backup, and the token that opens its endpoints.
@@ -120,8 +98,8 @@ func (r *reconciler) endPull(ctx context.Context, b *harvesterv1.VirtualMachineB
 	return r.giveTracker(ctx, b)
 }
 
-// giveTracker makes the tracker again if it has gone before KubeVirt's backup, which cannot end without it. It goes with
-// the backup.
+// giveTracker makes the tracker again if it has gone before KubeVirt's backup, which cannot end without it. The new one
+// goes with the backup.
 func (r *reconciler) giveTracker(ctx context.Context, b *harvesterv1.VirtualMachineBackup) error {
 	t := newTracker(b)
 	have, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(t), &backupv1.VirtualMachineBackupTracker{})

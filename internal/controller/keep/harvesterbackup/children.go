@@ -197,10 +197,7 @@ func scratchClaim(b *harvesterv1.VirtualMachineBackup) *corev1.PersistentVolumeC
 
 // newUpload returns the DataUpload of a disk.
 func (r *reconciler) newUpload(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) *velerov2.DataUpload {
-	config := diskConfig(b, v)
-	if r.BesideKubeVirt {
-		config = pulledDisk(b, v)
-	}
+	config := r.diskConfig(b, v)
 	config[datamove.ConfigMachine], config[datamove.ConfigMachineBackup] = b.Spec.Source.Name, b.Name
 	if patience := storagePatience(b); patience > 0 {
 		config[datamove.ConfigStoragePatience] = patience.String()
@@ -234,7 +231,10 @@ func storagePatience(b *harvesterv1.VirtualMachineBackup) time.Duration {
 }
 
 // diskConfig says which disk a DataUpload stores, and how it is read.
-func diskConfig(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) map[string]string {
+func (r *reconciler) diskConfig(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) map[string]string {
+	if r.BesideKubeVirt {
+		return pulledDisk(b, v)
+	}
 	if b.Status.Stopped != nil {
 		disk := datamove.ExportDisk{
 			Export: exportName(b.Status.Group), Group: b.Status.Group,

@@ -11,6 +11,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -19,6 +21,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov1 "github.com/varvebackup/varve/api/velero/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/controller/child"
@@ -132,6 +135,26 @@ func (r *reconciler) readInput(ctx context.Context, b *harvesterv1.VirtualMachin
 	}
 	in.locations, err = r.listLocations(ctx)
 	return in, err
+}
+
+// findInstance returns the guest of a machine, or nil. Its DataVolumes have claims as other volumes have them.
+func (r *reconciler) findInstance(
+	ctx context.Context, key types.NamespacedName,
+) (*kubevirtv1.VirtualMachineInstance, error) {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))
+	o, err := reconcile.Find(ctx, r.live, key, o)
+	if err != nil || o == nil {
+		return nil, err
+	}
+	instance := &kubevirtv1.VirtualMachineInstance{}
+	if err = definition.NameClaims(o); err == nil {
+		err = runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, instance)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decode VirtualMachineInstance %s: %w", key, err)
+	}
+	return instance, nil
 }
 
 func (r *reconciler) listLocations(ctx context.Context) ([]velerov1.BackupStorageLocation, error) {

@@ -185,7 +185,7 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 		return fmt.Sprintf("virtual machine %s was deleted, or made again, while its disks were read%s", name,
 			another), nil
 	}
-	instance, err := reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{})
+	instance, err := r.findInstance(ctx, key)
 	switch {
 	case err != nil:
 		return "", err
