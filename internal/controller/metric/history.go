@@ -22,6 +22,9 @@ const (
 // Start reads what the API server knows about backups that have ended, and returns when it is done. The manager calls it
 // when this process has the lease.
 func (s *Set) Start(ctx context.Context) error {
+	if s.BesideKubeVirt {
+		return nil // nothing of it is shown
+	}
 	err := wait.PollUntilContextCancel(ctx, historyRetry, true, func(ctx context.Context) (bool, error) {
 		if err := s.readHistory(ctx); err != nil {
 			log.FromContext(ctx).Error(err, "read the ended backups for the metrics; trying again")
