@@ -4,6 +4,8 @@ KUBECTL ?= $(CURDIR)/build/kube/bin/kubectl
 CONTROLLER_GEN := $(GO) run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
 PROTO := internal/launcher/launcherpb
 STORE_PROTO := internal/store/storepb
+# The packages that only Varve's own runtime has: see runtimeParts in internal/controller/run.go.
+RUNTIME_ONLY := /controller/(machine|backup|datamove/machinegroup|keep/requeststart)(/|$$)
 
 .PHONY: install uninstall generate verify-generate docs
 
@@ -23,7 +25,7 @@ generate: ## Generate deepcopy, CRDs, RBAC, protobuf code, the operator's alerts
 	$(CONTROLLER_GEN) rbac:roleName=varve-controller paths="./internal/controller/...;./internal/admission/..." output:rbac:dir=deploy/rbac/controller
 	# Beside KubeVirt, whatever runs machines is not there.
 	$(CONTROLLER_GEN) rbac:roleName=varve-controller output:rbac:dir=deploy/beside \
-		paths="$$($(GO) list ./internal/controller/... | grep -vE '/controller/(machine|backup|datamove/machinegroup|keep/requeststart)(/|$$)' | paste -sd ';')"
+		paths="$$($(GO) list ./internal/controller/... | grep -vE '$(RUNTIME_ONLY)' | paste -sd ';')"
 	$(CONTROLLER_GEN) rbac:roleName=varve-handler paths=./internal/handler/... output:rbac:dir=deploy/rbac/handler
 	$(CONTROLLER_GEN) rbac:roleName=varve-store paths=./internal/store/... output:rbac:dir=deploy/store
 	GOBIN=$(CURDIR)/build/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11

@@ -2,7 +2,8 @@
 # Installs Varve into the cluster of $KUBECONFIG, or brings an installation up to date, and waits until it runs.
 # Usage: deploy/install.sh KUSTOMIZATION_DIR [OBJECTS...]
 # Where KubeVirt runs the machines, the profile of deploy/beside is installed.
-# OBJECTS are applied last, but not beside KubeVirt: the cluster's configuration. $KUBECTL is the program; $INSTALL_TIMEOUT the deadline, 180s by default.
+# OBJECTS are applied last, but not beside KubeVirt: the cluster's configuration. $KUBECTL is the program;
+# $INSTALL_TIMEOUT the deadline, 180s by default.
 set -eu
 cd "$(dirname "$0")/.."
 rendered=${1:?usage: deploy/install.sh KUSTOMIZATION_DIR [OBJECTS...]}
@@ -34,9 +35,9 @@ diagnose() {
 read_owners
 foreign=$(foreign_kinds $(kubevirt_kinds))
 operators=$(kubevirt_operators)
-own=$(varve_runtime)
 beside=
 if [ -n "$foreign$operators" ]; then
+	own=$(varve_runtime)
 	if [ -n "$own" ]; then
 		{
 			echo "install: refused, and nothing was changed: this cluster has KubeVirt, and Varve with a runtime of its own:" $own
@@ -53,7 +54,8 @@ if [ -n "$foreign$operators" ]; then
 	fi
 	beside=yes rendered=$rendered/beside
 	echo "install: this cluster has KubeVirt${operators:+ ($operators)}, which keeps its machines: Varve is installed beside it"
-	echo "install: on: backups, schedules and restores of running machines, repositories, images. Off: Varve's own machines, exports and snapshots of machines"
+	echo "install: on: backups, schedules and restores of running machines, repositories, images"
+	echo "install: off: Varve's own machines, exports and snapshots of machines"
 elif [ -n "$(beside_installed)" ]; then
 	{
 		echo "install: refused, and nothing was changed: Varve was installed beside KubeVirt, and KubeVirt is not there any more."

@@ -65,7 +65,8 @@ varve_runtime() {
 
 # beside_installed names the controller of an installation beside KubeVirt, or nothing.
 beside_installed() {
-	"$kubectl" -n varve get deployment varve-controller --ignore-not-found -o 'jsonpath={.spec.template.spec.containers[0].args}' |
+	"$kubectl" -n varve get deployment varve-controller --ignore-not-found \
+		-o 'jsonpath={.spec.template.spec.containers[0].args}' |
 		grep -o -e --beside-kubevirt || true
 }
 

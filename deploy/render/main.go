@@ -1,6 +1,6 @@
 // Command render writes the kustomizations that install Varve with the images of an index: build/images/images.json in,
-// build/deploy out, with the whole product, beside/ with what there is beside KubeVirt, and store/. `kubectl apply -k` does
-// the rest.
+// build/deploy out, with the whole product, beside/ with the profile beside KubeVirt, and store/. `kubectl apply -k` does the
+// rest.
 package main
 
 import (
@@ -112,11 +112,14 @@ func writeKustomization(dir, base string, r references, patches []object) error 
 
 // controllerPatch is the change to the controller.
 func controllerPatch(r references, policy string) object {
-	return patchContainer("Deployment", "varve-controller", object{"name": "controller", "imagePullPolicy": policy, "env": []object{
+	env := []object{
 		{"name": "VARVE_IMAGE", "value": r.varve},
 		{"name": "VARVE_LAUNCHER_IMAGE", "value": r.launcher},
 		{"name": "VARVE_IMAGE_PULL_POLICY", "value": policy},
-	}})
+	}
+	return patchContainer("Deployment", "varve-controller", object{
+		"name": "controller", "imagePullPolicy": policy, "env": env,
+	})
 }
 
 // runtimePatches are the changes to what only Varve's own runtime has.

@@ -334,23 +334,30 @@ func runtimeParts(mgr ctrl.Manager, o Options) []part {
 				Configuration: configuration, Images: images, StopWaitsForBackup: o.StopWaitsForBackup, Clock: o.Clock,
 			})
 		}},
-		{"utilityvolume", func() error { return utilityvolume.Setup(mgr, utilityvolume.Options{Image: image, Clock: o.Clock}) }},
+		{"utilityvolume", func() error {
+			return utilityvolume.Setup(mgr, utilityvolume.Options{Image: image, Clock: o.Clock})
+		}},
 		{"virtualmachineexport", func() error {
 			return virtualmachineexport.Setup(mgr, virtualmachineexport.Options{
-				Configuration: configuration, Image: virtualmachineexport.Image(image), ProxyHost: o.ExportProxyHost, Clock: o.Clock,
+				Configuration: configuration, Image: virtualmachineexport.Image(image), ProxyHost: o.ExportProxyHost,
+				Clock: o.Clock,
 			})
 		}},
 		{"exportproxy", func() error {
 			return exportproxy.Setup(mgr, exportproxy.Options{
-				Namespace: o.Namespace, Host: o.ExportProxyHost, AuthoritySecret: virtualmachineexport.AuthoritySecret, Clock: o.Clock,
+				Namespace: o.Namespace, Host: o.ExportProxyHost, AuthoritySecret: virtualmachineexport.AuthoritySecret,
+				Clock: o.Clock,
 			})
 		}},
 		{"tunnelkey", func() error {
-			return tunnelkey.Setup(mgr, tunnelkey.Options{Configuration: configuration, ControllerSuffix: o.Backup.ControllerSuffix})
+			return tunnelkey.Setup(mgr, tunnelkey.Options{
+				Configuration: configuration, ControllerSuffix: o.Backup.ControllerSuffix,
+			})
 		}},
 		{"machinegroup", func() error {
 			return machinegroup.Setup(mgr, machinegroup.Options{
-				Namespace: o.Namespace, AuthoritySecret: virtualmachineexport.AuthoritySecret, Clock: o.Clock, ControllerSuffix: o.Backup.ControllerSuffix,
+				Namespace: o.Namespace, AuthoritySecret: virtualmachineexport.AuthoritySecret, Clock: o.Clock,
+				ControllerSuffix: o.Backup.ControllerSuffix,
 			})
 		}},
 		{"virtualmachinesnapshot", func() error {

@@ -115,8 +115,8 @@ type EndpointSource struct {
 	BackupUID types.UID `json:"backupUID"`
 	// Bytes is the disk's size; 0 if the backup does not tell.
 	Bytes int64 `json:"bytes,omitempty"`
-	// Checkpoint is the one that the backup makes, or "", and CheckpointUID what its name is unique by: the UID of the backup, or, with
-	// KubeVirt 1.8, those of the tracker and of the guest's instance.
+	// Checkpoint is the one that the backup makes, or "". CheckpointUID makes its name unique: it is the UID of the backup,
+	// or, with KubeVirt 1.8, those of the tracker and of the guest's instance.
 	Checkpoint    string    `json:"checkpoint,omitempty"`
 	CheckpointUID types.UID `json:"checkpointUID,omitempty"`
 	// BaseCheckpoint and BaseUID are the same of the one that the map's changes are counted from; "" if it says nothing about changes, or

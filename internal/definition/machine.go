@@ -177,8 +177,7 @@ func strategyOf(spec map[string]any) (string, error) {
 	return "Halted", err
 }
 
-// NameClaims names the claims of a guest's DataVolumes as those of other volumes are named: a DataVolume's claim has its
-// name.
+// NameClaims turns the DataVolumes of a guest into the claims that they are on, which have their names.
 func NameClaims(instance *unstructured.Unstructured) error {
 	path := []string{"spec", "volumes"}
 	volumes, has, err := unstructured.NestedSlice(instance.Object, path...)

@@ -15,7 +15,7 @@ import (
 
 // +kubebuilder:rbac:groups=subresources.kubevirt.io,resources=virtualmachines/start,verbs=update
 
-// New returns what starts a machine. A machine that is being started already is no error.
+// New returns what starts a machine. It returns no error for a machine that somebody is starting already.
 func New(config *rest.Config, c *http.Client) (func(context.Context, *unstructured.Unstructured) error, error) {
 	own := rest.CopyConfig(config)
 	own.GroupVersion = &schema.GroupVersion{Group: "subresources.kubevirt.io", Version: "v1"}
