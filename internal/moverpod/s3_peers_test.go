@@ -3,12 +3,15 @@
 package moverpod
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -57,6 +60,29 @@ func (b *bucket) count(w http.ResponseWriter, r *http.Request, next http.Handler
 	next.ServeHTTP(countingWriter{w, &b.fetched}, r)
 }
 
+// slow takes the bytes of all requests at 50 MiB a second, and counts those of a request that has come as a whole: not what a
+// client that is gone has begun to send.
+func (b *bucket) slow() s3.Fault {
+	var line sync.Mutex
+	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		var body bytes.Buffer
+		for {
+			_, err := io.CopyN(&body, r.Body, mib)
+			line.Lock()
+			time.Sleep(20 * time.Millisecond)
+			line.Unlock()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				panic(http.ErrAbortHandler)
+			}
+		}
+		r.Body = io.NopCloser(&body)
+		b.count(w, r, next)
+	}
+}
+
 type countingWriter struct {
 	http.ResponseWriter
 
@@ -103,12 +129,14 @@ func TestKilledMover_goesOn(t *testing.T) {
 	content := writeSparse(t, device, 192*mib, map[int64][]byte{0: noise(192*mib, 1)})
 	up := b.newPod(t, newUpload(block), device)
 	up.limits.flush = 200 * time.Millisecond
-	b.set(s3.Rule{Method: http.MethodPut, Key: prefix + "p", Fault: func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-		time.Sleep(200 * time.Millisecond)
-		b.count(w, r, next)
+	var indexed atomic.Int64 // what was sent before the latest index that is stored
+	b.set(s3.Rule{Method: http.MethodPut, Key: prefix + "p", Fault: b.slow()}, s3.Rule{Method: http.MethodPut, Key: prefix + "xn", Fault: func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		sent := b.sent.Load()
+		next.ServeHTTP(w, r)
+		indexed.Store(sent)
 	}})
 	first := up.startChild(t)
-	waitFor(t, "half of the data", func() bool { return b.sent.Load() > 96*mib })
+	waitFor(t, "an index of half of the data", func() bool { return indexed.Load() >= 96*mib })
 	first.kill()
 	if report, ok := up.api.report(t); ok {
 		t.Fatalf("a mover that was killed has reported %+v", report)
