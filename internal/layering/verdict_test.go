@@ -12,7 +12,7 @@ import (
 )
 
 // comparing are the build tags of the tests that must mark wrong data, in lines that begin a file.
-var comparing = regexp.MustCompile(`(?m)^//go:build .*\b(beside|box|e2e|soak|peers|root|nbd_interop|libvirt_dlopen)\b`)
+var comparing = regexp.MustCompile(`(?m)^//go:build .*\b(beside|box|e2e|soak|peers|root|nbd_interop|spdk_target|libvirt_dlopen)\b`)
 
 // TestWrongData_isMarked: a failure that means wrong data is never run again, so it goes through package verdict, or has its
 // mark in another module. This finds the comparisons that fail unless bytes.Equal, or a SHA-256 that is computed in place.

@@ -174,6 +174,22 @@ func wantError(t *testing.T, err, want error) {
 	}
 }
 
+// wantNothingElse checks that the store has no volumes but those that objects need.
+func wantNothingElse(t *testing.T, d *Disk) {
+	t.Helper()
+	v, err := d.lockView(t.Context())
+	must(t, err)
+	defer d.unlock()
+	for name := range v.volumes {
+		r, uid, ok := parseVolumeName(name)
+		o, exists := v.objects[uid]
+		needed := exists && (o.volume == name || (r == roleSeal && o.Sealed))
+		if !ok || (!needed && (r != roleBase || len(v.volumes[name].Driver.Volume.Clones) < 2)) {
+			t.Errorf("the volume %s is left", name)
+		}
+	}
+}
+
 // A snapshot can be deleted although the target refuses that, because two images still have its clusters.
 func TestDisk_replaysTheDeletionOfWhatImagesShare(t *testing.T) { //nolint:paralleltest // one address
 	dial, socket := startSession(t, "shared")

@@ -1,3 +1,5 @@
+//go:build spdk_target
+
 package spdk
 
 import (
@@ -7,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -52,16 +53,13 @@ func (c *losingConn) Read(p []byte) (int, error) {
 // After a failure of any call or connection the disk has what it had, or what it was to have, and the same call again
 // ends well.
 func TestTarget_survivesEachFailure(t *testing.T) { //nolint:paralleltest // one address
-	socket := os.Getenv(socketVariable)
-	if socket == "" {
-		t.Skipf("%s does not name the socket of an SPDK target: see docs/testing.md", socketVariable)
-	}
+	socket := readSocket(t)
 	s := newTargetStore(t, new(net.Dialer).DialContext, socket, "varve-failures")
 	open := func(t *testing.T, dial dialer) disktest.Disk {
 		t.Helper()
 		d, err := openDisk(t.Context(), Options{Socket: socket, Store: s.name, DataAddress: dataAddress}, dial, testHostID)
 		must(t, err)
-		return disktest.Disk{Disk: dataDisk{Disk: d, target: s}, TB: t, OpenFile: openDataFile}
+		return disktest.Disk{Disk: dataDisk{Disk: d}, TB: t, OpenFile: openDataFile}
 	}
 	data := disktest.Noise(1, 5000)
 	d := open(t, new(net.Dialer).DialContext)
@@ -162,20 +160,4 @@ func ignoreMissing(err error) error {
 		return nil
 	}
 	return err
-}
-
-// wantNothingElse checks that the store has no volumes but those that objects need.
-func wantNothingElse(t *testing.T, d *Disk) {
-	t.Helper()
-	v, err := d.lockView(t.Context())
-	must(t, err)
-	defer d.unlock()
-	for name := range v.volumes {
-		r, uid, ok := parseVolumeName(name)
-		o, exists := v.objects[uid]
-		needed := exists && (o.volume == name || (r == roleSeal && o.Sealed))
-		if !ok || (!needed && (r != roleBase || len(v.volumes[name].Driver.Volume.Clones) < 2)) {
-			t.Errorf("the volume %s is left", name)
-		}
-	}
 }

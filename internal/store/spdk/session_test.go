@@ -17,9 +17,6 @@ import (
 	"time"
 )
 
-// recordVariable has the sessions recorded again, from the target that socketVariable names.
-const recordVariable = "VARVE_SPDK_RECORD"
-
 // event is a line of a recorded session. All lines are in the order in which things happened, on all connections.
 type event struct {
 	Connection int    `json:"connection"`
@@ -41,33 +38,23 @@ type session struct {
 	rest   []byte // replayed: what is left of its bytes
 }
 
-// startSession returns how to reach a target: a real one if socketVariable names one, and otherwise the one whose
-// answers were recorded.
-func startSession(t *testing.T, name string) (dial dialer, socket string) {
+// startSession returns how to reach the target of a session: the one whose answers were recorded, or a real one behind
+// the build tag spdk_target.
+var startSession = startReplay
+
+func sessionFile(name string) string { return filepath.Join("testdata", "session-"+name+".jsonl") }
+
+// startReplay plays a session on the target whose answers were recorded.
+func startReplay(t *testing.T, name string) (dial dialer, socket string) {
 	t.Helper()
-	path := filepath.Join("testdata", "session-"+name+".jsonl")
-	socket = os.Getenv(socketVariable)
-	if socket == "" {
-		s := &session{}
-		s.load(t, path)
-		t.Cleanup(func() {
-			if !t.Failed() && s.at != len(s.events) {
-				t.Errorf("%d of %d events were replayed", s.at, len(s.events))
-			}
-		})
-		return s.replay, "recorded"
-	}
-	newTargetStore(t, new(net.Dialer).DialContext, socket, "session-"+name)
-	if os.Getenv(recordVariable) == "" {
-		return new(net.Dialer).DialContext, socket
-	}
 	s := &session{}
+	s.load(t, sessionFile(name))
 	t.Cleanup(func() {
-		if !t.Failed() {
-			s.save(t, path)
+		if !t.Failed() && s.at != len(s.events) {
+			t.Errorf("%d of %d events were replayed", s.at, len(s.events))
 		}
 	})
-	return s.record, socket
+	return s.replay, "recorded"
 }
 
 func (s *session) load(t *testing.T, path string) {
@@ -91,103 +78,6 @@ func (s *session) load(t *testing.T, path string) {
 		}
 		s.events = append(s.events, e)
 	}
-}
-
-func (s *session) save(t *testing.T, path string) {
-	t.Helper()
-	var out bytes.Buffer
-	lines := json.NewEncoder(&out)
-	lines.SetEscapeHTML(false)
-	earlier := map[string]int{}
-	for i, e := range s.events {
-		if line := earlier[e.Got]; line > 0 {
-			e.Got, e.GotAs = "", line
-		} else if len(e.Got) > 100 {
-			earlier[e.Got] = i + 1
-		}
-		e.SentData, e.GotData = deflate(t, e.SentData), deflate(t, e.GotData)
-		if err := lines.Encode(e); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.WriteFile(path, out.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func deflate(t *testing.T, data []byte) []byte {
-	t.Helper()
-	if len(data) == 0 {
-		return nil
-	}
-	var out bytes.Buffer
-	w, err := flate.NewWriter(&out, flate.BestCompression)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Write(data); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
-}
-
-// record connects to a real target.
-func (s *session) record(ctx context.Context, network, address string) (net.Conn, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.opened++
-	s.events = append(s.events, event{Connection: s.opened, Opened: network})
-	return &recordedConn{Conn: conn, session: s, number: s.opened, text: network == "unix"}, nil
-}
-
-type recordedConn struct {
-	net.Conn
-
-	session *session
-	number  int
-	text    bool
-}
-
-func (c *recordedConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	c.session.mu.Lock()
-	defer c.session.mu.Unlock()
-	if e := (event{Connection: c.number}); c.text {
-		e.Sent = string(p)
-		c.session.events = append(c.session.events, e)
-	} else {
-		e.SentData = bytes.Clone(p)
-		c.session.events = append(c.session.events, e)
-	}
-	return n, err
-}
-
-func (c *recordedConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if n == 0 {
-		return n, err
-	}
-	c.session.mu.Lock()
-	defer c.session.mu.Unlock()
-	s := c.session
-	last := &s.events[len(s.events)-1]
-	if last.Connection != c.number || (last.Got == "" && last.GotData == nil) {
-		s.events = append(s.events, event{Connection: c.number})
-		last = &s.events[len(s.events)-1]
-	}
-	if c.text {
-		last.Got += string(p[:n])
-	} else {
-		last.GotData = append(last.GotData, p[:n]...)
-	}
-	return n, err
 }
 
 // replay connects to the recorded target, which wants to hear exactly what was said, in the same order.

@@ -1,3 +1,5 @@
+//go:build spdk_target
+
 package spdk
 
 import (
@@ -7,10 +9,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
-	"sync/atomic"
 	"testing"
 
+	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
 	"github.com/varvebackup/varve/internal/store/disk/disktest"
 )
@@ -18,7 +19,15 @@ import (
 // socketVariable names the socket of a target on this machine, which the tests may use as they like.
 const socketVariable = "VARVE_SPDK_SOCKET"
 
-const dataAddress = "127.0.0.1:44210"
+// readSocket returns the path of the target's socket.
+func readSocket(t *testing.T) string {
+	t.Helper()
+	socket := os.Getenv(socketVariable)
+	if socket == "" {
+		t.Fatalf("%s does not name the socket of an SPDK target: see docs/testing.md", socketVariable)
+	}
+	return socket
+}
 
 // targetStore is a store of a real target, on a sparse file.
 type targetStore struct {
@@ -62,68 +71,15 @@ func (s *targetStore) detach(ctx context.Context) error {
 	return s.client.call(ctx, "bdev_aio_delete", map[string]string{"name": s.name}, nil)
 }
 
-// dataDisk opens objects by OpenData, so that the conformance suite can read and write them.
-type dataDisk struct {
-	*Disk
+// targetDisk is a disk of a real target, which can be opened again.
+type targetDisk struct {
+	dataDisk
 
 	target *targetStore
 }
 
-type dataLease struct {
-	*Data
-
-	path string
-}
-
-func (l *dataLease) Path() string { return l.path }
-
-var (
-	openLeases sync.Map
-	leaseCount atomic.Int64
-)
-
-func (d dataDisk) Open(ctx context.Context, name disk.Name) (disk.Lease, error) {
-	data, err := d.OpenData(context.WithoutCancel(ctx), name)
-	if err != nil {
-		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, errors.Join(err, data.Close())
-	}
-	l := &dataLease{Data: data, path: fmt.Sprint("data ", leaseCount.Add(1))}
-	openLeases.Store(l.path, data)
-	return l, nil
-}
-
-// dataFile is the data of a lease, from its beginning.
-type dataFile struct {
-	*Data
-
-	offset int64
-}
-
-func (f *dataFile) Read(p []byte) (int, error) {
-	n, err := f.ReadAt(p, f.offset)
-	f.offset += int64(n)
-	return n, err
-}
-
-// Close leaves the lease open.
-func (f *dataFile) Close() error { return nil }
-
-func openDataFile(path string, _ int) (disktest.File, error) {
-	data, ok := openLeases.Load(path)
-	if !ok {
-		return nil, os.ErrNotExist
-	}
-	return &dataFile{Data: data.(*Data)}, nil
-}
-
 func TestTarget_conformance(t *testing.T) { //nolint:paralleltest // one address
-	socket := os.Getenv(socketVariable)
-	if socket == "" {
-		t.Skipf("%s does not name the socket of an SPDK target: see docs/testing.md", socketVariable)
-	}
+	socket := readSocket(t)
 	dial := new(net.Dialer).DialContext
 	open := func(t *testing.T, s *targetStore) disk.Disk {
 		t.Helper()
@@ -131,7 +87,7 @@ func TestTarget_conformance(t *testing.T) { //nolint:paralleltest // one address
 		if err != nil {
 			t.Fatal(err)
 		}
-		return dataDisk{Disk: d, target: s}
+		return targetDisk{dataDisk: dataDisk{Disk: d}, target: s}
 	}
 	disktest.Run(t, disktest.Kind{
 		Open: func(t *testing.T) disk.Disk {
@@ -140,13 +96,23 @@ func TestTarget_conformance(t *testing.T) { //nolint:paralleltest // one address
 		},
 		Reopen: func(t *testing.T, old disk.Disk) disk.Disk {
 			t.Helper()
-			s := old.(dataDisk).target
+			s := old.(targetDisk).target
 			if err := errors.Join(s.detach(t.Context()), s.attach(t.Context())); err != nil { // all that is left is on the disk
 				t.Fatal(err)
 			}
 			return open(t, s)
 		},
-		OpenFile:    openDataFile,
-		Unsupported: map[string]string{"repair": "an image cannot be changed: Repair returns ErrUnsupported"},
+		OpenFile: openDataFile,
+		Instead:  map[string]func(*testing.T, disktest.Disk){"repair": checkNoRepair},
 	})
+}
+
+// checkNoRepair asks for what a disk that cannot change an image does not do.
+func checkNoRepair(t *testing.T, d disktest.Disk) {
+	t.Helper()
+	data := disktest.Noise(16, 5000)
+	d.NewImage("i", "i", data)
+	wantError(t, d.Repair(t.Context(), "none", "i", nil), errclass.NotFound)
+	wantError(t, d.Repair(t.Context(), "i", "i", nil), ErrUnsupported)
+	wantError(t, d.ReadPiece(t.Context(), "i", "i", 0, make([]byte, len(data))), ErrUnsupported)
 }
