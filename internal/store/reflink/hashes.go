@@ -58,11 +58,28 @@ func (d *Disk) readPieces(ctx context.Context, name disk.Name) (_ []disk.PieceHa
 	if l.object.Kind != disk.KindImage {
 		return nil, errclass.Errorf(errclass.Invalid, "it is no image, but a %s", l.object.Kind)
 	}
-	data, err := os.ReadFile(filepath.Join(d.dir, l.object.group, hashesFile))
+	_, pieces, err := d.loadHashes(l.object)
+	return pieces, err
+}
+
+// loadHashes returns the hashes of an image's pieces, and the file that has them.
+func (d *Disk) loadHashes(o located) (encoded []byte, pieces []disk.PieceHash, err error) {
+	if encoded, err = os.ReadFile(filepath.Join(d.dir, o.group, hashesFile)); err != nil {
+		return nil, nil, err
+	}
+	pieces, err = piecehash.Decode(encoded, o.Bytes, o.Checksum)
+	return encoded, pieces, err
+}
+
+// leaseImage leases an image, damaged or not. Errors are those of findImage.
+func (d *Disk) leaseImage(ctx context.Context, name disk.Name, uid disk.UID) (*lease, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o, err := d.findImage(ctx, name, uid)
 	if err != nil {
 		return nil, err
 	}
-	return piecehash.Decode(data, l.object.Bytes, l.object.Checksum)
+	return d.leaseObject(o), nil
 }
 
 // ReadPiece implements [disk.Disk].
@@ -74,25 +91,16 @@ func (d *Disk) ReadPiece(ctx context.Context, name disk.Name, uid disk.UID, piec
 }
 
 func (d *Disk) readPiece(ctx context.Context, name disk.Name, uid disk.UID, piece int, p []byte) (err error) {
-	l, err := d.leaseAny(ctx, name)
+	l, err := d.leaseImage(ctx, name, uid)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	o := l.object
-	switch offset := int64(piece) * pieceBytes; {
-	case o.UID != uid:
-		return errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
-	case o.Kind != disk.KindImage:
-		return errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
-	case piece < 0 || offset >= o.Bytes || int64(len(p)) != min(pieceBytes, o.Bytes-offset):
+	o, offset := l.object, int64(piece)*pieceBytes
+	if piece < 0 || offset >= o.Bytes || int64(len(p)) != min(pieceBytes, o.Bytes-offset) {
 		return errclass.Errorf(errclass.Invalid, "an image of %d bytes has no such piece of %d bytes", o.Bytes, len(p))
 	}
-	data, err := os.ReadFile(filepath.Join(d.dir, o.group, hashesFile))
-	if err != nil {
-		return err
-	}
-	pieces, err := piecehash.Decode(data, o.Bytes, o.Checksum)
+	_, pieces, err := d.loadHashes(o)
 	if err != nil {
 		return err
 	}
@@ -101,7 +109,7 @@ func (d *Disk) readPiece(ctx context.Context, name disk.Name, uid disk.UID, piec
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if _, err := f.ReadAt(p, int64(piece)*pieceBytes); err != nil {
+	if _, err := f.ReadAt(p, offset); err != nil {
 		return err
 	}
 	if piecehash.Sum(p) != pieces[piece] {

@@ -37,11 +37,7 @@ func (d *Disk) repairImage(ctx context.Context, name disk.Name, uid disk.UID, fe
 	}
 	defer d.endRepair(source)
 	o := source.object
-	encoded, err := os.ReadFile(filepath.Join(d.dir, o.group, hashesFile))
-	if err != nil {
-		return err
-	}
-	pieces, err := piecehash.Decode(encoded, o.Bytes, o.Checksum)
+	encoded, pieces, err := d.loadHashes(o)
 	if err != nil {
 		return err
 	}
