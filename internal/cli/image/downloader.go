@@ -369,7 +369,7 @@ func (d *downloader) readHashes(ctx context.Context, store *download.Client, of 
 	if d.transfer.HasHashes() {
 		return nil
 	}
-	hashes, err := store.ReadHashes(ctx, of, download.CountPieces(d.image.Status.Size))
+	hashes, err := store.ReadHashes(ctx, of, d.transfer.CountPieces())
 	if err != nil {
 		return err
 	}

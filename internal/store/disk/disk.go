@@ -166,6 +166,9 @@ func IsSHA256(checksum string) bool { return len(checksum) == 2*sha256.Size }
 // PieceBytes is the size of the pieces of an image that have hashes of their own. The last piece may be smaller.
 const PieceBytes = 1 << 20
 
+// CountPieces returns how many pieces an image of some bytes has.
+func CountPieces(bytes int64) int { return int((bytes + PieceBytes - 1) / PieceBytes) }
+
 // PieceHash is the SHA-256 of a piece of an image.
 type PieceHash = [sha256.Size]byte
 

@@ -43,9 +43,6 @@ func (c Copy) dataURL(from int) string {
 	return "http://store" + c.path() + "/data?" + FromQuery + "=" + strconv.Itoa(from)
 }
 
-// CountPieces returns how many pieces an image has.
-func CountPieces(bytes int64) int { return int((bytes + disk.PieceBytes - 1) / disk.PieceBytes) }
-
 // PieceLength returns how many bytes a piece of an image has.
 func PieceLength(bytes int64, piece int) int {
 	return int(min(disk.PieceBytes, bytes-int64(piece)*disk.PieceBytes))
@@ -62,13 +59,13 @@ func NewZeroes(bytes int64) Zeroes {
 	zero := make([]byte, disk.PieceBytes)
 	return Zeroes{
 		bytes: bytes, whole: sha256.Sum256(zero),
-		last: sha256.Sum256(zero[:PieceLength(bytes, CountPieces(bytes)-1)]),
+		last: sha256.Sum256(zero[:PieceLength(bytes, disk.CountPieces(bytes)-1)]),
 	}
 }
 
 // Has says whether a piece is zero if it has a hash.
 func (z *Zeroes) Has(piece int, hash disk.PieceHash) bool {
-	if piece == CountPieces(z.bytes)-1 {
+	if piece == disk.CountPieces(z.bytes)-1 {
 		return hash == z.last
 	}
 	return hash == z.whole

@@ -66,15 +66,18 @@ func NewTransfer(image Image, to Destination) (*Transfer, error) {
 // Done returns how many bytes from the first one on are there.
 func (t *Transfer) Done() int64 { return t.done.Load() }
 
+// CountPieces returns how many pieces the image has.
+func (t *Transfer) CountPieces() int { return disk.CountPieces(t.image.Bytes) }
+
 // HasHashes says whether Begin was called.
 func (t *Transfer) HasHashes() bool { return t.hashes != nil }
 
 // Begin takes the hashes of the image's pieces, and keeps the pieces that an earlier run has written, up to the first
 // that is missing or wrong. An error is Corrupt if the hashes are not those of the image.
 func (t *Transfer) Begin(ctx context.Context, hashes []disk.PieceHash) error {
-	if len(hashes) != CountPieces(t.image.Bytes) {
+	if len(hashes) != t.CountPieces() {
 		return errclass.Errorf(errclass.Corrupt, "the copy has %d MiB, and the image %d", len(hashes),
-			CountPieces(t.image.Bytes))
+			t.CountPieces())
 	}
 	if sum := disk.SumPieces(hashes); t.image.PiecesChecksum != "" && sum != t.image.PiecesChecksum {
 		return errclass.Errorf(errclass.Corrupt, "the hashes of the copy are those of %.16s…, and the image's of %.16s…", sum,

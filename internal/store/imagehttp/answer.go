@@ -36,7 +36,7 @@ func (s *server) open(r *http.Request) (_ *lease, err error) {
 	if err != nil {
 		return nil, err
 	}
-	weight := min(int64(download.CountPieces(image.Bytes)), maxPieces)
+	weight := min(int64(disk.CountPieces(image.Bytes)), maxPieces)
 	if !s.pieces.TryAcquire(weight) {
 		return nil, errclass.Errorf(errclass.Transient, "other large images are being downloaded: try again later")
 	}
@@ -53,7 +53,7 @@ func (s *server) open(r *http.Request) (_ *lease, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the hashes of image %s: %w", c.Image, err)
 	}
-	if len(pieces) != download.CountPieces(image.Bytes) {
+	if len(pieces) != disk.CountPieces(image.Bytes) {
 		return nil, errclass.Errorf(errclass.Corrupt, "the copy of image %s has %d hashes for %d bytes", c.Image,
 			len(pieces), image.Bytes)
 	}

@@ -114,7 +114,7 @@ func (i *Image) expose(ctx context.Context, c Copy) (*storepb.Lease, error) {
 	if i.Bytes <= 0 || i.Bytes > handover.MaxImageBytes {
 		return nil, errclass.Errorf(errclass.Corrupt, "the other store says that it has %d bytes", i.Bytes)
 	}
-	wanted := int((i.Bytes + disk.PieceBytes - 1) / disk.PieceBytes)
+	wanted := disk.CountPieces(i.Bytes)
 	for len(i.Pieces) < wanted {
 		message, err := stream.Recv()
 		if err != nil {

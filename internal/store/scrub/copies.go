@@ -47,7 +47,7 @@ func (w *worker) continueCheck(ctx context.Context, d diskset.Disk, o disk.Objec
 	if err != nil {
 		return read, err
 	}
-	if w.check.piece++; w.check.piece < countPieces(o) {
+	if w.check.piece++; w.check.piece < int64(disk.CountPieces(o.Bytes)) {
 		return read, nil
 	}
 	w.check = check{}

@@ -420,7 +420,7 @@ func (w *worker) continuePass(
 ) (read int64, worked bool, err error) {
 	next := w.currentState()
 	i := slices.IndexFunc(images, func(o disk.Object) bool {
-		return o.UID > next.Image || o.UID == next.Image && next.Piece < countPieces(o)
+		return o.UID > next.Image || o.UID == next.Image && next.Piece < int64(disk.CountPieces(o.Bytes))
 	})
 	if i < 0 {
 		w.updateState(func(st *state) { st.Ended, st.GoesOn, st.Image, st.Piece = w.Clock.Now(), false, "", 0 })
@@ -438,7 +438,7 @@ func (w *worker) continuePass(
 		return 0, false, err
 	}
 	w.updateState(func(st *state) {
-		if st.Image, st.Piece = o.UID, piece+1; st.Piece >= countPieces(o) {
+		if st.Image, st.Piece = o.UID, piece+1; st.Piece >= int64(disk.CountPieces(o.Bytes)) {
 			st.noteRead(o.UID, w.Clock.Now())
 		}
 	})
@@ -448,13 +448,11 @@ func (w *worker) continuePass(
 	return read, true, nil
 }
 
-func countPieces(o disk.Object) int64 { return (o.Bytes + disk.PieceBytes - 1) / disk.PieceBytes }
-
 // percentOf returns how much of the images comes before a piece of one.
 func percentOf(images []disk.Object, uid disk.UID, piece int64) int {
 	var done, all int64
 	for _, o := range images {
-		n := countPieces(o)
+		n := int64(disk.CountPieces(o.Bytes))
 		all += n
 		if o.UID < uid {
 			done += n

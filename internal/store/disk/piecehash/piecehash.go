@@ -32,9 +32,9 @@ type Hashes struct {
 // Match reads what is to be sealed, and compares it with the hashes that its pieces must have. That takes as many
 // processors as there are, and no hash of all, which is the slowest. r is read by several goroutines.
 func Match(ctx context.Context, r io.ReaderAt, size int64, seal disk.Seal) (Hashes, error) {
-	want := countPieces(size)
+	want := disk.CountPieces(size)
 	all, err := hex.DecodeString(seal.Checksum)
-	if err != nil || len(all) != sha512.Size || int64(len(seal.Pieces)) != want {
+	if err != nil || len(all) != sha512.Size || len(seal.Pieces) != want {
 		return Hashes{}, errclass.Errorf(errclass.Invalid,
 			"%d hashes of pieces with the checksum %.140q: use %d with the SHA-512 of all", len(seal.Pieces), seal.Checksum,
 			want)
@@ -85,7 +85,7 @@ func Sum(piece []byte) disk.PieceHash {
 // it is wanted.
 func Read(ctx context.Context, r io.Reader, size int64, wanted string) (h Hashes, err error) {
 	// The hashes of a large image take much memory, and a slice that grows as much again.
-	h.Pieces = make([]disk.PieceHash, 0, countPieces(size))
+	h.Pieces = make([]disk.PieceHash, 0, disk.CountPieces(size))
 	const buffers = 4
 	free, read, ended := make(chan []byte, buffers), make(chan []byte, buffers), make(chan struct{})
 	for range buffers {
@@ -154,14 +154,14 @@ func (h Hashes) Encode() []byte {
 }
 
 // EncodedBytes returns how many bytes the hashes of an image of some bytes take.
-func EncodedBytes(imageBytes int64) int64 { return countPieces(imageBytes)*sha256.Size + sha512.Size }
-
-func countPieces(imageBytes int64) int64 { return (imageBytes + pieceBytes - 1) / pieceBytes }
+func EncodedBytes(imageBytes int64) int64 {
+	return int64(disk.CountPieces(imageBytes))*sha256.Size + sha512.Size
+}
 
 // Decode returns the hashes of the pieces of an image of some bytes with a checksum from what Encode returned. An error
 // is of class Corrupt.
 func Decode(data []byte, imageBytes int64, checksum string) ([]disk.PieceHash, error) {
-	pieces := countPieces(imageBytes)
+	pieces := disk.CountPieces(imageBytes)
 	if int64(len(data)) != EncodedBytes(imageBytes) {
 		return nil, fmt.Errorf("%w: %d bytes of hashes for %d pieces", errclass.Corrupt, len(data), pieces)
 	}
