@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -180,8 +181,8 @@ func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 // checkToken returns an error unless the request shows a token for downloads. No message has the token.
 func (s *server) checkToken(r *http.Request) error {
-	token, ok := cutBearer(r.Header.Get("Authorization"))
-	if !ok {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !ok || token == "" {
 		return errclass.Errorf(errclass.Denied, "the request has no token: use `varve image download`")
 	}
 	if !s.reviews.TryAcquire(1) {
@@ -205,13 +206,4 @@ func (s *server) checkToken(r *http.Request) error {
 			status.User.Username, download.ServiceAccount)
 	}
 	return nil
-}
-
-const bearer = "Bearer "
-
-func cutBearer(header string) (token string, ok bool) {
-	if len(header) <= len(bearer) || header[:len(bearer)] != bearer {
-		return "", false
-	}
-	return header[len(bearer):], true
 }
