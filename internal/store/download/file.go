@@ -33,10 +33,8 @@ func newLocalError(path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	for _, full := range []error{unix.ENOSPC, unix.EDQUOT, unix.EFBIG} {
-		if errors.Is(err, full) {
-			err = errclass.Errorf(errclass.Exhausted, "%w", err)
-		}
+	if errclass.IsFull(err) || errors.Is(err, unix.EFBIG) {
+		err = errclass.Errorf(errclass.Exhausted, "%w", err)
 	}
 	return &LocalError{Path: path, Err: err}
 }
@@ -115,10 +113,13 @@ func lockPart(file *os.File, path string) error {
 	return nil
 }
 
-// withoutPath removes the path from an error that gets it anew.
+// withoutPath removes the paths from an error that gets one anew.
 func withoutPath(err error) error {
 	if pathError := (&fs.PathError{}); errors.As(err, &pathError) {
 		return fmt.Errorf("%s: %w", pathError.Op, pathError.Err)
+	}
+	if linkError := (&os.LinkError{}); errors.As(err, &linkError) {
+		return fmt.Errorf("%s: %w", linkError.Op, linkError.Err)
 	}
 	return err
 }
@@ -178,7 +179,7 @@ func (f *File) rename() error {
 		if err := checkPath(f.path, true); err != nil {
 			return err
 		}
-		return newLocalError(f.path, linkError(os.Rename(f.part, f.path)))
+		return newLocalError(f.path, withoutPath(os.Rename(f.part, f.path)))
 	}
 	err := unix.Renameat2(unix.AT_FDCWD, f.part, unix.AT_FDCWD, f.path, unix.RENAME_NOREPLACE)
 	switch {
@@ -188,16 +189,9 @@ func (f *File) rename() error {
 		if err := checkPath(f.path, false); err != nil {
 			return err
 		}
-		err = linkError(os.Rename(f.part, f.path))
+		err = withoutPath(os.Rename(f.part, f.path))
 	}
 	return newLocalError(f.path, err)
-}
-
-func linkError(err error) error {
-	if link := (&os.LinkError{}); errors.As(err, &link) {
-		return fmt.Errorf("%s: %w", link.Op, link.Err)
-	}
-	return err
 }
 
 // Discard implements [Destination].
