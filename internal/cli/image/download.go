@@ -85,7 +85,7 @@ It takes the cluster role varve-image-download in namespace varve.`,
 			if err != nil {
 				return err
 			}
-			err = w.RunEach(cmd.Context(), s, "image "+b.Name+" is in "+path, "image describe "+b.Name, d.download)
+			err = w.RunEach(cmd.Context(), s, "image "+b.Name+" is in "+path, "image describe "+b.Name, d.downloadImage)
 			if err != nil || path == toStdout {
 				return err
 			}

@@ -83,7 +83,7 @@ func (s *fakeStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	mux.ServeHTTP(w, r)
 }
 
-func (s *fakeStore) requests() []int {
+func (s *fakeStore) listRequests() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.asked)
@@ -147,8 +147,8 @@ func newDownloadWorld(t *testing.T, calls interceptor.Funcs, edits ...func(*long
 	return w
 }
 
-// open returns what brings the image to the file.
-func (w *downloadWorld) open() *downloader {
+// openFile returns what brings the image to the file.
+func (w *downloadWorld) openFile() *downloader {
 	w.Helper()
 	to, closeTo, err := openDestination(w.image, w.path, false, w.Output())
 	if err != nil {
@@ -167,7 +167,7 @@ func (w *downloadWorld) openTo(to download.Destination) *downloader {
 	return d
 }
 
-func (w *downloadWorld) show(r progress.Report) {
+func (w *downloadWorld) recordReport(r progress.Report) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.shown = append(w.shown, r.String())
@@ -187,12 +187,13 @@ func (w *downloadWorld) wantFile() {
 func TestDownload_bringsTheImage(t *testing.T) {
 	t.Parallel()
 	w := newDownloadWorld(t, interceptor.Funcs{})
-	if err := w.open().download(t.Context(), w.show); err != nil {
+	if err := w.openFile().downloadImage(t.Context(), w.recordReport); err != nil {
 		t.Fatal(err)
 	}
 	w.wantFile()
-	if got := w.stores["store-n1"].requests(); !slices.Equal(got, []int{0}) || len(w.stores["store-n2"].requests()) > 0 {
-		t.Errorf("requests for pieces %v", got)
+	got, other := w.stores["store-n1"].listRequests(), w.stores["store-n2"].listRequests()
+	if !slices.Equal(got, []int{0}) || len(other) > 0 {
+		t.Errorf("requests for pieces %v, and of the other store %v", got, other)
 	}
 	last := w.shown[len(w.shown)-1]
 	if want := "file " + w.path + ": Download from n1/a 100% 4 MiB of 4 MiB"; last != want {
@@ -209,7 +210,7 @@ func TestDownload_toAStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.stores["store-n1"].breakAt = 2 // the next copy goes on
-	if err := w.openTo(to).download(t.Context(), w.show); err != nil || !bytes.Equal(out.Bytes(), w.data) {
+	if err := w.openTo(to).downloadImage(t.Context(), w.recordReport); err != nil || !bytes.Equal(out.Bytes(), w.data) {
 		t.Errorf("%d bytes: %v", out.Len(), err)
 	}
 }
@@ -235,7 +236,7 @@ func TestDownload_fallsOver(t *testing.T) {
 			t.Parallel()
 			w := newDownloadWorld(t, interceptor.Funcs{})
 			spoil(w)
-			if err := w.open().download(t.Context(), w.show); err != nil {
+			if err := w.openFile().downloadImage(t.Context(), w.recordReport); err != nil {
 				t.Fatal(err)
 			}
 			w.wantFile()
@@ -243,7 +244,7 @@ func TestDownload_fallsOver(t *testing.T) {
 			if name == "is wrong" {
 				want = []int{0} // it is found out by the hashes
 			}
-			if got := w.stores["store-n2"].requests(); !slices.Equal(got, want) {
+			if got := w.stores["store-n2"].listRequests(); !slices.Equal(got, want) {
 				t.Errorf("the other store was asked for pieces %v, not %v", got, want)
 			}
 		})
@@ -263,7 +264,7 @@ func TestDownload_goesOnAfterAnInterrupt(t *testing.T) {
 	}
 	ctx, interrupt := context.WithCancel(t.Context())
 	d := w.openTo(to)
-	err = d.download(ctx, func(progress.Report) {
+	err = d.downloadImage(ctx, func(progress.Report) {
 		if d.transfer.Done() == 2*pieceBytes {
 			interrupt()
 		}
@@ -278,11 +279,11 @@ func TestDownload_goesOnAfterAnInterrupt(t *testing.T) {
 	for _, s := range w.stores {
 		s.breakAt, s.asked = -1, nil
 	}
-	if err := w.open().download(t.Context(), w.show); err != nil {
+	if err := w.openFile().downloadImage(t.Context(), w.recordReport); err != nil {
 		t.Fatal(err)
 	}
 	w.wantFile()
-	if got := w.stores["store-n1"].requests(); !slices.Equal(got, []int{2}) {
+	if got := w.stores["store-n1"].listRequests(); !slices.Equal(got, []int{2}) {
 		t.Errorf("requests for pieces %v", got)
 	}
 	if last := w.shown[len(w.shown)-1]; !strings.Contains(last, "goes on at 2 MiB") {
@@ -290,7 +291,7 @@ func TestDownload_goesOnAfterAnInterrupt(t *testing.T) {
 	}
 }
 
-func forbid(resource string) error {
+func forbidAccess(resource string) error {
 	return apierrors.NewForbidden(corev1.Resource(resource), "x", errors.New("no"))
 }
 
@@ -299,13 +300,13 @@ func TestDownload_fails(t *testing.T) {
 	forbidToken := interceptor.Funcs{SubResourceCreate: func(
 		context.Context, client.Client, string, client.Object, client.Object, ...client.SubResourceCreateOption,
 	) error {
-		return forbid("serviceaccounts/token")
+		return forbidAccess("serviceaccounts/token")
 	}}
 	forbidPods := interceptor.Funcs{List: func(
 		ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption,
 	) error {
 		if _, pods := list.(*corev1.PodList); pods {
-			return forbid("pods")
+			return forbidAccess("pods")
 		}
 		return c.List(ctx, list, options...)
 	}}
@@ -327,7 +328,7 @@ func TestDownload_fails(t *testing.T) {
 			}
 		}, errclass.ExitFailure, "has no service account varve/varve-image-download", "install the version"},
 		"no copy": {interceptor.Funcs{}, func(w *downloadWorld) {
-			w.edit(func(s *longhornv1.BackingImageStatus) {
+			w.editStatus(func(s *longhornv1.BackingImageStatus) {
 				s.DiskFileStatusMap[diskA].State, s.DiskFileStatusMap[diskA].Message = longhornv1.StateFailed, "MiB 3 has rotted"
 				s.DiskFileStatusMap[diskB].State = longhornv1.StateInProgress
 			})
@@ -339,7 +340,7 @@ func TestDownload_fails(t *testing.T) {
 			}
 		}, errclass.ExitFailure, "image debian was deleted", ""},
 		"made again": {interceptor.Funcs{}, func(w *downloadWorld) {
-			w.edit(func(s *longhornv1.BackingImageStatus) { s.UUID = "uuid-2" })
+			w.editStatus(func(s *longhornv1.BackingImageStatus) { s.UUID = "uuid-2" })
 		}, errclass.ExitFailure, "image debian was deleted", ""},
 		"wrong as a whole": {interceptor.Funcs{}, func(w *downloadWorld) {
 			for _, s := range w.stores {
@@ -354,7 +355,7 @@ func TestDownload_fails(t *testing.T) {
 			if c.prepare != nil {
 				c.prepare(w)
 			}
-			err := w.open().download(t.Context(), w.show)
+			err := w.openFile().downloadImage(t.Context(), w.recordReport)
 			if failure.Code(err) != c.code || !strings.Contains(fmt.Sprint(err), c.words) ||
 				!strings.Contains(failure.Hint(err), c.hint) {
 				t.Errorf("error %v (%d, %s)", err, failure.Code(err), failure.Hint(err))
@@ -366,8 +367,8 @@ func TestDownload_fails(t *testing.T) {
 	}
 }
 
-// edit changes the image as the controller does.
-func (w *downloadWorld) edit(change func(*longhornv1.BackingImageStatus)) {
+// editStatus changes the image as the controller does.
+func (w *downloadWorld) editStatus(change func(*longhornv1.BackingImageStatus)) {
 	w.Helper()
 	b := &longhornv1.BackingImage{}
 	if err := w.client.Get(w.Context(), client.ObjectKeyFromObject(w.image), b); err != nil {
@@ -392,7 +393,7 @@ func TestDownload_waitsForStores(t *testing.T) {
 		}
 		var shown []string
 		began := time.Now()
-		err = d.download(t.Context(), func(r progress.Report) { shown = append(shown, r.String()) })
+		err = d.downloadImage(t.Context(), func(r progress.Report) { shown = append(shown, r.String()) })
 		took := time.Since(began)
 		if failure.Code(err) != errclass.ExitUnreachable || took < downloadPatience || took > downloadPatience+time.Minute ||
 			!strings.Contains(fmt.Sprint(err), "nothing has come for 5m") ||
@@ -405,7 +406,7 @@ func TestDownload_waitsForStores(t *testing.T) {
 		began = time.Now()
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, failure.ErrTimeout)
 		defer cancel()
-		err = d.download(ctx, func(progress.Report) {})
+		err = d.downloadImage(ctx, func(progress.Report) {})
 		if failure.Code(err) != errclass.ExitTimeout || errors.Is(err, failure.ErrTimeout) ||
 			!strings.Contains(fmt.Sprint(err), "timed out: 0 B of 3 GiB") || time.Since(began) > time.Minute {
 			t.Errorf("after %s: %v", time.Since(began), err)
@@ -420,7 +421,7 @@ func TestPatience(t *testing.T) {
 	p := patience{movedAt: now}
 	var pauses []time.Duration
 	for range 6 {
-		pause, ok := p.next(now, false)
+		pause, ok := p.choosePause(now, false)
 		if !ok {
 			t.Error("it ends too early")
 		}
@@ -433,13 +434,13 @@ func TestPatience(t *testing.T) {
 		t.Errorf("pauses %v, want %v", pauses, want)
 	}
 	now = now.Add(2 * downloadPatience)
-	if pause, ok := p.next(now, true); pause != firstPause || !ok {
+	if pause, ok := p.choosePause(now, true); pause != firstPause || !ok {
 		t.Errorf("after something has come: %s, %t", pause, ok)
 	}
-	if _, ok := p.next(now.Add(downloadPatience-1), false); !ok {
+	if _, ok := p.choosePause(now.Add(downloadPatience-1), false); !ok {
 		t.Error("it ends too early")
 	}
-	if _, ok := p.next(now.Add(downloadPatience), false); ok {
+	if _, ok := p.choosePause(now.Add(downloadPatience), false); ok {
 		t.Error("it does not end")
 	}
 }
@@ -448,7 +449,7 @@ func TestPatience(t *testing.T) {
 func TestReadyCopies_beginWithThoseThatFailLeast(t *testing.T) {
 	t.Parallel()
 	w := newDownloadWorld(t, interceptor.Funcs{})
-	d := w.open()
+	d := w.openFile()
 	for _, want := range []string{diskA, diskB} {
 		copies, err := d.readyCopies(t.Context())
 		if err != nil || len(copies) != 2 || copies[0].uuid != want {
@@ -488,7 +489,7 @@ func TestOpenDestination_refuses(t *testing.T) {
 	}
 }
 
-// A way on which nothing moves for a minute may be broken without anybody having noticed it.
+// The way to the pod may have broken unnoticed if nothing moves on it for a minute.
 func TestDownloader_endSilence(t *testing.T) {
 	t.Parallel()
 	fake := clocktesting.NewFakeClock(time.Unix(1_000_000, 0))

@@ -92,8 +92,8 @@ func newDownloader(
 // errWhole ends everything when the image is there.
 var errWhole = errors.New("the image is there")
 
-// download brings the image. It is a resource.WaitFunc.
-func (d *downloader) download(ctx context.Context, show func(progress.Report)) error {
+// downloadImage brings the image. It is a resource.WaitFunc.
+func (d *downloader) downloadImage(ctx context.Context, show func(progress.Report)) error {
 	group, within := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		if err := d.readAll(within); err != nil {
@@ -101,10 +101,13 @@ func (d *downloader) download(ctx context.Context, show func(progress.Report)) e
 		}
 		return errWhole
 	})
-	group.Go(func() error { return d.watch(within, show) })
+	group.Go(func() error {
+		d.watchTransfer(within, show)
+		return nil
+	})
 	err := group.Wait()
 	if errors.Is(err, errWhole) {
-		d.show(show)
+		d.showReceived(show)
 		return nil
 	}
 	return d.explainEnd(ctx, err)
@@ -150,13 +153,13 @@ func (d *downloader) readAll(ctx context.Context) error {
 		err := d.readAny(ctx)
 		switch {
 		case err == nil:
-			return d.finish()
+			return d.finishTransfer()
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case isFinal(err):
 			return err
 		}
-		pause, ok := p.next(d.clock.Now(), d.transfer.Done() > before)
+		pause, ok := p.choosePause(d.clock.Now(), d.transfer.Done() > before)
 		if !ok {
 			silent := d.clock.Since(p.movedAt)
 			return errclass.Errorf(errclass.Transient, "nothing has come for %s: %w", human.Span(silent), err)
@@ -179,8 +182,8 @@ type patience struct {
 	pause   time.Duration
 }
 
-// next returns how long to wait after an attempt that has failed, or false if nothing has come for too long.
-func (p *patience) next(now time.Time, moved bool) (pause time.Duration, ok bool) {
+// choosePause returns how long to wait after an attempt that has failed, or false if nothing has come for too long.
+func (p *patience) choosePause(now time.Time, moved bool) (pause time.Duration, ok bool) {
 	p.pause = min(max(2*p.pause, firstPause), longestPause)
 	if moved {
 		p.movedAt, p.pause = now, firstPause
@@ -203,7 +206,8 @@ func isFinal(err error) bool {
 	}
 }
 
-func (d *downloader) finish() error {
+// finishTransfer compares the whole image with its checksum, and explains what is wrong.
+func (d *downloader) finishTransfer() error {
 	if err := d.transfer.Finish(); err != nil {
 		if errors.Is(err, errclass.Corrupt) {
 			hint := "what came was deleted: run the same command again"

@@ -33,23 +33,16 @@ func (d *downloader) endAttempt() {
 	d.forward, d.cancel = nil, nil
 }
 
-// watch shows how much has come, and ends an attempt when nothing moves.
-func (d *downloader) watch(ctx context.Context, show func(progress.Report)) error {
-	ticker := d.clock.NewTicker(showEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-			d.show(show)
-			d.endSilence()
-		}
-	}
+// watchTransfer shows how much has come, and ends an attempt when nothing moves.
+func (d *downloader) watchTransfer(ctx context.Context, show func(progress.Report)) {
+	everyTick(ctx, d.clock, func() {
+		d.showReceived(show)
+		d.endSilence()
+	})
 }
 
-// show shows how much is there, and why there is no more.
-func (d *downloader) show(show func(progress.Report)) {
+// showReceived shows how much is there, and why nothing comes.
+func (d *downloader) showReceived(show func(progress.Report)) {
 	d.mu.Lock()
 	problem, from, begun := d.problem, d.from, d.begun
 	d.mu.Unlock()

@@ -217,7 +217,10 @@ func (u *uploader) uploadUntilReady(ctx context.Context, show func(progress.Repo
 		command := &upload.Command{File: u.file, Dial: u.dial, Clock: u.clock, Notify: u.recordProblem}
 		return explainRights(command.Run(within))
 	})
-	group.Go(func() error { return u.watchTransfer(within, show) })
+	group.Go(func() error {
+		u.watchTransfer(within, show)
+		return nil
+	})
 	err := group.Wait()
 	switch {
 	case errors.Is(err, errReady):
@@ -317,18 +320,25 @@ func (u *uploader) recordProblem(err error) {
 }
 
 // watchTransfer shows how much was sent, and drops the connections when nothing moves, so that new ones are made.
-func (u *uploader) watchTransfer(ctx context.Context, show func(progress.Report)) error {
-	ticker := u.clock.NewTicker(showEvery)
+func (u *uploader) watchTransfer(ctx context.Context, show func(progress.Report)) {
+	everyTick(ctx, u.clock, func() {
+		u.showSent(show)
+		if f := u.findSilence(); f != nil {
+			f.Drop()
+		}
+	})
+}
+
+// everyTick calls do once in showEvery until ctx ends.
+func everyTick(ctx context.Context, c clock.WithTicker, do func()) {
+	ticker := c.NewTicker(showEvery)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-ticker.C():
-			u.showSent(show)
-			if f := u.findSilence(); f != nil {
-				f.Drop()
-			}
+			do()
 		}
 	}
 }
