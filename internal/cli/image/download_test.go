@@ -3,9 +3,6 @@ package image
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"crypto/sha512"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -39,6 +36,7 @@ import (
 	"github.com/varvebackup/varve/internal/cli/progress"
 	"github.com/varvebackup/varve/internal/errclass"
 	storedisk "github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/disk/disktest"
 	"github.com/varvebackup/varve/internal/store/download"
 )
 
@@ -57,9 +55,8 @@ type fakeStore struct {
 func (s *fakeStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	mux := http.NewServeMux()
 	mux.HandleFunc(download.HashesPath, func(w http.ResponseWriter, _ *http.Request) {
-		for piece := range slices.Chunk(s.data, pieceBytes) {
-			sum := sha256.Sum256(piece)
-			_, _ = w.Write(sum[:])
+		for _, hash := range disktest.HashPieces(s.data) {
+			_, _ = w.Write(hash[:])
 		}
 	})
 	mux.HandleFunc(download.DataPath, func(w http.ResponseWriter, r *http.Request) {
@@ -110,9 +107,8 @@ func newDownloadWorld(t *testing.T, calls interceptor.Funcs, edits ...func(*long
 		stores: map[string]*fakeStore{},
 	}
 	_, _ = rand.NewChaCha8([32]byte{3}).Read(w.data)
-	sum := sha512.Sum512(w.data)
 	w.image.Status.UUID, w.image.Status.Size = "uuid-1", int64(len(w.data))
-	w.image.Status.Checksum = hex.EncodeToString(sum[:])
+	w.image.Status.Checksum = disktest.Checksum(w.data)
 	w.image.Status.DiskFileStatusMap[diskB] = &longhornv1.BackingImageDiskFileStatus{State: longhornv1.StateReady}
 	for _, edit := range edits {
 		edit(w.image)
@@ -225,11 +221,7 @@ func TestDownload_fallsOver(t *testing.T) {
 			spoiled[3*pieceBytes]++
 			w.stores["store-n1"].data = spoiled
 			// The hashes are those of the image, as the cluster has them.
-			var hashes []storedisk.PieceHash
-			for piece := range slices.Chunk(w.data, pieceBytes) {
-				hashes = append(hashes, sha256.Sum256(piece))
-			}
-			w.image.Status.PiecesChecksum = storedisk.SumPieces(hashes)
+			w.image.Status.PiecesChecksum = storedisk.SumPieces(disktest.HashPieces(w.data))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -3,9 +3,6 @@ package download
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"crypto/sha512"
-	"encoding/hex"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -19,6 +16,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/disk/disktest"
 )
 
 const mib = disk.PieceBytes
@@ -33,14 +31,11 @@ func newContent() []byte {
 	return data
 }
 
-func describe(data []byte) (Image, []disk.PieceHash) {
-	var hashes []disk.PieceHash
-	for piece := range slices.Chunk(data, mib) {
-		hashes = append(hashes, sha256.Sum256(piece))
-	}
-	sum := sha512.Sum512(data)
+// describeImage returns what the cluster says of an image, and the hashes of its pieces.
+func describeImage(data []byte) (Image, []disk.PieceHash) {
+	hashes := disktest.HashPieces(data)
 	return Image{
-		Bytes: int64(len(data)), Checksum: hex.EncodeToString(sum[:]), PiecesChecksum: disk.SumPieces(hashes),
+		Bytes: int64(len(data)), Checksum: disktest.Checksum(data), PiecesChecksum: disk.SumPieces(hashes),
 	}, hashes
 }
 
@@ -55,7 +50,8 @@ func sentFrom(data []byte, piece int) []byte {
 	return sent
 }
 
-func open(t *testing.T, path string, image Image, force bool) (*Transfer, *File) {
+// openTransfer begins to bring an image to a file.
+func openTransfer(t *testing.T, path string, image Image, force bool) (*Transfer, *File) {
 	t.Helper()
 	file, err := OpenFile(path, image.Checksum, force)
 	if err != nil {
@@ -68,7 +64,7 @@ func open(t *testing.T, path string, image Image, force bool) (*Transfer, *File)
 	return transfer, file
 }
 
-func must(t *testing.T, errs ...error) {
+func mustSucceed(t *testing.T, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
@@ -79,9 +75,9 @@ func must(t *testing.T, errs ...error) {
 func receiveRest(t *testing.T, transfer *Transfer, data []byte) {
 	t.Helper()
 	from, missing, err := transfer.Next(t.Context())
-	must(t, err)
+	mustSucceed(t, err)
 	if missing {
-		must(t, transfer.Receive(t.Context(), bytes.NewReader(sentFrom(data, from))))
+		mustSucceed(t, transfer.Receive(t.Context(), bytes.NewReader(sentFrom(data, from))))
 	}
 	if got := transfer.Done(); got != int64(len(data)) {
 		t.Errorf("%d bytes of %d are there", got, len(data))
@@ -102,18 +98,18 @@ func wantFile(t *testing.T, path string, data []byte) {
 func TestTransfer_isSparse(t *testing.T) {
 	t.Parallel()
 	data := newContent()
-	image, hashes := describe(data)
+	image, hashes := describeImage(data)
 	path := filepath.Join(t.TempDir(), "golden.raw")
-	transfer, file := open(t, path, image, false)
-	must(t, transfer.Begin(t.Context(), hashes))
+	transfer, file := openTransfer(t, path, image, false)
+	mustSucceed(t, transfer.Begin(t.Context(), hashes))
 	receiveRest(t, transfer, data)
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file is there before it was verified: %v", err)
 	}
-	must(t, transfer.Finish(), file.Close())
+	mustSucceed(t, transfer.Finish(), file.Close())
 	wantFile(t, path, data)
 	var stat unix.Stat_t
-	must(t, unix.Stat(path, &stat))
+	mustSucceed(t, unix.Stat(path, &stat))
 	if got := stat.Blocks * 512; got > int64(len(data))-2*mib {
 		t.Errorf("the file takes %d bytes", got)
 	}
@@ -123,14 +119,14 @@ func TestTransfer_isSparse(t *testing.T) {
 func TestTransfer_ofZeroes(t *testing.T) {
 	t.Parallel()
 	data := make([]byte, 3*mib+5)
-	image, hashes := describe(data)
+	image, hashes := describeImage(data)
 	path := filepath.Join(t.TempDir(), "golden.raw")
-	transfer, file := open(t, path, image, false)
-	must(t, transfer.Begin(t.Context(), hashes))
+	transfer, file := openTransfer(t, path, image, false)
+	mustSucceed(t, transfer.Begin(t.Context(), hashes))
 	if _, missing, err := transfer.Next(t.Context()); missing || err != nil {
 		t.Errorf("missing %t: %v", missing, err)
 	}
-	must(t, transfer.Finish(), file.Close())
+	mustSucceed(t, transfer.Finish(), file.Close())
 	wantFile(t, path, data)
 }
 
@@ -138,7 +134,7 @@ func TestTransfer_ofZeroes(t *testing.T) {
 func TestTransfer_goesOn(t *testing.T) {
 	t.Parallel()
 	data := newContent()
-	image, hashes := describe(data)
+	image, hashes := describeImage(data)
 	for name, c := range map[string]struct {
 		cut   int
 		spoil func(part string) error
@@ -160,24 +156,24 @@ func TestTransfer_goesOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "golden.raw")
-			transfer, file := open(t, path, image, false)
-			must(t, transfer.Begin(t.Context(), hashes))
+			transfer, file := openTransfer(t, path, image, false)
+			mustSucceed(t, transfer.Begin(t.Context(), hashes))
 			err := transfer.Receive(t.Context(), bytes.NewReader(sentFrom(data, 0)[:c.cut]))
 			if !errors.Is(err, errclass.Transient) {
 				t.Fatal(err)
 			}
-			must(t, file.Close())
+			mustSucceed(t, file.Close())
 			if c.spoil != nil {
-				must(t, c.spoil(PartPath(path, image.Checksum)))
+				mustSucceed(t, c.spoil(PartPath(path, image.Checksum)))
 			}
-			transfer, file = open(t, path, image, false)
-			must(t, transfer.Begin(t.Context(), hashes))
+			transfer, file = openTransfer(t, path, image, false)
+			mustSucceed(t, transfer.Begin(t.Context(), hashes))
 			from, _, err := transfer.Next(t.Context())
 			if from != c.from || err != nil {
 				t.Errorf("it goes on at piece %d, not %d: %v", from, c.from, err)
 			}
 			receiveRest(t, transfer, data)
-			must(t, transfer.Finish(), file.Close())
+			mustSucceed(t, transfer.Finish(), file.Close())
 			wantFile(t, path, data)
 		})
 	}
@@ -187,19 +183,19 @@ func TestTransfer_goesOn(t *testing.T) {
 func TestTransfer_beginsAgain(t *testing.T) {
 	t.Parallel()
 	data := newContent()
-	image, hashes := describe(data)
+	image, hashes := describeImage(data)
 	path := filepath.Join(t.TempDir(), "golden.raw")
-	must(t, os.WriteFile(PartPath(path, image.Checksum), data[:4*mib+5], 0o600))
-	transfer, file := open(t, path, image, false)
+	mustSucceed(t, os.WriteFile(PartPath(path, image.Checksum), data[:4*mib+5], 0o600))
+	transfer, file := openTransfer(t, path, image, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	transfer.to = &cancelling{File: file, cancel: cancel}
 	if err := transfer.Begin(ctx, hashes); !errors.Is(err, context.Canceled) || transfer.Done() == 0 {
 		t.Fatalf("%d bytes, %v", transfer.Done(), err)
 	}
 	transfer.to = file
-	must(t, transfer.Begin(t.Context(), hashes))
+	mustSucceed(t, transfer.Begin(t.Context(), hashes))
 	receiveRest(t, transfer, data)
-	must(t, transfer.Finish(), file.Close())
+	mustSucceed(t, transfer.Finish(), file.Close())
 	wantFile(t, path, data)
 }
 
@@ -220,22 +216,22 @@ func (c *cancelling) Load(p []byte, offset int64) (bool, error) {
 func TestOpenFile_ofAnotherImage(t *testing.T) {
 	t.Parallel()
 	data := newContent()
-	first, hashes := describe(data)
+	first, hashes := describeImage(data)
 	path := filepath.Join(t.TempDir(), "golden.raw")
-	transfer, file := open(t, path, first, false)
-	must(t, transfer.Begin(t.Context(), hashes))
+	transfer, file := openTransfer(t, path, first, false)
+	mustSucceed(t, transfer.Begin(t.Context(), hashes))
 	_ = transfer.Receive(t.Context(), bytes.NewReader(sentFrom(data, 0)[:mib+1]))
-	must(t, file.Close())
+	mustSucceed(t, file.Close())
 	data = bytes.Clone(data)
 	data[0]++
-	second, hashes := describe(data)
-	transfer, file = open(t, path, second, false)
-	must(t, transfer.Begin(t.Context(), hashes))
+	second, hashes := describeImage(data)
+	transfer, file = openTransfer(t, path, second, false)
+	mustSucceed(t, transfer.Begin(t.Context(), hashes))
 	if transfer.Done() != 0 {
 		t.Errorf("%d bytes of another image were kept", transfer.Done())
 	}
 	receiveRest(t, transfer, data)
-	must(t, transfer.Finish(), file.Close())
+	mustSucceed(t, transfer.Finish(), file.Close())
 	if _, err := os.Stat(PartPath(path, first.Checksum)); err != nil {
 		t.Error(err)
 	}
@@ -244,24 +240,24 @@ func TestOpenFile_ofAnotherImage(t *testing.T) {
 func TestTransfer_refusesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	data := newContent()
-	image, hashes := describe(data)
+	image, hashes := describeImage(data)
 	wrong := slices.Clone(hashes)
 	wrong[4][0]++
 	for name, c := range map[string]struct {
 		hashes []disk.PieceHash
 		words  string
 	}{"fewer": {hashes[:5], "5 MiB"}, "none": {nil, "0 MiB"}, "of another image": {wrong, "are those of"}} {
-		transfer, file := open(t, filepath.Join(t.TempDir(), "golden.raw"), image, false)
+		transfer, file := openTransfer(t, filepath.Join(t.TempDir(), "golden.raw"), image, false)
 		err := transfer.Begin(t.Context(), c.hashes)
 		if !errors.Is(err, errclass.Corrupt) || !strings.Contains(err.Error(), c.words) {
 			t.Errorf("%s: %v", name, err)
 		}
-		must(t, file.Close())
+		mustSucceed(t, file.Close())
 	}
 	// A piece that is wrong is not written, and the next copy sends it.
 	path := filepath.Join(t.TempDir(), "golden.raw")
-	transfer, file := open(t, path, image, false)
-	must(t, transfer.Begin(t.Context(), hashes))
+	transfer, file := openTransfer(t, path, image, false)
+	mustSucceed(t, transfer.Begin(t.Context(), hashes))
 	sent := sentFrom(data, 0)
 	sent[mib+9]++
 	if err := transfer.Receive(t.Context(), bytes.NewReader(sent)); !errors.Is(err, errclass.Corrupt) {
@@ -271,19 +267,19 @@ func TestTransfer_refusesWhatIsWrong(t *testing.T) {
 		t.Errorf("%d bytes are there", transfer.Done())
 	}
 	receiveRest(t, transfer, data)
-	must(t, transfer.Finish(), file.Close())
+	mustSucceed(t, transfer.Finish(), file.Close())
 	wantFile(t, path, data)
 
 	// Hashes that nobody vouches for may be those of something else.
 	image.PiecesChecksum, image.Checksum = "", strings.Repeat("0", 128)
 	path = filepath.Join(t.TempDir(), "golden.raw")
-	transfer, file = open(t, path, image, false)
-	must(t, transfer.Begin(t.Context(), hashes))
+	transfer, file = openTransfer(t, path, image, false)
+	mustSucceed(t, transfer.Begin(t.Context(), hashes))
 	receiveRest(t, transfer, data)
 	if err := transfer.Finish(); !errors.Is(err, errclass.Corrupt) {
 		t.Error(err)
 	}
-	must(t, file.Close())
+	mustSucceed(t, file.Close())
 	if left, _ := filepath.Glob(path + "*"); len(left) > 0 {
 		t.Errorf("%v were left", left)
 	}
@@ -294,7 +290,7 @@ func TestTransfer_refusesWhatIsWrong(t *testing.T) {
 
 func TestOpenFile_refuses(t *testing.T) {
 	t.Parallel()
-	image, _ := describe(newContent())
+	image, _ := describeImage(newContent())
 	for name, c := range map[string]struct {
 		prepare func(path string) error
 		force   bool
@@ -316,10 +312,10 @@ func TestOpenFile_refuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "d", "golden.raw")
-			must(t, os.Mkdir(filepath.Dir(path), 0o700), c.prepare(path))
+			mustSucceed(t, os.Mkdir(filepath.Dir(path), 0o700), c.prepare(path))
 			file, err := OpenFile(path, image.Checksum, c.force)
 			if c.class == nil {
-				must(t, err, file.Close())
+				mustSucceed(t, err, file.Close())
 				return
 			}
 			if !errors.Is(err, c.class) || !strings.Contains(err.Error(), c.words) || strings.Count(err.Error(), "golden.raw") != 1 {
@@ -332,14 +328,14 @@ func TestOpenFile_refuses(t *testing.T) {
 // Two commands do not write one part, and a part that nothing is in does not stay.
 func TestOpenFile_once(t *testing.T) {
 	t.Parallel()
-	image, _ := describe(newContent())
+	image, _ := describeImage(newContent())
 	path := filepath.Join(t.TempDir(), "golden.raw")
-	_, file := open(t, path, image, false)
+	_, file := openTransfer(t, path, image, false)
 	if _, err := OpenFile(path, image.Checksum, false); !errors.Is(err, errclass.Conflict) ||
 		!strings.Contains(err.Error(), "another command") {
 		t.Errorf("error %v", err)
 	}
-	must(t, file.Close())
+	mustSucceed(t, file.Close())
 	if left, _ := filepath.Glob(path + "*"); len(left) > 0 {
 		t.Errorf("%v were left", left)
 	}
@@ -349,17 +345,17 @@ func TestOpenFile_once(t *testing.T) {
 func TestFile_finishesBesideAnother(t *testing.T) {
 	t.Parallel()
 	data := newContent()
-	image, hashes := describe(data)
+	image, hashes := describeImage(data)
 	for _, force := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "golden.raw")
-		transfer, file := open(t, path, image, force)
-		must(t, transfer.Begin(t.Context(), hashes))
+		transfer, file := openTransfer(t, path, image, force)
+		mustSucceed(t, transfer.Begin(t.Context(), hashes))
 		receiveRest(t, transfer, data)
-		must(t, os.WriteFile(path, []byte("mine"), 0o600))
+		mustSucceed(t, os.WriteFile(path, []byte("mine"), 0o600))
 		err := transfer.Finish()
-		must(t, file.Close())
+		mustSucceed(t, file.Close())
 		if force {
-			must(t, err)
+			mustSucceed(t, err)
 			wantFile(t, path, data)
 			continue
 		}
@@ -380,19 +376,19 @@ func TestFile_saysThatThereIsNoSpace(t *testing.T) {
 func TestStream_getsEverything(t *testing.T) {
 	t.Parallel()
 	data := newContent()
-	image, hashes := describe(data)
+	image, hashes := describeImage(data)
 	var out bytes.Buffer
 	transfer, err := NewTransfer(image, &Stream{To: &out})
-	must(t, err, transfer.Begin(t.Context(), hashes))
+	mustSucceed(t, err, transfer.Begin(t.Context(), hashes))
 	receiveRest(t, transfer, data)
-	must(t, transfer.Finish())
+	mustSucceed(t, transfer.Finish())
 	if !bytes.Equal(out.Bytes(), data) {
 		t.Errorf("%d bytes differ", out.Len())
 	}
 	reader, writer := io.Pipe()
-	must(t, reader.Close())
+	mustSucceed(t, reader.Close())
 	transfer, err = NewTransfer(image, &Stream{To: writer})
-	must(t, err, transfer.Begin(t.Context(), hashes))
+	mustSucceed(t, err, transfer.Begin(t.Context(), hashes))
 	var local *LocalError
 	if err := transfer.Receive(t.Context(), bytes.NewReader(data)); !errors.As(err, &local) {
 		t.Error(err)

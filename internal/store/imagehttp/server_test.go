@@ -3,7 +3,6 @@ package imagehttp
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -43,53 +41,10 @@ const (
 
 var golden = download.Copy{Image: "golden-22.04", UUID: "i-1", DiskUUID: "d-1"}
 
-// oneImage is a disk with an image in a file.
-type oneImage struct {
-	disk.Disk
-	path  string
-	data  []byte
-	state disk.State
-
-	mu     sync.Mutex
-	leases int
-}
-
-func (d *oneImage) List(context.Context) ([]disk.Object, error) {
-	return []disk.Object{{
-		Name: "image/golden-22.04/i-1", UID: "i-1", Kind: disk.KindImage, Bytes: int64(len(d.data)), State: d.state,
-	}}, nil
-}
-
-func (d *oneImage) Pieces(context.Context, disk.Name) ([]disk.PieceHash, error) {
-	var pieces []disk.PieceHash
-	for part := range slices.Chunk(d.data, mib) {
-		pieces = append(pieces, sha256.Sum256(part))
-	}
-	return pieces, nil
-}
-
-type fileLease struct{ d *oneImage }
-
-func (d *oneImage) Open(context.Context, disk.Name) (disk.Lease, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.leases++
-	return fileLease{d}, nil
-}
-
-func (l fileLease) Path() string { return l.d.path }
-
-func (l fileLease) Close() error {
-	l.d.mu.Lock()
-	defer l.d.mu.Unlock()
-	l.d.leases--
-	return nil
-}
-
 // world is a store that serves an image: noise, zeroes, noise, and a bit more.
 type world struct {
 	*testing.T
-	image   *oneImage
+	image   *disktest.OneImage
 	options Options
 	address string
 	http    *http.Client
@@ -102,10 +57,7 @@ func newWorld(t *testing.T, edits ...func(*Options)) *world {
 	t.Helper()
 	w := &world{T: t, http: &http.Client{Transport: &http.Transport{}}}
 	data := slices.Concat(disktest.Noise(1, mib), make([]byte, mib), disktest.Noise(2, mib+1001))
-	w.image = &oneImage{path: filepath.Join(t.TempDir(), "data"), data: data, state: disk.StateReady}
-	if err := os.WriteFile(w.image.path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	w.image = disktest.NewOneImage(t, "image/golden-22.04/i-1", "i-1", data)
 	disks := &diskset.Set{}
 	disks.Put(diskset.Disk{Disk: w.image, Name: "default-disk", UUID: "d-1"})
 	core := kubernetesfake.NewClientset()
@@ -164,10 +116,8 @@ func newWorld(t *testing.T, edits ...func(*Options)) *world {
 func (w *world) wantLeases(n int) {
 	w.Helper()
 	wait.Succeeds(w, time.Minute, fmt.Sprint(n, " leases"), func() error {
-		w.image.mu.Lock()
-		defer w.image.mu.Unlock()
-		if w.image.leases != n {
-			return fmt.Errorf("%d leases", w.image.leases)
+		if got := w.image.CountLeases(); got != n {
+			return fmt.Errorf("%d leases", got)
 		}
 		return nil
 	})
@@ -198,7 +148,7 @@ func TestServer_sendsHashesAndData(t *testing.T) {
 		t.Errorf("more hashes than the image has: %v", err)
 	}
 	for from, want := range map[int][]byte{
-		0: slices.Concat(w.image.data[:mib], w.image.data[2*mib:]), 1: w.image.data[2*mib:], 3: w.image.data[3*mib:],
+		0: slices.Concat(w.image.Data[:mib], w.image.Data[2*mib:]), 1: w.image.Data[2*mib:], 3: w.image.Data[3*mib:],
 	} {
 		if got, err := w.read(from); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("from %d: %d bytes: %v", from, len(got), err)
@@ -248,7 +198,7 @@ func TestServer_errors(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	w.image.state = disk.StateDamaged
+	w.image.State = disk.StateDamaged
 	if _, err := w.read(0); err == nil || !strings.Contains(err.Error(), "is damaged") {
 		t.Errorf("a damaged copy: %v", err)
 	}
@@ -258,7 +208,7 @@ func TestServer_errors(t *testing.T) {
 func TestServer_findsDamage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	f, err := os.OpenFile(w.image.path, os.O_WRONLY, 0)
+	f, err := os.OpenFile(w.image.Path, os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteAt([]byte("rot"), 2*mib+5)
 		err = errors.Join(err, f.Close())
@@ -283,8 +233,8 @@ func TestServer_findsDamage(t *testing.T) {
 func TestServer_isBounded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.image.data = disktest.Noise(3, 32*mib) // more than what connections buffer
-	if err := os.WriteFile(w.image.path, w.image.data, 0o600); err != nil {
+	w.image.Data = disktest.Noise(3, 32*mib) // more than what connections buffer
+	if err := os.WriteFile(w.image.Path, w.image.Data, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var open []io.Closer

@@ -3,7 +3,6 @@ package peer
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -45,89 +43,12 @@ const mib = 1 << 20
 
 var ubuntu = Copy{Image: "ubuntu-22.04", UUID: "i-1", DiskUUID: "d-1"}
 
-// oneImage is a disk with an image in a file.
-type oneImage struct {
-	disk.Disk
-	path string
-	data []byte
-
-	mu     sync.Mutex
-	leases int
-}
-
-func newImage(t *testing.T, data []byte) *oneImage {
-	t.Helper()
-	d := &oneImage{path: filepath.Join(t.TempDir(), "data"), data: data}
-	f, err := os.Create(d.path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = f.Truncate(int64(len(data)))
-	for offset := 0; offset < len(data); offset += mib {
-		part := data[offset:min(len(data), offset+mib)]
-		if bytes.Count(part, []byte{0}) < len(part) {
-			_, writeErr := f.WriteAt(part, int64(offset))
-			err = errors.Join(err, writeErr)
-		}
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
-func (d *oneImage) List(context.Context) ([]disk.Object, error) {
-	return []disk.Object{{
-		Name: "image/ubuntu-22.04/i-1", UID: "i-1", Kind: disk.KindImage, Bytes: int64(len(d.data)), State: disk.StateReady,
-		Checksum: disktest.Checksum(d.data),
-	}}, nil
-}
-
-func (d *oneImage) Pieces(context.Context, disk.Name) ([]disk.PieceHash, error) {
-	var pieces []disk.PieceHash
-	for part := range slices.Chunk(d.data, disk.PieceBytes) {
-		pieces = append(pieces, sha256.Sum256(part))
-	}
-	return pieces, nil
-}
-
-func (d *oneImage) ReadPiece(_ context.Context, name disk.Name, uid disk.UID, piece int, p []byte) error {
-	switch offset := piece * disk.PieceBytes; {
-	case name != names.Image(ubuntu.Image, ubuntu.UUID) || string(uid) != ubuntu.UUID:
-		return errclass.Errorf(errclass.NotFound, "no %s", name)
-	case offset+len(p) > len(d.data):
-		return errclass.Errorf(errclass.Corrupt, "MiB %d is not what was sealed", piece)
-	default:
-		copy(p, d.data[offset:])
-	}
-	return nil
-}
-
-type fileLease struct{ d *oneImage }
-
-func (d *oneImage) Open(context.Context, disk.Name) (disk.Lease, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.leases++
-	return fileLease{d}, nil
-}
-
-func (l fileLease) Path() string { return l.d.path }
-
-func (l fileLease) Close() error {
-	l.d.mu.Lock()
-	defer l.d.mu.Unlock()
-	l.d.leases--
-	return nil
-}
-
-func (d *oneImage) wantLeases(t *testing.T, n int) {
-	t.Helper()
-	wait.Succeeds(t, time.Minute, fmt.Sprint(n, " leases"), func() error {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.leases != n {
-			return fmt.Errorf("%d leases", d.leases)
+// waitForLeases waits until so many leases of the image are open.
+func waitForLeases(tb testing.TB, image *disktest.OneImage, n int) {
+	tb.Helper()
+	wait.Succeeds(tb, time.Minute, fmt.Sprint(n, " leases"), func() error {
+		if got := image.CountLeases(); got != n {
+			return fmt.Errorf("%d leases", got)
 		}
 		return nil
 	})
@@ -166,7 +87,7 @@ func (c *copies) ListCopies() ([]longhornv1.BackingImageV2CopyInfo, <-chan struc
 
 // store is a server under test.
 type store struct {
-	image  *oneImage
+	image  *disktest.OneImage
 	copies *copies
 	port   int
 	tlsDir string
@@ -175,7 +96,8 @@ type store struct {
 func newStore(t *testing.T, a *authority.Authority, data []byte, c clock.WithTicker) *store {
 	t.Helper()
 	s := &store{
-		image: newImage(t, data), copies: &copies{changed: make(chan struct{})}, tlsDir: a.ServiceFiles(t, names.StoreHost),
+		image:  disktest.NewOneImage(t, names.Image(ubuntu.Image, ubuntu.UUID), disk.UID(ubuntu.UUID), data),
+		copies: &copies{changed: make(chan struct{})}, tlsDir: a.ServiceFiles(t, names.StoreHost),
 	}
 	var disks diskset.Set
 	disks.Put(diskset.Disk{Disk: s.image, Name: "default-disk", UUID: "d-1"})
@@ -198,7 +120,7 @@ func newStore(t *testing.T, a *authority.Authority, data []byte, c clock.WithTic
 		if err := <-ended; err != nil {
 			t.Errorf("the server ended with %v", err)
 		}
-		s.image.wantLeases(t, 0)
+		waitForLeases(t, s.image, 0)
 	})
 	return s
 }
@@ -241,7 +163,7 @@ func TestOpenImage_readsAll(t *testing.T) {
 	if err := i.Close(); err != nil {
 		t.Error(err)
 	}
-	s.image.wantLeases(t, 0)
+	waitForLeases(t, s.image, 0)
 }
 
 // The store of a copy finds out by itself that a piece is not what was sealed, also if its reader asks for a part of it.
@@ -252,7 +174,7 @@ func TestExport_notesDamage(t *testing.T) {
 	clear(data[mib+512<<10 : 2*mib-4096])
 	s := newStore(t, a, data, clock.RealClock{})
 	i := s.open(t, a.ServiceFiles(t, names.StoreHost))
-	f, err := os.OpenFile(s.image.path, os.O_RDWR, 0)
+	f, err := os.OpenFile(s.image.Path, os.O_RDWR, 0)
 	if err == nil {
 		_, err = f.WriteAt([]byte{data[2*mib-1] ^ 1}, 2*mib-1)
 	}
@@ -340,7 +262,7 @@ func TestUnexpose_endsOneLease(t *testing.T) {
 	dir := a.ServiceFiles(t, names.StoreHost)
 	kept := s.open(t, dir)
 	lease, stream := exposeOnly(t, s, dir)
-	s.image.wantLeases(t, 2)
+	waitForLeases(t, s.image, 2)
 	reader, err := s.dialData(t, dir, lease)
 	if err != nil {
 		t.Fatal(err)
@@ -357,7 +279,7 @@ func TestUnexpose_endsOneLease(t *testing.T) {
 	if !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
-	s.image.wantLeases(t, 1)
+	waitForLeases(t, s.image, 1)
 	if err := reader.ReadAt(t.Context(), make([]byte, 512), 0); err == nil {
 		t.Error("a lease that has ended can be read")
 	}
@@ -382,23 +304,21 @@ func TestExpose_endsByItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.image.wantLeases(t, 1)
+	waitForLeases(t, s.image, 1)
 	c.Step(2 * idleLimit) // it is open, so that it stays
 	if err := i.ReadAt(t.Context(), make([]byte, 512), 0); err != nil {
 		t.Error(err)
 	}
-	s.image.wantLeases(t, 1)
+	waitForLeases(t, s.image, 1)
 	cancel()
-	s.image.wantLeases(t, 0)
+	waitForLeases(t, s.image, 0)
 	_ = i.Close()
 
 	_, stream := exposeOnly(t, s, dir)
-	s.image.wantLeases(t, 1)
+	waitForLeases(t, s.image, 1)
 	wait.Until(t, time.Minute, "the end of a lease that nobody opens", func() bool {
 		c.Step(idleInterval)
-		s.image.mu.Lock()
-		defer s.image.mu.Unlock()
-		return s.image.leases == 0
+		return s.image.CountLeases() == 0
 	})
 	for err == nil {
 		_, err = stream.Recv()
