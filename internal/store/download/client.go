@@ -26,7 +26,7 @@ type Client struct {
 
 // ReadHashes returns the hashes of the pieces of a copy, at most so many.
 func (c *Client) ReadHashes(ctx context.Context, of Copy, most int) ([]disk.PieceHash, error) {
-	body, err := c.get(ctx, of.hashesURL())
+	body, err := c.requestCopy(ctx, of.hashesURL())
 	if err != nil {
 		return nil, err
 	}
@@ -51,10 +51,11 @@ func (c *Client) ReadHashes(ctx context.Context, of Copy, most int) ([]disk.Piec
 
 // OpenData returns the pieces of a copy from one on, without those that are zero.
 func (c *Client) OpenData(ctx context.Context, of Copy, from int) (io.ReadCloser, error) {
-	return c.get(ctx, of.dataURL(from))
+	return c.requestCopy(ctx, of.dataURL(from))
 }
 
-func (c *Client) get(ctx context.Context, url string) (io.ReadCloser, error) {
+// requestCopy returns the body of a store's response.
+func (c *Client) requestCopy(ctx context.Context, url string) (io.ReadCloser, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return nil, err

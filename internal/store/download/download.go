@@ -33,14 +33,14 @@ const (
 // Copy names the copy of an image on a disk.
 type Copy struct{ Image, UUID, DiskUUID string }
 
-func (c Copy) path() string {
+func (c Copy) urlPath() string {
 	return "/v1/images/" + url.PathEscape(c.Image) + "/" + url.PathEscape(c.UUID) + "/" + url.PathEscape(c.DiskUUID)
 }
 
-func (c Copy) hashesURL() string { return "http://store" + c.path() + "/hashes" }
+func (c Copy) hashesURL() string { return "http://store" + c.urlPath() + "/hashes" }
 
 func (c Copy) dataURL(from int) string {
-	return "http://store" + c.path() + "/data?" + FromQuery + "=" + strconv.Itoa(from)
+	return "http://store" + c.urlPath() + "/data?" + FromQuery + "=" + strconv.Itoa(from)
 }
 
 // PieceLength returns how many bytes a piece of an image has.

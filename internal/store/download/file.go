@@ -147,9 +147,9 @@ func (f *File) Load(p []byte, offset int64) (bool, error) {
 }
 
 // Begin implements [Destination].
-func (f *File) Begin(offset int64) error { return f.resize(offset) }
+func (f *File) Begin(offset int64) error { return f.truncatePart(offset) }
 
-func (f *File) resize(bytes int64) error {
+func (f *File) truncatePart(bytes int64) error {
 	return newLocalError(f.part, withoutPath(f.file.Truncate(bytes)))
 }
 
@@ -160,21 +160,21 @@ func (f *File) WritePiece(p []byte, offset int64) error {
 
 // Finish implements [Destination]. The file has its name when everything in it is durable.
 func (f *File) Finish(bytes int64) error {
-	if err := f.resize(bytes); err != nil {
+	if err := f.truncatePart(bytes); err != nil {
 		return err
 	}
 	if err := f.file.Sync(); err != nil {
 		return newLocalError(f.part, withoutPath(err))
 	}
-	if err := f.rename(); err != nil {
+	if err := f.renamePart(); err != nil {
 		return err
 	}
 	f.finished = true
 	return newLocalError(filepath.Dir(f.path), withoutPath(durable.Sync(filepath.Dir(f.path))))
 }
 
-// rename replaces a file only if that was asked for, also one that appeared meanwhile.
-func (f *File) rename() error {
+// renamePart replaces a file only if that was asked for, also one that appeared meanwhile.
+func (f *File) renamePart() error {
 	if f.replace {
 		if err := checkPath(f.path, true); err != nil {
 			return err

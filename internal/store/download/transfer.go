@@ -90,7 +90,7 @@ func (t *Transfer) Begin(ctx context.Context, hashes []disk.PieceHash) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		p := t.piece(i)
+		p := t.pieceBuffer(i)
 		has, err := t.to.Load(p, offsetOf(i))
 		if err != nil {
 			return err
@@ -98,7 +98,7 @@ func (t *Transfer) Begin(ctx context.Context, hashes []disk.PieceHash) error {
 		if !has || sha256.Sum256(p) != want {
 			break
 		}
-		t.add(p)
+		t.countPiece(p)
 	}
 	if err := t.to.Begin(offsetOf(t.next)); err != nil {
 		return err
@@ -109,11 +109,11 @@ func (t *Transfer) Begin(ctx context.Context, hashes []disk.PieceHash) error {
 
 func offsetOf(piece int) int64 { return int64(piece) * disk.PieceBytes }
 
-// piece returns room for a piece.
-func (t *Transfer) piece(i int) []byte { return t.buffer[:PieceLength(t.image.Bytes, i)] }
+// pieceBuffer returns room for a piece.
+func (t *Transfer) pieceBuffer(i int) []byte { return t.buffer[:PieceLength(t.image.Bytes, i)] }
 
-// add counts the next piece as there.
-func (t *Transfer) add(p []byte) {
+// countPiece counts the next piece as there.
+func (t *Transfer) countPiece(p []byte) {
 	_, _ = t.sum.Write(p) // a hash returns no error
 	t.next++
 	t.done.Store(min(offsetOf(t.next), t.image.Bytes))
@@ -126,12 +126,12 @@ func (t *Transfer) Next(ctx context.Context) (piece int, missing bool, err error
 		if ctx.Err() != nil {
 			return 0, false, context.Cause(ctx)
 		}
-		p := t.piece(t.next)
+		p := t.pieceBuffer(t.next)
 		clear(p)
 		if err := t.to.WritePiece(p, offsetOf(t.next)); err != nil {
 			return 0, false, err
 		}
-		t.add(p)
+		t.countPiece(p)
 	}
 	return t.next, t.next < len(t.hashes), nil
 }
@@ -147,7 +147,7 @@ func (t *Transfer) Receive(ctx context.Context, data io.Reader) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		p := t.piece(i)
+		p := t.pieceBuffer(i)
 		if _, err := io.ReadFull(data, p); err != nil {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
@@ -160,7 +160,7 @@ func (t *Transfer) Receive(ctx context.Context, data io.Reader) error {
 		if err := t.to.WritePiece(p, offsetOf(i)); err != nil {
 			return err
 		}
-		t.add(p)
+		t.countPiece(p)
 	}
 }
 

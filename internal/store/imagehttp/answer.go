@@ -18,7 +18,7 @@ import (
 // hashesAtOnce is how many hashes are written at once.
 const hashesAtOnce = 32 << 10
 
-// lease is a copy that cannot be deleted until close.
+// lease is a copy that cannot be deleted until endLease.
 type lease struct {
 	copy   peer.Copy
 	bytes  int64
@@ -29,8 +29,8 @@ type lease struct {
 	release func()
 }
 
-// open leases the copy that a request names.
-func (s *server) open(r *http.Request) (_ *lease, err error) {
+// leaseCopy leases the copy that a request names.
+func (s *server) leaseCopy(r *http.Request) (_ *lease, err error) {
 	c := peer.Copy{Image: r.PathValue("image"), UUID: r.PathValue("uuid"), DiskUUID: r.PathValue("disk")}
 	d, image, err := peer.FindImage(r.Context(), s.o.Disks, c)
 	if err != nil {
@@ -68,7 +68,8 @@ func (s *server) open(r *http.Request) (_ *lease, err error) {
 	return &lease{copy: c, bytes: image.Bytes, pieces: pieces, file: file, held: held, release: release}, nil
 }
 
-func (l *lease) close() error {
+// endLease gives back the copy.
+func (l *lease) endLease() error {
 	defer l.release()
 	return errors.Join(l.file.Close(), l.held.Close())
 }
@@ -79,11 +80,11 @@ func (s *server) noteDamage(ctx context.Context, c peer.Copy, why string) {
 
 // sendHashes sends the hashes of the pieces, one after the other.
 func (s *server) sendHashes(w http.ResponseWriter, r *http.Request) (err error) {
-	l, err := s.open(r)
+	l, err := s.leaseCopy(r)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.close()) }()
+	defer func() { err = errors.Join(err, l.endLease()) }()
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.Itoa(len(l.pieces)*sha256.Size))
 	buffer := make([]byte, 0, hashesAtOnce*sha256.Size)
@@ -92,7 +93,7 @@ func (s *server) sendHashes(w http.ResponseWriter, r *http.Request) (err error) 
 		if len(buffer) < cap(buffer) && i < len(l.pieces)-1 {
 			continue
 		}
-		if err := s.write(r.Context(), w, buffer); err != nil {
+		if err := s.writePart(r.Context(), w, buffer); err != nil {
 			return err
 		}
 		buffer = buffer[:0]
@@ -100,8 +101,8 @@ func (s *server) sendHashes(w http.ResponseWriter, r *http.Request) (err error) 
 	return nil
 }
 
-// write writes a part of a response, and waits for its reader for a while.
-func (s *server) write(ctx context.Context, w http.ResponseWriter, p []byte) error {
+// writePart writes a part of a response, and waits for its reader for a while.
+func (s *server) writePart(ctx context.Context, w http.ResponseWriter, p []byte) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -115,11 +116,11 @@ func (s *server) write(ctx context.Context, w http.ResponseWriter, p []byte) err
 
 // sendData sends the pieces from one on, without those that are zero.
 func (s *server) sendData(w http.ResponseWriter, r *http.Request) (err error) {
-	l, err := s.open(r)
+	l, err := s.leaseCopy(r)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.close()) }()
+	defer func() { err = errors.Join(err, l.endLease()) }()
 	from, err := strconv.Atoi(r.URL.Query().Get(download.FromQuery))
 	if err != nil || from < 0 || from >= len(l.pieces) {
 		return errclass.Errorf(errclass.Invalid, "%s=%q: the image has the pieces 0 to %d", download.FromQuery,
@@ -145,7 +146,7 @@ func (s *server) sendData(w http.ResponseWriter, r *http.Request) (err error) {
 		if err := s.readPiece(r.Context(), l, i, p); err != nil {
 			return err
 		}
-		if err := s.write(r.Context(), w, p); err != nil {
+		if err := s.writePart(r.Context(), w, p); err != nil {
 			return err
 		}
 	}

@@ -57,7 +57,7 @@ func TestControlPlane_takesTokensForDownloadsAlone(t *testing.T) {
 	w := newWorld(t, func(o *Options) { o.Kubernetes = kubernetes.NewForConfigOrDie(cluster.ConfigFor(store)) })
 	good := newToken(ns, download.ServiceAccount, download.Audience)
 	controlplane.Eventually(t, func() error { // The API server learns of bindings from its own watches.
-		_, err := w.client(good).ReadHashes(t.Context(), golden, 4)
+		_, err := w.newClient(good).ReadHashes(t.Context(), golden, 4)
 		return err
 	})
 	for name, token := range map[string]string{
@@ -67,7 +67,7 @@ func TestControlPlane_takesTokensForDownloadsAlone(t *testing.T) {
 		"of a tenant":        newToken(elsewhere, download.ServiceAccount, download.Audience),
 		"of nobody":          "eyJhbGciOiJub25lIn0.e30.",
 	} {
-		if _, err := w.client(token).OpenData(t.Context(), golden, 0); !errors.Is(err, errclass.Denied) {
+		if _, err := w.newClient(token).OpenData(t.Context(), golden, 0); !errors.Is(err, errclass.Denied) {
 			t.Errorf("a token %s: %v", name, err)
 		}
 	}

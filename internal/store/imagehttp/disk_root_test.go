@@ -43,7 +43,7 @@ func TestServer_ofARealDisk(t *testing.T) {
 	disks.Put(diskset.Disk{Disk: files, Name: "d", UUID: "d-1", Path: fs.Dir})
 	w := newWorld(t, func(o *Options) { o.Disks = disks })
 
-	hashes, err := w.client(goodToken).ReadHashes(t.Context(), golden, 65)
+	hashes, err := w.newClient(goodToken).ReadHashes(t.Context(), golden, 65)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestServer_ofARealDisk(t *testing.T) {
 	if err != nil || from != 5 {
 		t.Fatalf("the first piece is %d: %v", from, err)
 	}
-	body, err := w.client(goodToken).OpenData(t.Context(), golden, from)
+	body, err := w.newClient(goodToken).OpenData(t.Context(), golden, from)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestServer_ofARealDisk(t *testing.T) {
 	}
 
 	s := &server{o: w.options, pieces: semaphore.NewWeighted(maxPieces)}
-	read, err := s.open(newRequest(golden))
+	read, err := s.leaseCopy(newRequest(golden))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestServer_ofARealDisk(t *testing.T) {
 	if err := files.Delete(t.Context(), name); !errors.Is(err, errclass.Conflict) {
 		t.Errorf("an image that is read was deleted: %v", err)
 	}
-	if err := errors.Join(read.close(), files.Delete(t.Context(), name)); err != nil {
+	if err := errors.Join(read.endLease(), files.Delete(t.Context(), name)); err != nil {
 		t.Errorf("an image that was read stays: %v", err)
 	}
 }

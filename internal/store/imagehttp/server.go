@@ -86,11 +86,11 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("serve images to users: %w", err)
 	}
-	return serve(ctx, o, l)
+	return serveUsers(ctx, o, l)
 }
 
-// serve serves on a listener, and closes it.
-func serve(ctx context.Context, o Options, l net.Listener) error {
+// serveUsers serves on a listener, and closes it.
+func serveUsers(ctx context.Context, o Options, l net.Listener) error {
 	h := &http.Server{
 		Handler:           newHandler(o),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
@@ -110,14 +110,14 @@ func newHandler(o Options) http.Handler {
 		o: o, reviews: semaphore.NewWeighted(maxReviews), pieces: semaphore.NewWeighted(maxPieces), ofDisk: map[string]int{},
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc(download.HashesPath, s.admit(s.sendHashes))
-	mux.HandleFunc(download.DataPath, s.admit(s.sendData))
+	mux.HandleFunc(download.HashesPath, s.admitRequest(s.sendHashes))
+	mux.HandleFunc(download.DataPath, s.admitRequest(s.sendData))
 	return mux
 }
 
-// admit calls answer for requests with a token, a few at a time. An error of answer is the response, unless a part of
+// admitRequest calls answer for requests with a token, a few at a time. An error of answer is the response, unless a part of
 // the response is on its way: then the connection breaks.
-func (s *server) admit(answer func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+func (s *server) admitRequest(answer func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		on := r.PathValue("disk")
 		err := s.checkToken(r)

@@ -98,7 +98,7 @@ func newWorld(t *testing.T, edits ...func(*Options)) *world {
 	w.address = l.Addr().String()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
-	go func() { ended <- serve(ctx, w.options, l) }()
+	go func() { ended <- serveUsers(ctx, w.options, l) }()
 	t.Cleanup(func() {
 		w.wantLeases(0)
 		cancel()
@@ -123,12 +123,12 @@ func (w *world) wantLeases(n int) {
 	})
 }
 
-func (w *world) client(token string) *download.Client {
+func (w *world) newClient(token string) *download.Client {
 	return &download.Client{HTTP: w.http, Token: token}
 }
 
-func (w *world) read(from int) ([]byte, error) {
-	body, err := w.client(goodToken).OpenData(w.Context(), golden, from)
+func (w *world) readData(from int) ([]byte, error) {
+	body, err := w.newClient(goodToken).OpenData(w.Context(), golden, from)
 	if err != nil {
 		return nil, err
 	}
@@ -140,17 +140,17 @@ func TestServer_sendsHashesAndData(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	want, _ := w.image.Pieces(t.Context(), "")
-	hashes, err := w.client(goodToken).ReadHashes(t.Context(), golden, 4)
+	hashes, err := w.newClient(goodToken).ReadHashes(t.Context(), golden, 4)
 	if err != nil || !slices.Equal(hashes, want) {
 		t.Errorf("%d hashes: %v", len(hashes), err)
 	}
-	if _, err := w.client(goodToken).ReadHashes(t.Context(), golden, 3); !errors.Is(err, errclass.Corrupt) {
+	if _, err := w.newClient(goodToken).ReadHashes(t.Context(), golden, 3); !errors.Is(err, errclass.Corrupt) {
 		t.Errorf("more hashes than the image has: %v", err)
 	}
 	for from, want := range map[int][]byte{
 		0: slices.Concat(w.image.Data[:mib], w.image.Data[2*mib:]), 1: w.image.Data[2*mib:], 3: w.image.Data[3*mib:],
 	} {
-		if got, err := w.read(from); err != nil || !bytes.Equal(got, want) {
+		if got, err := w.readData(from); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("from %d: %d bytes: %v", from, len(got), err)
 		}
 	}
@@ -163,7 +163,7 @@ func TestServer_refusesStrangers(t *testing.T) {
 		"": "no token", "bad": "not valid", "other audience": "not valid", "other account": "varve:default",
 		"other namespace": "app:varve-image-download",
 	} {
-		c := w.client(token)
+		c := w.newClient(token)
 		_, hashesErr := c.ReadHashes(t.Context(), golden, 4)
 		_, dataErr := c.OpenData(t.Context(), golden, 0)
 		for _, err := range []error{hashesErr, dataErr} {
@@ -172,7 +172,7 @@ func TestServer_refusesStrangers(t *testing.T) {
 			}
 		}
 	}
-	if _, err := w.client("down").OpenData(t.Context(), golden, 0); !errors.Is(err, errclass.Transient) {
+	if _, err := w.newClient("down").OpenData(t.Context(), golden, 0); !errors.Is(err, errclass.Transient) {
 		t.Errorf("an API server that does not answer: %v", err)
 	}
 	if reviews := len(w.options.Kubernetes.(*kubernetesfake.Clientset).Actions()); reviews != 9 {
@@ -194,12 +194,12 @@ func TestServer_errors(t *testing.T) {
 		"behind it":     {golden, 4, errclass.Transient},
 		"before it":     {golden, -1, errclass.Transient},
 	} {
-		if _, err := w.client(goodToken).OpenData(t.Context(), c.copy, c.from); !errors.Is(err, c.class) {
+		if _, err := w.newClient(goodToken).OpenData(t.Context(), c.copy, c.from); !errors.Is(err, c.class) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	w.image.State = disk.StateDamaged
-	if _, err := w.read(0); err == nil || !strings.Contains(err.Error(), "is damaged") {
+	if _, err := w.readData(0); err == nil || !strings.Contains(err.Error(), "is damaged") {
 		t.Errorf("a damaged copy: %v", err)
 	}
 }
@@ -216,10 +216,10 @@ func TestServer_findsDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := w.read(0); err == nil || len(got) > mib {
+	if got, err := w.readData(0); err == nil || len(got) > mib {
 		t.Errorf("%d bytes came: %v", len(got), err)
 	}
-	if _, err := w.read(2); err == nil || !strings.Contains(err.Error(), "MiB 2 is not what was sealed") {
+	if _, err := w.readData(2); err == nil || !strings.Contains(err.Error(), "MiB 2 is not what was sealed") {
 		t.Errorf("error %v", err)
 	}
 	w.mu.Lock()
@@ -239,14 +239,14 @@ func TestServer_isBounded(t *testing.T) {
 	}
 	var open []io.Closer
 	for range maxRequests {
-		body, err := w.client(goodToken).OpenData(t.Context(), golden, 0)
+		body, err := w.newClient(goodToken).OpenData(t.Context(), golden, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		open = append(open, body)
 	}
 	w.wantLeases(maxRequests)
-	if _, err := w.read(0); !errors.Is(err, errclass.Transient) || !strings.Contains(err.Error(), "try again later") {
+	if _, err := w.readData(0); !errors.Is(err, errclass.Transient) || !strings.Contains(err.Error(), "try again later") {
 		t.Errorf("one too many: %v", err)
 	}
 	for _, body := range open {
@@ -254,7 +254,7 @@ func TestServer_isBounded(t *testing.T) {
 	}
 	w.wantLeases(0)
 	wait.Succeeds(t, time.Minute, "a free slot", func() error {
-		_, err := w.read(0)
+		_, err := w.readData(0)
 		return err
 	})
 }
@@ -274,18 +274,18 @@ func TestServer_boundsHashes(t *testing.T) {
 	w := newWorld(t)
 	s := &server{o: w.options, pieces: semaphore.NewWeighted(5)}
 	request := newRequest(golden)
-	first, err := s.open(request)
+	first, err := s.leaseCopy(request)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.open(request); !errors.Is(err, errclass.Transient) {
+	if _, err := s.leaseCopy(request); !errors.Is(err, errclass.Transient) {
 		t.Errorf("4 and 4 pieces of 5: %v", err)
 	}
-	if err := first.close(); err != nil {
+	if err := first.endLease(); err != nil {
 		t.Fatal(err)
 	}
 	request.SetPathValue("uuid", "another")
-	if _, err := s.open(request); !errors.Is(err, errclass.NotFound) || !s.pieces.TryAcquire(5) {
+	if _, err := s.leaseCopy(request); !errors.Is(err, errclass.NotFound) || !s.pieces.TryAcquire(5) {
 		t.Errorf("what failed keeps room: %v", err)
 	}
 }
@@ -300,7 +300,7 @@ func TestServer_endsRequests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, edit)
-			if got, err := w.read(0); err == nil {
+			if got, err := w.readData(0); err == nil {
 				t.Errorf("%d bytes came", len(got))
 			}
 			w.wantLeases(0)
