@@ -21,24 +21,15 @@ import (
 // Varve was uninstalled, which deletes them, and installed again. Without them the volume has neither snapshots nor
 // clones, and cannot grow. hasReplica says which volumes have one.
 func (d *Driver) adoptHeads(ctx context.Context, hasReplica map[string]bool) error {
-	var failed error
-	for _, on := range d.options.Disks.All() {
-		objects, err := on.List(ctx)
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("list the objects of disk %s: %w", on.Name, err))
-			continue
+	return d.forEachHead(ctx, func(on diskset.Disk, handle string) error {
+		if names.IsOfImage(handle) || hasReplica[handle] {
+			return nil
 		}
-		for _, o := range objects {
-			handle, ok := names.IsHead(o.Name)
-			if !ok || o.Kind != disk.KindHead || names.IsOfImage(handle) || hasReplica[handle] {
-				continue
-			}
-			if err := d.adoptHead(ctx, on, handle); err != nil && !errors.Is(err, errBusy) {
-				failed = errors.Join(failed, fmt.Errorf("make Volume and Replica of volume %s: %w", handle, err))
-			}
+		if err := d.adoptHead(ctx, on, handle); err != nil && !errors.Is(err, errBusy) {
+			return fmt.Errorf("make Volume and Replica of volume %s: %w", handle, err)
 		}
-	}
-	return failed
+		return nil
+	})
 }
 
 // adoptHead makes Volume and Replica of a volume, unless its PersistentVolume is missing, is being deleted, or says

@@ -7,6 +7,7 @@ import (
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
@@ -54,20 +55,12 @@ func (d *Driver) removeReader(ctx context.Context, handle string) {
 // sweepReaders deletes the heads of volumes from which nobody reads an image any more, such as those that a crash has
 // left: the image could not be deleted.
 func (d *Driver) sweepReaders(ctx context.Context) error {
-	var failed error
-	for _, on := range d.options.Disks.All() {
-		objects, err := on.List(ctx)
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("list the objects of disk %s: %w", on.Name, err))
-			continue
+	return d.forEachHead(ctx, func(_ diskset.Disk, handle string) error {
+		if !names.IsReader(handle) {
+			return nil
 		}
-		for _, o := range objects {
-			if handle, ok := names.IsHead(o.Name); ok && names.IsReader(handle) {
-				failed = errors.Join(failed, d.sweepReader(ctx, handle))
-			}
-		}
-	}
-	return failed
+		return d.sweepReader(ctx, handle)
+	})
 }
 
 // sweepReader deletes the head of a volume if it is detached. It does not take the handle of a volume that is attached,

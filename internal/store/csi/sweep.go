@@ -15,6 +15,7 @@ import (
 	longhornv1 "github.com/varvebackup/varve/api/longhorn/v1beta2"
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
+	"github.com/varvebackup/varve/internal/store/diskset"
 	"github.com/varvebackup/varve/internal/store/names"
 )
 
@@ -39,6 +40,25 @@ func (d *Driver) runSweep(ctx context.Context) error {
 			d.log.Error("look for clones from which images were read, which is tried again", "error", err)
 		}
 	}
+}
+
+// forEachHead calls do for the head of each volume on the node's open disks. An error of one does not keep it from the
+// others, nor does a disk that cannot be read.
+func (d *Driver) forEachHead(ctx context.Context, do func(on diskset.Disk, handle string) error) error {
+	var failed error
+	for _, on := range d.options.Disks.All() {
+		objects, err := on.List(ctx)
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("list the objects of disk %s: %w", on.Name, err))
+			continue
+		}
+		for _, o := range objects {
+			if handle, ok := names.IsHead(o.Name); ok && o.Kind == disk.KindHead {
+				failed = errors.Join(failed, do(on, handle))
+			}
+		}
+	}
+	return failed
 }
 
 // sweepVolumes has the status of volumes written that is not what it should be. It deletes each volume that has no
