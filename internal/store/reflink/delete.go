@@ -70,10 +70,7 @@ func (d *Disk) checkUnused(o located) error {
 			clones = append(clones, other.Name)
 		}
 	}
-	if len(clones) == 0 {
-		return nil
-	}
-	return errclass.Errorf(errclass.Conflict, "%s: delete them first", describeClones(clones))
+	return disk.CheckClones(clones)
 }
 
 // renameGroup makes the last object of a directory cease to exist.

@@ -7,8 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -19,9 +17,6 @@ import (
 
 // flagImmutable is FS_IMMUTABLE_FL of the kernel's include/uapi/linux/fs.h.
 const flagImmutable = 0x10
-
-// maxClones is how many clones a message names.
-const maxClones = 10
 
 // checkFileSystem makes a clone of a file, and removes both.
 func checkFileSystem(dir string) error {
@@ -178,17 +173,4 @@ func describeFull(err error) error {
 		return fmt.Errorf("the disk is full, free or add space: %w: %w", errclass.Exhausted, err)
 	}
 	return err
-}
-
-// describeClones names clones in a message, not too many.
-func describeClones(clones []disk.Name) string {
-	slices.Sort(clones)
-	var quoted []string
-	for _, c := range clones[:min(len(clones), maxClones)] {
-		quoted = append(quoted, fmt.Sprintf("%q", c))
-	}
-	if more := len(clones) - len(quoted); more > 0 {
-		quoted = append(quoted, fmt.Sprintf("and %d more", more))
-	}
-	return "clones of it are there: " + strings.Join(quoted, ", ")
 }

@@ -59,11 +59,8 @@ func (d *Disk) findImage(ctx context.Context, name disk.Name, uid disk.UID) (loc
 	if err = errors.Join(d.checkOpen(ctx), err); err != nil {
 		return located{}, err
 	}
-	switch {
-	case o.UID != uid:
-		return located{}, errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
-	case o.Kind != disk.KindImage:
-		return located{}, errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
+	if err := d.describe(o).CheckImage(uid); err != nil {
+		return located{}, err
 	}
 	return o, nil
 }

@@ -21,6 +21,9 @@ import (
 // place, and stays shared with the clones.
 const repairBlock = 4 << 10
 
+// maxFailures is how many pieces that could not be fetched an error names.
+const maxFailures = 10
+
 // Repair implements [disk.Disk]. It makes the repaired file as a clone of the old one, in a directory of its own, and
 // exchanges that directory with the old one in one step. So a crash leaves the damaged image or the repaired one.
 func (d *Disk) Repair(ctx context.Context, name disk.Name, uid disk.UID, fetch disk.FetchPiece) error {
@@ -144,7 +147,7 @@ func (d *Disk) writeRepaired(
 		written = append(written, i)
 	}
 	if len(failures) > 0 {
-		return errors.Join(failures[:min(len(failures), maxClones)]...)
+		return errors.Join(failures[:min(len(failures), maxFailures)]...)
 	}
 	if err := f.Sync(); err != nil {
 		return err

@@ -28,7 +28,7 @@ func (d *Disk) sealHead(ctx context.Context, head, name disk.Name, seal disk.Sea
 	}
 	wanted.Bytes = seal.Bytes
 	wanted.Checksum = seal.Checksum
-	source, done, err := d.beginSnapshot(head, wanted, seal.Exclusive)
+	source, done, err := d.beginSnapshot(head, wanted, seal)
 	if done && disk.IsSHA256(seal.Checksum) {
 		return d.matchExisting(ctx, name, seal.Checksum)
 	}
@@ -62,7 +62,9 @@ func (d *Disk) matchExisting(ctx context.Context, name disk.Name, wanted string)
 
 // beginSnapshot reserves the new object, and keeps its head from being deleted or sealed twice at once. Done means that
 // the object is there.
-func (d *Disk) beginSnapshot(head disk.Name, wanted entry, exclusive bool) (source *lease, done bool, err error) {
+func (d *Disk) beginSnapshot(
+	head disk.Name, wanted entry, seal disk.Seal,
+) (source *lease, done bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.checkOpen(context.Background()); err != nil {
@@ -80,24 +82,17 @@ func (d *Disk) beginSnapshot(head disk.Name, wanted entry, exclusive bool) (sour
 	if err := d.checkFree(wanted.Name, wanted.UID); err != nil {
 		return nil, false, err
 	}
-	switch {
-	case from.Kind != disk.KindHead:
-		return nil, false, errclass.Errorf(errclass.Invalid, "%q is no head, but a %s: clone it", head, from.Kind)
-	case wanted.Bytes > from.Bytes:
-		return nil, false, errclass.Errorf(errclass.Invalid, "%d bytes are more than the %d that %q has", wanted.Bytes,
-			from.Bytes, head)
-	case d.sealing[from.UID]:
-		return nil, false, errclass.Errorf(errclass.Transient, "another snapshot of it is being made: try again")
-	case exclusive && d.leases[from.UID] > 0:
-		return nil, false, errclass.Errorf(errclass.Conflict, "it is in use (%d times): end that first", d.leases[from.UID])
-	case wanted.Kind == disk.KindImage:
+	if err := seal.CheckHead(d.describe(from), d.sealing[from.UID], d.leases[from.UID]); err != nil {
+		return nil, false, err
+	}
+	if wanted.Kind == disk.KindImage {
 		if err := d.prepareGroup(filepath.Join(imagesDir, string(wanted.UID))); err != nil {
 			return nil, false, err
 		}
 	}
 	d.pending[wanted.UID] = wanted.Name
 	d.sealing[from.UID] = true
-	if exclusive {
+	if seal.Exclusive {
 		d.exclusive[from.UID] = true
 	}
 	return d.leaseObject(from), false, nil

@@ -6,14 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/varvebackup/varve/internal/errclass"
 	"github.com/varvebackup/varve/internal/store/disk"
 )
-
-// maxClones is how many clones an error names.
-const maxClones = 10
 
 // Delete implements [disk.Disk].
 func (d *Disk) Delete(ctx context.Context, name disk.Name) error {
@@ -65,20 +61,13 @@ func (d *Disk) checkUnused(v *view, o object) error {
 	if n := d.leases[o.UID]; n > 0 {
 		return errclass.Errorf(errclass.Conflict, "it is in use (%d times): end that first", n)
 	}
-	var clones []string
+	var clones []disk.Name
 	for _, other := range v.objects {
 		if v.parentOf(other) == o.UID && other.replica() != o.replica() {
-			clones = append(clones, fmt.Sprintf("%q", other.Name))
+			clones = append(clones, other.Name)
 		}
 	}
-	if len(clones) == 0 {
-		return nil
-	}
-	slices.Sort(clones)
-	if more := len(clones) - maxClones; more > 0 {
-		clones = append(clones[:maxClones], fmt.Sprintf("and %d more", more))
-	}
-	return errclass.Errorf(errclass.Conflict, "clones of it are there: %s: delete them first", strings.Join(clones, ", "))
+	return disk.CheckClones(clones)
 }
 
 // collect deletes volumes that belong to no object: the bases of images that only one volume needs, and what crashes

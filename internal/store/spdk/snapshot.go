@@ -67,16 +67,8 @@ func (d *Disk) beginSnapshot(v *view, head, name disk.Name, wanted disk.Seal) (s
 	if err := d.checkFree(v, name, wanted.UID); err != nil {
 		return nil, false, err
 	}
-	switch {
-	case from.Kind != disk.KindHead:
-		return nil, false, errclass.Errorf(errclass.Invalid, "%q is no head, but a %s: clone it", head, from.Kind)
-	case wanted.Bytes > from.Bytes:
-		return nil, false, errclass.Errorf(errclass.Invalid, "%d bytes are more than the %d that %q has", wanted.Bytes,
-			from.Bytes, head)
-	case d.sealing[from.UID]:
-		return nil, false, errclass.Errorf(errclass.Transient, "another snapshot of it is being made: try again")
-	case wanted.Exclusive && d.leases[from.UID] > 0:
-		return nil, false, errclass.Errorf(errclass.Conflict, "it is in use (%d times): end that first", d.leases[from.UID])
+	if err := wanted.CheckHead(v.describe(from), d.sealing[from.UID], d.leases[from.UID]); err != nil {
+		return nil, false, err
 	}
 	d.pending[wanted.UID] = name
 	d.sealing[from.UID] = true

@@ -248,13 +248,11 @@ func (v *view) findIntact(name disk.Name) (object, error) {
 // findImage returns an image, damaged or not. An error is of class NotFound if the image does not have this UID.
 func (v *view) findImage(name disk.Name, uid disk.UID) (object, error) {
 	o, err := v.findByName(name)
-	switch {
-	case err != nil:
+	if err == nil {
+		err = v.describe(o).CheckImage(uid)
+	}
+	if err != nil {
 		return object{}, err
-	case o.UID != uid:
-		return object{}, errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, uid)
-	case o.Kind != disk.KindImage:
-		return object{}, errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
 	}
 	return o, nil
 }
