@@ -102,38 +102,20 @@ func (s *scene) step(name string, test func(*scene)) {
 func (s *scene) explain() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	say := func(format string, args ...any) {
-		text := fmt.Sprintf(format, args...)
-		s.t.Log(text[:min(len(text), 600)])
-	}
 	var backups harvesterv1.VirtualMachineBackupList
 	_ = s.List(ctx, &backups, client.InNamespace(namespace))
 	for _, b := range backups.Items {
-		say("backup %s: group %s, conditions %+v", b.Name, b.Status.Group, b.Status.Conditions)
+		s.t.Logf("backup %s: group %s, conditions %+v", b.Name, b.Status.Group, b.Status.Conditions)
 	}
 	var uploads velerov2.DataUploadList
 	_ = s.List(ctx, &uploads, client.InNamespace(layout.Namespace))
 	for _, u := range uploads.Items {
-		if u.Spec.SourceNamespace != namespace {
-			continue
-		}
-		say("upload %s: %+v", u.Name, u.Status)
-	}
-	var pods corev1.PodList
-	_ = s.List(ctx, &pods)
-	for _, p := range pods.Items {
-		if p.Namespace == namespace || p.Namespace == layout.Namespace {
-			say("pod %s/%s: %s %+v", p.Namespace, p.Name, p.Status.Phase, p.Status.ContainerStatuses)
+		if u.Spec.SourceNamespace == namespace {
+			s.t.Logf("upload %s: %+v", u.Name, u.Status)
 		}
 	}
 	for _, in := range []string{namespace, layout.Namespace} {
-		var events corev1.EventList
-		_ = s.List(ctx, &events, client.InNamespace(in))
-		for _, e := range events.Items {
-			if e.Type != corev1.EventTypeNormal {
-				say("event %s/%s %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message)
-			}
-		}
+		s.Explain(ctx, in, s.t.Logf)
 	}
 }
 

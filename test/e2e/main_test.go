@@ -100,27 +100,7 @@ func (s *scene) explain() {
 	for _, vmi := range vmis.Items {
 		s.t.Logf("instance %s: deleted %v, status %+v", vmi.Name, vmi.DeletionTimestamp, vmi.Status)
 	}
-	var pods corev1.PodList
-	_ = s.List(ctx, &pods, client.InNamespace(s.Namespace))
-	for _, p := range pods.Items {
-		s.t.Logf("pod %s: %s %+v", p.Name, p.Status.Phase, p.Status.ContainerStatuses)
-		if p.Labels[layout.LabelApp] == "virt-launcher" {
-			tail := int64(40)
-			data, _ := s.Clientset.CoreV1().Pods(s.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{Container: "compute", TailLines: &tail}).DoRaw(ctx)
-			s.t.Logf("log of %s:\n%s", p.Name, data)
-		}
-	}
-	var events corev1.EventList
-	_ = s.List(ctx, &events, client.InNamespace(s.Namespace))
-	seen := map[string]bool{}
-	for _, e := range events.Items {
-		text := fmt.Sprintf("event %s/%s %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message)
-		if seen[text] || e.Type == corev1.EventTypeNormal && (e.InvolvedObject.Kind == "Pod" || e.InvolvedObject.Kind == "PersistentVolumeClaim") {
-			continue // what always happens would hide what failed
-		}
-		seen[text] = true
-		s.t.Log(text[:min(len(text), 300)])
-	}
+	s.Explain(ctx, s.Namespace, s.t.Logf)
 }
 
 func (s *scene) must(err error) {
