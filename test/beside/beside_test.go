@@ -15,13 +15,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
-	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/verdict"
@@ -103,55 +100,14 @@ func (s *scene) incremental(b *harvesterv1.VirtualMachineBackup) {
 // lostAndBack deletes the machine and restores it. Its disks must hold what they held.
 func (s *scene) lostAndBack(b *harvesterv1.VirtualMachineBackup, sums map[string]string) {
 	s.t.Helper()
-	s.lose()
-	s.restore(b)
+	ctx, vmi := s.t.Context(), s.instance()
+	s.must(s.DeleteMachine(ctx, machine, 2*time.Minute))
+	s.must(s.WaitGone(ctx, vmi, time.Minute))
+	s.must(s.RestoreLostMachine(ctx, b, backupTimeout))
 	s.waitTracked()
 	if diff := cmp.Diff(sums, s.sums()); diff != "" {
 		verdict.Errorf(s.t, "the restored disks differ from those that were backed up (-want +got):\n%s", diff)
 	}
-}
-
-// lose deletes the machine with its claims.
-func (s *scene) lose() {
-	s.t.Helper()
-	ctx := s.t.Context()
-	vm := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: machine}}
-	s.must(s.Get(ctx, client.ObjectKeyFromObject(vm), vm))
-	vmi := s.instance()
-	s.must(s.Delete(ctx, vm))
-	s.must(s.WaitGone(ctx, vmi, 2*time.Minute))
-	s.must(s.WaitGone(ctx, vm, time.Minute))
-	for _, v := range vm.Spec.Template.Spec.Volumes {
-		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: v.PersistentVolumeClaim.ClaimName,
-		}}
-		s.must(s.Delete(ctx, claim))
-		s.must(s.WaitGone(ctx, claim, time.Minute))
-	}
-}
-
-// restore makes the machine again, with its old name, and waits until it is complete.
-func (s *scene) restore(b *harvesterv1.VirtualMachineBackup) {
-	s.t.Helper()
-	r := &harvesterv1.VirtualMachineRestore{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "back-" + b.Name},
-		Spec: harvesterv1.VirtualMachineRestoreSpec{
-			Target: corev1.TypedLocalObjectReference{
-				APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: machine,
-			},
-			VirtualMachineBackupName: b.Name, VirtualMachineBackupNamespace: b.Namespace, NewVM: true,
-		},
-	}
-	s.must(s.Create(s.t.Context(), r))
-	s.must(wait.For(s.t.Context(), backupTimeout, "the restore", func(ctx context.Context) (bool, string, error) {
-		if err := s.Get(ctx, client.ObjectKeyFromObject(r), r); err != nil {
-			return false, "", err
-		}
-		if r.HasFailed() {
-			return false, "", fmt.Errorf("the restore failed: %+v", r.Status.Conditions)
-		}
-		return r.IsComplete(), fmt.Sprintf("%d %%, %+v", r.Status.Progress, r.Status.Conditions), nil
-	}))
 }
 
 // uninstalled removes Varve. The machine runs on, KubeVirt has its kinds, and nothing of Varve is left.

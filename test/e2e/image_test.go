@@ -204,7 +204,7 @@ func (s *scene) bootClone(image string) {
 		}
 	}
 	own := s.ownBytes(s.volumeOf(claim))
-	s.lose(s.vm)
+	s.must(s.DeleteMachine(ctx, s.vm, 2*time.Minute))
 	r, err := s.RestoreMachine(ctx, second, s.vm, moveTimeout)
 	s.must(err)
 	for _, v := range r.Status.VolumeRestores {

@@ -62,13 +62,13 @@ func (s *scene) backedUpLostAndBack(location *lab.Location, overwrite string) {
 		for _, v := range r.Status.VolumeRestores {
 			s.holds(v.PersistentVolumeClaim, b.Sums[v.VolumeName])
 		}
-		s.lose(beside)
+		s.must(s.DeleteMachine(ctx, beside, 2*time.Minute))
 	}
 
 	s.snapshottedAndBack()
 	s.backedUpStopped(location, overwrite)
 
-	s.lose(s.vm)
+	s.must(s.DeleteMachine(ctx, s.vm, 2*time.Minute))
 	s.shell(strings.NewReplacer("-n app", "-n "+s.Namespace, "namespace: app", "namespace: "+s.Namespace,
 		"Namespace: app", "Namespace: "+s.Namespace,
 		"web-monday", second.Name, "name: web}", "name: "+s.vm+"}").Replace(strings.Join(s.commands("docs/restore.md",
@@ -118,7 +118,7 @@ func (s *scene) snapshottedAndBack() {
 	for _, v := range r.Status.VolumeRestores {
 		s.holds(v.PersistentVolumeClaim, exact.Sums[v.VolumeName])
 	}
-	s.lose("beside-snap")
+	s.must(s.DeleteMachine(ctx, "beside-snap", 2*time.Minute))
 
 	own, err := s.SnapshotMachine(ctx, "snap-2", s.vm, false, moveTimeout)
 	s.must(err)
@@ -232,23 +232,5 @@ func (s *scene) holds(claim harvesterv1.PersistentVolumeClaimSourceSpec, sum str
 	s.must(errors.Join(err, box.Close(ctx)))
 	if got, _, _ := strings.Cut(text, " "); got != sum {
 		verdict.Errorf(s.t, "claim %s: restored %s, the disk held %s", name, got, sum)
-	}
-}
-
-// lose deletes a machine with its claims.
-func (s *scene) lose(vm string) {
-	s.t.Helper()
-	ctx := s.t.Context()
-	o := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: vm}}
-	s.must(s.Get(ctx, client.ObjectKeyFromObject(o), o))
-	s.must(s.Delete(ctx, o))
-	s.must(s.WaitGone(ctx, o, 2*time.Minute))
-	for _, v := range o.Spec.Template.Spec.Volumes {
-		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
-			Namespace: s.Namespace,
-			Name:      v.PersistentVolumeClaim.ClaimName,
-		}}
-		s.must(s.Delete(ctx, claim))
-		s.must(s.WaitGone(ctx, claim, 2*time.Minute))
 	}
 }

@@ -75,7 +75,7 @@ func TestSchedule_keepsTheNewest(t *testing.T) {
 	if sum != "" {
 		verdict.Errorf(t, "no disk of the restored machine was compared: %+v", r.Status.VolumeRestores)
 	}
-	s.lose("beside")
+	s.must(s.DeleteMachine(ctx, "beside", 2*time.Minute))
 	snapshots.wait("a snapshot of the running machine", func() error { return snapshots.hasSucceeded(nil) })
 
 	vmi := s.instance()

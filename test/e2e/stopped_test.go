@@ -48,7 +48,7 @@ func (s *scene) backedUpStopped(location *lab.Location, overwrite string) {
 	for _, v := range r.Status.VolumeRestores {
 		s.holds(v.PersistentVolumeClaim, sums[v.VolumeName])
 	}
-	s.lose("beside-off")
+	s.must(s.DeleteMachine(ctx, "beside-off", 2*time.Minute))
 
 	s.strategy(kubevirtv1.RunStrategyAlways)
 	_, err = s.WaitAgent(ctx, s.vm, bootTimeout)

@@ -107,25 +107,48 @@ func (l *Lab) waitMachineBackup(ctx context.Context, b *harvesterv1.VirtualMachi
 
 // RestoreMachine makes a machine, and leaves it stopped.
 func (l *Lab) RestoreMachine(ctx context.Context, b *MachineBackup, vm string, timeout time.Duration) (*harvesterv1.VirtualMachineRestore, error) {
-	r := &harvesterv1.VirtualMachineRestore{
-		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: "restore-" + vm},
+	r := l.newMachineRestore(b.VirtualMachineBackup, "restore-"+vm, vm)
+	r.Spec.HaltAfterRestore = true
+	return r, l.runMachineRestore(ctx, r, timeout)
+}
+
+// RestoreLostMachine makes the machine of a backup again, with its old name. It runs if it is to run by its strategy.
+func (l *Lab) RestoreLostMachine(
+	ctx context.Context, b *harvesterv1.VirtualMachineBackup, timeout time.Duration,
+) error {
+	return l.runMachineRestore(ctx, l.newMachineRestore(b, "back-"+b.Name, b.Spec.Source.Name), timeout)
+}
+
+// newMachineRestore returns a restore that makes a machine of a backup. It does not create it.
+func (l *Lab) newMachineRestore(
+	b *harvesterv1.VirtualMachineBackup, name, vm string,
+) *harvesterv1.VirtualMachineRestore {
+	return &harvesterv1.VirtualMachineRestore{
+		ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: name},
 		Spec: harvesterv1.VirtualMachineRestoreSpec{
-			Target:                   corev1.TypedLocalObjectReference{APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: vm},
+			Target: corev1.TypedLocalObjectReference{
+				APIGroup: ptr.To(kubevirtv1.GroupVersion.Group), Kind: harvesterv1.SourceKind, Name: vm,
+			},
 			VirtualMachineBackupName: b.Name, VirtualMachineBackupNamespace: b.Namespace, NewVM: true,
-			HaltAfterRestore: true,
 		},
 	}
+}
+
+// runMachineRestore creates a restore, and waits until it is complete. One that fails is an error.
+func (l *Lab) runMachineRestore(
+	ctx context.Context, r *harvesterv1.VirtualMachineRestore, timeout time.Duration,
+) error {
 	if err := l.Create(ctx, r); err != nil {
-		return nil, fmt.Errorf("create restore %s: %w", r.Name, err)
+		return fmt.Errorf("create restore %s: %w", r.Name, err)
 	}
-	return r, wait.For(ctx, timeout, "restore "+r.Name+" to be complete",
-		func(ctx context.Context) (bool, string, error) {
-			if err := l.Get(ctx, client.ObjectKeyFromObject(r), r); err != nil {
-				return false, "", err
-			}
-			if r.HasFailed() {
-				return false, "", fmt.Errorf("restore %s failed: %+v", r.Name, r.Status.Conditions)
-			}
-			return r.IsComplete(), fmt.Sprintf("%d %%, %+v", r.Status.Progress, r.Status.Conditions), nil
-		})
+	what := "restore " + r.Name + " to be complete"
+	return wait.For(ctx, timeout, what, func(ctx context.Context) (bool, string, error) {
+		if err := l.Get(ctx, client.ObjectKeyFromObject(r), r); err != nil {
+			return false, "", err
+		}
+		if r.HasFailed() {
+			return false, "", fmt.Errorf("restore %s failed: %+v", r.Name, r.Status.Conditions)
+		}
+		return r.IsComplete(), fmt.Sprintf("%d %%, %+v", r.Status.Progress, r.Status.Conditions), nil
+	})
 }

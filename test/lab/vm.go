@@ -246,6 +246,35 @@ func (l *Lab) Restart(ctx context.Context, vm string) error {
 	})
 }
 
+// DeleteMachine deletes a machine with its claims, and waits until each of them is gone, for at most the timeout.
+func (l *Lab) DeleteMachine(ctx context.Context, name string, timeout time.Duration) error {
+	vm := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: name}}
+	if err := l.Get(ctx, client.ObjectKeyFromObject(vm), vm); err != nil {
+		return fmt.Errorf("delete machine %s: %w", name, err)
+	}
+	volumes := vm.Spec.Template.Spec.Volumes
+	if err := l.deleteObject(ctx, vm, timeout); err != nil {
+		return err
+	}
+	for _, v := range volumes {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: l.Namespace, Name: v.PersistentVolumeClaim.ClaimName,
+		}}
+		if err := l.deleteObject(ctx, claim, timeout); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteObject deletes an object, and waits until it is gone.
+func (l *Lab) deleteObject(ctx context.Context, o client.Object, timeout time.Duration) error {
+	if err := l.Delete(ctx, o); err != nil {
+		return fmt.Errorf("delete %T %s: %w", o, o.GetName(), err)
+	}
+	return l.WaitGone(ctx, o, timeout)
+}
+
 // Fill returns a shell command that writes a file of mib MiB in a guest: one random MiB sixteen times, then the next,
 // because an emulated processor generates random numbers slowly. Different files have nothing in common.
 func Fill(file string, mib int) string {
