@@ -15,7 +15,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -32,9 +31,9 @@ func TestBeside(t *testing.T) {
 	s := newScene(t)
 	var changed *harvesterv1.VirtualMachineBackup
 	var sums map[string]string
-	s.step("full backup", func(s *scene) {
-		s.boot()
-		s.guest(`dd if=/dev/urandom of=$root bs=1M seek=1 count=24 conv=fsync
+	s.runStep("full backup", func(s *scene) {
+		s.bootMachine()
+		s.runInGuest(`dd if=/dev/urandom of=$root bs=1M seek=1 count=24 conv=fsync
 			dd if=/dev/urandom of=$data bs=1M seek=700 count=24 conv=fsync`)
 		for _, v := range s.backUp("monday").Status.VolumeBackups {
 			if v.ChangedBytes < 24*mib || v.SnapshotID == "" {
@@ -42,33 +41,33 @@ func TestBeside(t *testing.T) {
 			}
 		}
 	})
-	s.step("incremental backup", func(s *scene) {
-		s.guest(`dd if=/dev/urandom of=$root bs=4k seek=1001 count=3 conv=fsync
+	s.runStep("incremental backup", func(s *scene) {
+		s.runInGuest(`dd if=/dev/urandom of=$root bs=4k seek=1001 count=3 conv=fsync
 			dd if=/dev/urandom of=$data bs=1M seek=7 count=2 conv=fsync
 			dd if=/dev/zero of=$data bs=1M seek=705 count=1 conv=fsync`)
-		sums = s.sums()
+		sums = s.hashDisks()
 		changed = s.backUp("tuesday")
-		s.incremental(changed)
-		if after := s.sums(); !cmp.Equal(after, sums) {
+		s.checkIncremental(changed)
+		if after := s.hashDisks(); !cmp.Equal(after, sums) {
 			s.t.Fatalf("the disks changed while nothing wrote to them: %v, then %v", sums, after)
 		}
 	})
-	s.step("lost and restored", func(s *scene) { s.lostAndBack(changed, sums) })
-	s.step("mover killed", func(s *scene) { s.interrupted("mover", layout.Namespace, "du-") })
-	s.step("export killed", func(s *scene) { s.interrupted("export", namespace, "virt-export-") })
-	s.step("canceled", (*scene).canceled)
-	s.step("restarted", (*scene).restarted)
-	s.step("scheduled", func(s *scene) {
-		s.guest(`dd if=/dev/urandom of=$data bs=64k seek=9 count=30 conv=fsync`)
-		sums = s.sums()
-		changed = s.scheduled()
+	s.runStep("lost and restored", func(s *scene) { s.loseAndRestore(changed, sums) })
+	s.runStep("mover killed", func(s *scene) { s.interruptBackup("mover", layout.Namespace, "du-") })
+	s.runStep("export killed", func(s *scene) { s.interruptBackup("export", namespace, "virt-export-") })
+	s.runStep("canceled", (*scene).cancelBackup)
+	s.runStep("restarted", (*scene).restartMachine)
+	s.runStep("scheduled", func(s *scene) {
+		s.runInGuest(`dd if=/dev/urandom of=$data bs=64k seek=9 count=30 conv=fsync`)
+		sums = s.hashDisks()
+		changed = s.runSchedule()
 	})
-	s.step("lost again, and restored from the schedule", func(s *scene) { s.lostAndBack(changed, sums) })
-	s.step("uninstalled", (*scene).uninstalled)
+	s.runStep("lost again, and restored from the schedule", func(s *scene) { s.loseAndRestore(changed, sums) })
+	s.runStep("uninstalled", (*scene).uninstallVarve)
 }
 
-// incremental checks that a backup read and stored what had changed, which is something, and not more.
-func (s *scene) incremental(b *harvesterv1.VirtualMachineBackup) {
+// checkIncremental checks that a backup read and stored what had changed, which is something, and not more.
+func (s *scene) checkIncremental(b *harvesterv1.VirtualMachineBackup) {
 	s.t.Helper()
 	changed := int64(0)
 	for _, v := range b.Status.VolumeBackups {
@@ -81,12 +80,12 @@ func (s *scene) incremental(b *harvesterv1.VirtualMachineBackup) {
 	if changed == 0 {
 		s.t.Errorf("nothing had changed for backup %s", b.Name)
 	}
-	uploads, err := s.uploads(s.t.Context(), b)
-	s.must(err)
+	uploads, err := s.listUploads(s.t.Context(), b)
+	s.mustSucceed(err)
 	moved := int64(0)
 	for i := range uploads {
 		report, err := datamove.DecodeReport(uploads[i].Annotations[datamove.AnnotationReport])
-		s.must(err)
+		s.mustSucceed(err)
 		moved += uploads[i].Status.IncrementalBytes
 		if report.ReadBytes > 16*mib {
 			s.t.Errorf("DataUpload %s read %d bytes", uploads[i].Name, report.ReadBytes)
@@ -97,25 +96,28 @@ func (s *scene) incremental(b *harvesterv1.VirtualMachineBackup) {
 	}
 }
 
-// lostAndBack deletes the machine and restores it. Its disks must hold what they held.
-func (s *scene) lostAndBack(b *harvesterv1.VirtualMachineBackup, sums map[string]string) {
+// loseAndRestore deletes the machine and restores it. Its disks must hold what they held.
+func (s *scene) loseAndRestore(b *harvesterv1.VirtualMachineBackup, sums map[string]string) {
 	s.t.Helper()
-	ctx, vmi := s.t.Context(), s.instance()
-	s.must(s.DeleteMachine(ctx, machine, 2*time.Minute))
-	s.must(s.WaitGone(ctx, vmi, time.Minute))
-	s.must(s.RestoreLostMachine(ctx, b, backupTimeout))
+	ctx, vmi := s.t.Context(), s.getInstance()
+	s.mustSucceed(s.DeleteMachine(ctx, machine, 2*time.Minute))
+	s.mustSucceed(s.WaitGone(ctx, vmi, time.Minute))
+	s.mustSucceed(s.RestoreLostMachine(ctx, b, backupTimeout))
 	s.waitTracked()
-	if diff := cmp.Diff(sums, s.sums()); diff != "" {
+	if diff := cmp.Diff(sums, s.hashDisks()); diff != "" {
 		verdict.Errorf(s.t, "the restored disks differ from those that were backed up (-want +got):\n%s", diff)
 	}
 }
 
-// uninstalled removes Varve. The machine runs on, KubeVirt has its kinds, and nothing of Varve is left.
-func (s *scene) uninstalled() {
+// uninstallVarve removes Varve. The machine runs on, KubeVirt has its kinds, and nothing of Varve is left.
+func (s *scene) uninstallVarve() {
 	s.t.Helper()
 	ctx := s.t.Context()
-	running := s.instance().UID
-	kubevirts := s.named("apiextensions.k8s.io/v1", "CustomResourceDefinition", isKubeVirts)
+	running := s.getInstance().UID
+	listKinds := func() []string {
+		return s.listNames("apiextensions.k8s.io/v1", "CustomResourceDefinition", isKubeVirts)
+	}
+	kubevirts := listKinds()
 	if len(kubevirts) < 10 {
 		s.t.Fatalf("KubeVirt has the kinds %v", kubevirts)
 	}
@@ -128,23 +130,23 @@ func (s *scene) uninstalled() {
 	if strings.Contains(string(out), "warning") {
 		s.t.Errorf("uninstall warns:\n%s", out)
 	}
-	if got := s.instance(); got.UID != running || got.DeletionTimestamp != nil {
+	if got := s.getInstance(); got.UID != running || got.DeletionTimestamp != nil {
 		s.t.Errorf("the instance had the UID %s, and has %s, deleted at %v", running, got.UID, got.DeletionTimestamp)
 	}
-	if got := s.guest("echo alive"); strings.TrimSpace(got) != "alive" {
+	if got := s.runInGuest("echo alive"); strings.TrimSpace(got) != "alive" {
 		s.t.Errorf("the guest says %q", got)
 	}
-	if got := s.named("apiextensions.k8s.io/v1", "CustomResourceDefinition", isKubeVirts); !slices.Equal(got, kubevirts) {
+	if got := listKinds(); !slices.Equal(got, kubevirts) {
 		s.t.Errorf("KubeVirt had the kinds %v, and has %v", kubevirts, got)
 	}
-	s.nothingIsLeft()
+	s.checkUninstalled()
 }
 
 func isKubeVirts(name string) bool { return strings.HasSuffix(name, ".kubevirt.io") }
 
-// nothingIsLeft checks that the cluster has no object of an installation any more. The namespace stays, with the
+// checkUninstalled checks that no object of an installation is left in the cluster. The namespace stays, with the
 // passwords of repositories.
-func (s *scene) nothingIsLeft() {
+func (s *scene) checkUninstalled() {
 	s.t.Helper()
 	isVarves := func(name string) bool { return strings.HasPrefix(name, "varve") }
 	const rbac, admission = "rbac.authorization.k8s.io/v1", "admissionregistration.k8s.io/v1"
@@ -165,17 +167,16 @@ func (s *scene) nothingIsLeft() {
 		{admission, "ValidatingWebhookConfiguration", isVarves},
 		{admission, "MutatingWebhookConfiguration", isVarves},
 		{"storage.k8s.io/v1", "CSIDriver", func(name string) bool {
-			return strings.HasSuffix(name, "varvebackup.io") &&
-				!strings.Contains(name, ".box.")
+			return strings.HasSuffix(name, "varvebackup.io") && !strings.Contains(name, ".box.")
 		}},
 		{"storage.k8s.io/v1", "StorageClass", isVarves},
 		{"scheduling.k8s.io/v1", "PriorityClass", isVarves},
 	} {
-		if left := s.named(k.version, k.kind, k.named); len(left) > 0 {
+		if left := s.listNames(k.version, k.kind, k.named); len(left) > 0 {
 			s.t.Errorf("%s is left: %v", k.kind, left)
 		}
 	}
-	s.must(wait.For(s.t.Context(), time.Minute, "Varve's pods to be gone",
+	s.mustSucceed(wait.For(s.t.Context(), time.Minute, "Varve's pods to be gone",
 		func(ctx context.Context) (bool, string, error) {
 			var pods corev1.PodList
 			err := s.List(ctx, &pods, client.InNamespace(layout.Namespace))
@@ -183,16 +184,14 @@ func (s *scene) nothingIsLeft() {
 		}))
 }
 
-// named returns the names of the objects of a kind that have a name of this sort.
-func (s *scene) named(version, kind string, is func(name string) bool) []string {
+// listNames returns those names of a kind's objects for which is returns true, without objects that are being deleted.
+func (s *scene) listNames(version, kind string, is func(name string) bool) []string {
 	s.t.Helper()
-	list := &unstructured.UnstructuredList{}
-	list.SetAPIVersion(version)
-	list.SetKind(kind + "List")
-	s.must(s.List(s.t.Context(), list))
+	objects, err := s.listObjects(s.t.Context(), version, kind)
+	s.mustSucceed(err)
 	var names []string
-	for i := range list.Items {
-		if name := list.Items[i].GetName(); is(name) && list.Items[i].GetDeletionTimestamp() == nil {
+	for i := range objects {
+		if name := objects[i].GetName(); is(name) && objects[i].GetDeletionTimestamp() == nil {
 			names = append(names, name)
 		}
 	}

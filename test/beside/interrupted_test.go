@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -22,13 +21,13 @@ import (
 	"github.com/varvebackup/varve/test/wait"
 )
 
-// interrupted begins a backup of what the guest has written, and kills a pod while a disk is read. The backup ends, and
-// the next one is ready.
-func (s *scene) interrupted(name, podNamespace, podPrefix string) {
+// interruptBackup begins a backup of what the guest has written, and kills a pod while a disk is read. The backup ends,
+// and the next one is ready.
+func (s *scene) interruptBackup(name, podNamespace, podPrefix string) {
 	s.t.Helper()
-	s.guest(`dd if=/dev/urandom of=$data bs=1M seek=400 count=48 conv=fsync`)
-	b := s.create(name)
-	s.must(s.whileReading(b, "a pod "+podPrefix, func(ctx context.Context, _ *velerov2.DataUpload) (bool, error) {
+	s.runInGuest(`dd if=/dev/urandom of=$data bs=1M seek=400 count=48 conv=fsync`)
+	b := s.createBackup(name)
+	s.mustSucceed(s.whileReading(b, "a pod "+podPrefix, func(ctx context.Context, _ *velerov2.DataUpload) (bool, error) {
 		return s.killPod(ctx, podNamespace, podPrefix)
 	}))
 	s.waitEnded(b)
@@ -37,20 +36,20 @@ func (s *scene) interrupted(name, podNamespace, podPrefix string) {
 	} else {
 		s.t.Logf("backup %s, whose pod %s was killed, is ready", name, podPrefix)
 	}
-	s.guest(`dd if=/dev/urandom of=$root bs=64k seek=99 count=3 conv=fsync`)
+	s.runInGuest(`dd if=/dev/urandom of=$root bs=64k seek=99 count=3 conv=fsync`)
 	next := s.backUp(name + "-again")
 	if b.IsReady() {
-		s.incremental(next)
+		s.checkIncremental(next)
 	}
 }
 
-// canceled cancels a backup while a disk is read. It fails and says why. KubeVirt's tracker has moved on, so the next
-// backup asks for everything.
-func (s *scene) canceled() {
+// cancelBackup cancels a backup while a disk is read. It fails and says why. KubeVirt's tracker has moved on, so the
+// next backup asks for everything.
+func (s *scene) cancelBackup() {
 	s.t.Helper()
-	s.guest(`dd if=/dev/urandom of=$data bs=1M seek=500 count=48 conv=fsync`)
-	b := s.create("canceled")
-	s.must(s.whileReading(b, "a DataUpload", func(ctx context.Context, u *velerov2.DataUpload) (bool, error) {
+	s.runInGuest(`dd if=/dev/urandom of=$data bs=1M seek=500 count=48 conv=fsync`)
+	b := s.createBackup("canceled")
+	s.mustSucceed(s.whileReading(b, "a DataUpload", func(ctx context.Context, u *velerov2.DataUpload) (bool, error) {
 		return true, s.Patch(ctx, u, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"cancel":true}}`)))
 	}))
 	s.waitEnded(b)
@@ -58,11 +57,11 @@ func (s *scene) canceled() {
 		s.t.Errorf("a backup that was canceled is ready: %v, error %+v", b.IsReady(), b.Status.Error)
 	}
 	next := s.backUp("canceled-again")
-	uploads, err := s.uploads(s.t.Context(), next)
-	s.must(err)
+	uploads, err := s.listUploads(s.t.Context(), next)
+	s.mustSucceed(err)
 	for i := range uploads {
 		report, err := datamove.DecodeReport(uploads[i].Annotations[datamove.AnnotationReport])
-		s.must(err)
+		s.mustSucceed(err)
 		if report.ReadBytes != report.TotalBytes || report.TotalBytes == 0 {
 			s.t.Errorf("DataUpload %s read %d of %d bytes", uploads[i].Name, report.ReadBytes, report.TotalBytes)
 		}
@@ -74,7 +73,7 @@ func (s *scene) whileReading(
 	b *harvesterv1.VirtualMachineBackup, what string, act func(context.Context, *velerov2.DataUpload) (bool, error),
 ) error {
 	return wait.For(s.t.Context(), backupTimeout, what+" to disturb", func(ctx context.Context) (bool, string, error) {
-		uploads, err := s.uploads(ctx, b)
+		uploads, err := s.listUploads(ctx, b)
 		if err != nil {
 			return false, "", err
 		}
@@ -111,41 +110,41 @@ func (s *scene) killPod(ctx context.Context, namespace, prefix string) (bool, er
 	return false, nil
 }
 
-// restarted restarts the machine, whose next backup reads its disks as a whole: what KubeVirt says of an earlier run is not
-// believed. The one after that is incremental again.
-func (s *scene) restarted() {
+// restartMachine restarts the machine. Varve does not believe what KubeVirt says of an earlier run, so the next backup
+// reads the disks as a whole. The one after that is incremental again.
+func (s *scene) restartMachine() {
 	s.t.Helper()
-	old := s.instance().UID
-	s.must(s.Clientset.CoreV1().RESTClient().Put().
+	ctx, old := s.t.Context(), s.getInstance().UID
+	s.mustSucceed(s.Clientset.CoreV1().RESTClient().Put().
 		AbsPath("/apis/subresources.kubevirt.io/v1/namespaces", namespace, "virtualmachines", machine, "restart").
-		Body([]byte("{}")).Do(s.t.Context()).Error())
-	s.must(wait.For(s.t.Context(), 2*time.Minute, "another instance", func(ctx context.Context) (bool, string, error) {
+		Body([]byte("{}")).Do(ctx).Error())
+	s.mustSucceed(wait.For(ctx, 2*time.Minute, "another instance", func(ctx context.Context) (bool, string, error) {
 		vmi, err := s.findInstance(ctx)
 		return err == nil && vmi != "" && vmi != old, string(vmi), err
 	}))
 	s.waitTracked()
 	const change = `dd if=/dev/urandom of=$root bs=64k seek=120 count=3 conv=fsync
 		dd if=/dev/urandom of=$data bs=64k seek=120 count=3 conv=fsync`
-	s.guest(change)
+	s.runInGuest(change)
 	for _, v := range s.backUp("restarted").Status.VolumeBackups {
 		if v.FullReason == "" {
 			s.t.Errorf("disk %s is incremental to a backup of an earlier run of its guest", v.VolumeName)
 		}
 	}
-	s.guest(change)
-	s.incremental(s.backUp("again"))
+	s.runInGuest(change)
+	s.checkIncremental(s.backUp("again"))
 }
 
 // findInstance returns the UID of the machine's instance, or "".
 func (s *scene) findInstance(ctx context.Context) (types.UID, error) {
-	o := &metav1.PartialObjectMetadata{}
-	o.SetGroupVersionKind(kubevirtv1.GroupVersion.WithKind("VirtualMachineInstance"))
-	err := client.IgnoreNotFound(s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: machine}, o))
-	return o.UID, err
+	vmi := &kubevirtv1.VirtualMachineInstance{}
+	err := client.IgnoreNotFound(s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: machine}, vmi))
+	return vmi.UID, err
 }
 
-// scheduled has the machine backed up every minute, and once more when a user asks for it. It returns the newest backup.
-func (s *scene) scheduled() (newest *harvesterv1.VirtualMachineBackup) {
+// runSchedule has the machine backed up every minute, and once more when a user asks for it. It returns the newest
+// backup.
+func (s *scene) runSchedule() (newest *harvesterv1.VirtualMachineBackup) {
 	s.t.Helper()
 	ctx := s.t.Context()
 	w := gen.Schedule(gen.Meta(namespace, "often"), machine, func(o *harvesterv1.ScheduleVMBackup) {
@@ -155,8 +154,9 @@ func (s *scene) scheduled() (newest *harvesterv1.VirtualMachineBackup) {
 			harvesterv1.AnnotationRunAt: time.Now().UTC().Format(time.RFC3339),
 		}
 	})
-	s.must(s.Create(ctx, w))
-	s.must(wait.For(ctx, 4*time.Minute, "two runs of the schedule", func(ctx context.Context) (bool, string, error) {
+	s.mustSucceed(s.Create(ctx, w))
+	runs := "two runs of the schedule"
+	s.mustSucceed(wait.For(ctx, 4*time.Minute, runs, func(ctx context.Context) (bool, string, error) {
 		if err := s.Get(ctx, client.ObjectKeyFromObject(w), w); err != nil {
 			return false, "", err
 		}
@@ -172,9 +172,9 @@ func (s *scene) scheduled() (newest *harvesterv1.VirtualMachineBackup) {
 		}
 		return good >= 2 && onTime, fmt.Sprintf("runs %+v", w.Status.Runs), nil
 	}))
-	s.must(s.Patch(ctx, w, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"suspend":true}}`))))
+	s.mustSucceed(s.Patch(ctx, w, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"suspend":true}}`))))
 	const what = "the schedule to be suspended, and no backup to run"
-	s.must(wait.For(ctx, 2*time.Minute, what, func(ctx context.Context) (bool, string, error) {
+	s.mustSucceed(wait.For(ctx, 2*time.Minute, what, func(ctx context.Context) (bool, string, error) {
 		var list harvesterv1.VirtualMachineBackupList
 		if err := s.List(ctx, &list, client.InNamespace(namespace),
 			client.MatchingLabels{harvesterv1.LabelSchedule: string(w.UID)}); err != nil {

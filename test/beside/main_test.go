@@ -18,7 +18,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -70,24 +69,24 @@ func newScene(t *testing.T) *scene {
 	s := &scene{Lab: l, t: t}
 	t.Cleanup(func() {
 		if t.Failed() {
-			s.explain()
+			s.explainFailure()
 		}
 	})
 	s.location, err = l.BucketLocation(ctx, namespace, filepath.Dir(cluster.kubeconfig))
-	s.must(err)
+	s.mustSucceed(err)
 	return s
 }
 
-func (s *scene) must(err error) {
+func (s *scene) mustSucceed(err error) {
 	s.t.Helper()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-// step runs a part of the test, which finds the machine as the previous part left it. After a failed part no other
-// runs.
-func (s *scene) step(name string, test func(*scene)) {
+// runStep runs a part of the test, which finds the machine as the previous part left it. After a failed part, no other
+// one runs.
+func (s *scene) runStep(name string, test func(*scene)) {
 	s.t.Helper()
 	if !s.t.Run(name, func(t *testing.T) {
 		part := *s
@@ -98,8 +97,8 @@ func (s *scene) step(name string, test func(*scene)) {
 	}
 }
 
-// explain logs what a person would look at first.
-func (s *scene) explain() {
+// explainFailure logs what a person would look at first.
+func (s *scene) explainFailure() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	var backups harvesterv1.VirtualMachineBackupList
@@ -119,14 +118,14 @@ func (s *scene) explain() {
 	}
 }
 
-// boot creates the machine of test/kubevirt, and waits for its guest and until KubeVirt tracks its changes.
-func (s *scene) boot() {
+// bootMachine creates the machine of test/kubevirt, and waits for its guest and until KubeVirt tracks its changes.
+func (s *scene) bootMachine() {
 	s.t.Helper()
 	ctx := s.t.Context()
 	image, err := s.Image("varve-guest-test")
-	s.must(err)
+	s.mustSucceed(err)
 	text, err := os.ReadFile(filepath.Join(cluster.root, "test/kubevirt/machine.yaml"))
-	s.must(err)
+	s.mustSucceed(err)
 	text = bytes.ReplaceAll(text, []byte("image: IMAGE"), []byte("image: "+image))
 	objects := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
 	for {
@@ -137,68 +136,68 @@ func (s *scene) boot() {
 			s.t.Fatal(err)
 		}
 		o.SetNamespace(namespace)
-		s.must(s.Create(ctx, o))
+		s.mustSucceed(s.Create(ctx, o))
 	}
 	s.waitTracked()
 }
 
 // waitTracked waits until the guest's agent answers, and until KubeVirt tracks what changes on the disks.
-func (s *scene) waitTracked() *kubevirtv1.VirtualMachineInstance {
+func (s *scene) waitTracked() {
 	s.t.Helper()
 	_, err := s.WaitAgent(s.t.Context(), machine, bootTimeout)
-	s.must(err)
-	s.must(s.WaitTracking(s.t.Context(), machine, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute))
-	return s.instance()
+	s.mustSucceed(err)
+	s.mustSucceed(s.WaitTracking(s.t.Context(), machine, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute))
 }
 
-func (s *scene) instance() *kubevirtv1.VirtualMachineInstance {
+// getInstance returns the machine's instance, which must be there.
+func (s *scene) getInstance() *kubevirtv1.VirtualMachineInstance {
 	s.t.Helper()
 	vmi := &kubevirtv1.VirtualMachineInstance{}
-	s.must(s.Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: machine}, vmi))
+	s.mustSucceed(s.Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: machine}, vmi))
 	return vmi
 }
 
-// guest runs a script in the guest, after which its disks hold what it wrote. The variables root and data are the
+// runInGuest runs a script in the guest, after which its disks hold what it wrote. The variables root and data are the
 // devices of the disks.
-func (s *scene) guest(script string) string {
+func (s *scene) runInGuest(script string) string {
 	s.t.Helper()
 	g, err := s.Guest(s.t.Context(), machine)
-	s.must(err)
+	s.mustSucceed(err)
 	out, err := g.Run(s.t.Context(), `
 for d in /sys/block/vd*; do
 	case $(cat $d/serial) in ROOT) root=/dev/${d##*/} ;; DATA) data=/dev/${d##*/} ;; esac
 done
 `+script+"\nsync")
-	s.must(err)
+	s.mustSucceed(err)
 	return out
 }
 
-// sums returns the SHA-256 of the disks as the guest sees them, by their names. Nothing may write to them.
-func (s *scene) sums() map[string]string {
+// hashDisks returns the SHA-256 of the disks as the guest sees them, by their names. Nothing may write to them.
+func (s *scene) hashDisks() map[string]string {
 	s.t.Helper()
-	sizes := strings.Fields(s.guest("blockdev --getsize64 $root; blockdev --getsize64 $data"))
+	sizes := strings.Fields(s.runInGuest("blockdev --getsize64 $root; blockdev --getsize64 $data"))
 	if len(sizes) != 2 {
 		s.t.Fatalf("the sizes of two disks: %q", sizes)
 	}
 	sums := map[string]string{}
 	for i, name := range []string{"root", "data"} {
 		size, err := strconv.ParseInt(sizes[i], 10, 64)
-		s.must(err)
-		sums[name] = s.sum(name, size)
+		s.mustSucceed(err)
+		sums[name] = s.hashDisk(name, size)
 	}
 	return sums
 }
 
-// sum returns the SHA-256 of the first bytes of a disk of the running machine. The rest, which KubeVirt adds to a
+// hashDisk returns the SHA-256 of the first bytes of a disk of the running machine. The rest, which KubeVirt adds to a
 // disk's file and which no guest sees, must be empty.
-func (s *scene) sum(disk string, size int64) string {
+func (s *scene) hashDisk(disk string, size int64) string {
 	s.t.Helper()
 	g, err := s.Guest(s.t.Context(), machine)
-	s.must(err)
+	s.mustSucceed(err)
 	out, err := g.Launcher(s.t.Context(), "bash", "-euo", "pipefail", "-c", fmt.Sprintf(
 		`tail -c +%[2]d %[1]s | tr -d '\0' | head -c 1 | wc -c; head -c %[3]d %[1]s | sha256sum`,
 		"/var/run/kubevirt-private/vmi-disks/"+disk+"/disk.img", size+1, size))
-	s.must(err)
+	s.mustSucceed(err)
 	rest, sum, _ := strings.Cut(strings.TrimSpace(out), "\n")
 	if rest != "0" {
 		s.t.Errorf("disk %s holds data behind its %d bytes", disk, size)
@@ -210,12 +209,12 @@ func (s *scene) sum(disk string, size int64) string {
 	return sum
 }
 
-// create creates a backup of the machine.
-func (s *scene) create(name string) *harvesterv1.VirtualMachineBackup {
+// createBackup creates a backup of the machine.
+func (s *scene) createBackup(name string) *harvesterv1.VirtualMachineBackup {
 	s.t.Helper()
 	b := lab.NewMachineBackup(namespace, name, machine)
 	b.Annotations[harvesterv1.AnnotationLocation] = s.location.Name
-	s.must(s.Create(s.t.Context(), b))
+	s.mustSucceed(s.Create(s.t.Context(), b))
 	return b
 }
 
@@ -224,7 +223,7 @@ func (s *scene) create(name string) *harvesterv1.VirtualMachineBackup {
 func (s *scene) waitEnded(b *harvesterv1.VirtualMachineBackup) {
 	s.t.Helper()
 	what := "the end of backup " + b.Name
-	s.must(wait.For(s.t.Context(), backupTimeout, what, func(ctx context.Context) (bool, string, error) {
+	s.mustSucceed(wait.For(s.t.Context(), backupTimeout, what, func(ctx context.Context) (bool, string, error) {
 		err := s.Get(ctx, client.ObjectKeyFromObject(b), b)
 		return b.IsReady() || b.HasFailed(), fmt.Sprintf("%d %%, %+v", b.Status.Progress, b.Status.Conditions), err
 	}))
@@ -237,7 +236,7 @@ func (s *scene) waitEnded(b *harvesterv1.VirtualMachineBackup) {
 // backUp backs the machine up.
 func (s *scene) backUp(name string) *harvesterv1.VirtualMachineBackup {
 	s.t.Helper()
-	b := s.create(name)
+	b := s.createBackup(name)
 	s.waitEnded(b)
 	if !b.IsReady() {
 		s.t.Fatalf("backup %s failed: %s", name, *b.Status.Error.Message)
@@ -251,23 +250,21 @@ func (s *scene) backUp(name string) *harvesterv1.VirtualMachineBackup {
 // waitNothingLeft waits until nothing is there that backups make in the machine's namespace while they run.
 func (s *scene) waitNothingLeft() {
 	s.t.Helper()
-	kinds := []metav1.GroupVersionKind{
-		{Group: "backup.kubevirt.io", Version: "v1alpha1", Kind: "VirtualMachineBackup"},
-		{Group: "export.kubevirt.io", Version: "v1beta1", Kind: "VirtualMachineExport"},
-		{Version: "v1", Kind: "Secret"},
+	kinds := []struct{ version, kind string }{
+		{"backup.kubevirt.io/v1alpha1", "VirtualMachineBackup"},
+		{"export.kubevirt.io/v1beta1", "VirtualMachineExport"},
+		{"v1", "Secret"},
 	}
 	const what = "nothing of a backup to be left"
-	s.must(wait.For(s.t.Context(), 2*time.Minute, what, func(ctx context.Context) (bool, string, error) {
+	s.mustSucceed(wait.For(s.t.Context(), 2*time.Minute, what, func(ctx context.Context) (bool, string, error) {
 		var left []string
 		for _, k := range kinds {
-			list := &unstructured.UnstructuredList{}
-			list.SetAPIVersion(metav1.GroupVersion{Group: k.Group, Version: k.Version}.String())
-			list.SetKind(k.Kind + "List")
-			if err := s.List(ctx, list, client.InNamespace(namespace)); err != nil {
+			objects, err := s.listObjects(ctx, k.version, k.kind, client.InNamespace(namespace))
+			if err != nil {
 				return false, "", err
 			}
-			for i := range list.Items {
-				left = append(left, k.Kind+" "+list.Items[i].GetName())
+			for i := range objects {
+				left = append(left, k.kind+" "+objects[i].GetName())
 			}
 		}
 		var claims corev1.PersistentVolumeClaimList
@@ -283,8 +280,19 @@ func (s *scene) waitNothingLeft() {
 	}))
 }
 
-// uploads returns the DataUploads of a backup.
-func (s *scene) uploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup) ([]velerov2.DataUpload, error) {
+// listObjects returns the objects of a kind.
+func (s *scene) listObjects(
+	ctx context.Context, version, kind string, options ...client.ListOption,
+) ([]unstructured.Unstructured, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetAPIVersion(version)
+	list.SetKind(kind + "List")
+	err := s.List(ctx, list, options...)
+	return list.Items, err
+}
+
+// listUploads returns the DataUploads of a backup.
+func (s *scene) listUploads(ctx context.Context, b *harvesterv1.VirtualMachineBackup) ([]velerov2.DataUpload, error) {
 	var list velerov2.DataUploadList
 	err := s.List(ctx, &list, client.InNamespace(layout.Namespace),
 		client.MatchingLabels{harvesterbackup.LabelBackup: string(b.UID)})
