@@ -1,6 +1,6 @@
-// Package libnbd has the calls of libnbd that KubeVirt makes, with the names and types of libnbd's own Go binding, which
-// module proxies refuse. It needs the library of Debian 13, because that of Debian 12 has no nbd_block_status_64:
-// `build/bin/image libnbd` unpacks it as build/libnbd.
+// Package libnbd has the calls of libnbd that KubeVirt makes, with the names and types of libnbd's own Go binding,
+// which module proxies refuse. It needs the library of Debian 13, because that of Debian 12 has no
+// nbd_block_status_64: `build/bin/image libnbd` unpacks it as build/libnbd.
 //
 // Only one goroutine at a time may use a handle.
 package libnbd
@@ -48,8 +48,9 @@ func (e *LibnbdError) Error() string {
 	return fmt.Sprintf("%s: %s (%v)", e.Op, e.Errmsg, e.Errno)
 }
 
-// call runs one call on one thread, because the library keeps its last error per thread. failed reports whether it failed.
-func call(op string, failed func() bool) error {
+// runCall runs one call on one thread, because the library keeps its last error per thread. failed reports whether it
+// failed.
+func runCall(op string, failed func() bool) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if !failed() {
@@ -64,7 +65,7 @@ type Libnbd struct{ h *C.struct_nbd_handle }
 // Create makes a handle that is not yet connected. The caller closes it.
 func Create() (*Libnbd, error) {
 	l := &Libnbd{}
-	err := call("create", func() bool {
+	err := runCall("create", func() bool {
 		l.h = C.nbd_create()
 		return l.h == nil
 	})
@@ -85,21 +86,21 @@ func (l *Libnbd) Close() error {
 func (l *Libnbd) SetExportName(name string) error {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))
-	return call("set_export_name", func() bool { return C.nbd_set_export_name(l.h, s) < 0 })
+	return runCall("set_export_name", func() bool { return C.nbd_set_export_name(l.h, s) < 0 })
 }
 
 // AddMetaContext asks for a metadata context. It is called before ConnectUnix.
 func (l *Libnbd) AddMetaContext(name string) error {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))
-	return call("add_meta_context", func() bool { return C.nbd_add_meta_context(l.h, s) < 0 })
+	return runCall("add_meta_context", func() bool { return C.nbd_add_meta_context(l.h, s) < 0 })
 }
 
 // ConnectUnix connects to the server's socket and negotiates.
 func (l *Libnbd) ConnectUnix(path string) error {
 	s := C.CString(path)
 	defer C.free(unsafe.Pointer(s))
-	return call("connect_unix", func() bool { return C.nbd_connect_unix(l.h, s) < 0 })
+	return runCall("connect_unix", func() bool { return C.nbd_connect_unix(l.h, s) < 0 })
 }
 
 // CanMetaContext reports whether the server has granted a metadata context.
@@ -107,7 +108,7 @@ func (l *Libnbd) CanMetaContext(name string) (bool, error) {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))
 	var can C.int
-	err := call("can_meta_context", func() bool {
+	err := runCall("can_meta_context", func() bool {
 		can = C.nbd_can_meta_context(l.h, s)
 		return can < 0
 	})
@@ -117,7 +118,7 @@ func (l *Libnbd) CanMetaContext(name string) (bool, error) {
 // GetSize returns the size of the export in bytes.
 func (l *Libnbd) GetSize() (uint64, error) {
 	var size C.int64_t
-	err := call("get_size", func() bool {
+	err := runCall("get_size", func() bool {
 		size = C.nbd_get_size(l.h)
 		return size < 0
 	})
@@ -127,7 +128,7 @@ func (l *Libnbd) GetSize() (uint64, error) {
 	return uint64(size), nil
 }
 
-// PreadOptargs are options of Pread. There are none here.
+// PreadOptargs has no options, because KubeVirt sets none.
 type PreadOptargs struct{}
 
 // Pread fills buf from the byte offset.
@@ -135,7 +136,7 @@ func (l *Libnbd) Pread(buf []byte, offset uint64, _ *PreadOptargs) error {
 	if len(buf) == 0 {
 		return nil
 	}
-	return call("pread", func() bool {
+	return runCall("pread", func() bool {
 		return C.nbd_pread(l.h, unsafe.Pointer(&buf[0]), C.size_t(len(buf)), C.uint64_t(offset), 0) < 0
 	})
 }
@@ -146,19 +147,19 @@ type LibnbdExtent struct {
 	Flags  uint64
 }
 
-// Extent64Callback receives the extents of one metadata context from offset on, in order. To make the call fail, it sets
-// the number of a system error and returns -1.
+// Extent64Callback receives the extents of one metadata context from offset on, in order. To make the call fail, it
+// sets the number of a system error and returns -1.
 type Extent64Callback func(metacontext string, offset uint64, entries []LibnbdExtent, errno *int) int
 
-// BlockStatus64Optargs are options of BlockStatus64. There are none here.
+// BlockStatus64Optargs has no options, because KubeVirt sets none.
 type BlockStatus64Optargs struct{}
 
-// BlockStatus64 calls back with the extents of each granted metadata context. They begin at offset, and the server decides
-// how far they go.
+// BlockStatus64 calls back with the extents of each granted metadata context. They begin at offset, and the server
+// decides how far they go.
 func (l *Libnbd) BlockStatus64(count, offset uint64, callback Extent64Callback, _ *BlockStatus64Optargs) error {
 	handle := cgo.NewHandle(callback)
 	defer handle.Delete()
-	return call("block_status_64", func() bool {
+	return runCall("block_status_64", func() bool {
 		return C.block_status(l.h, C.uint64_t(count), C.uint64_t(offset), C.uintptr_t(handle)) < 0
 	})
 }

@@ -11,13 +11,20 @@ import (
 	"libguestfs.org/libnbd"
 )
 
-// connect connects to the server that test.sh starts. Its disk of 1 MiB has 64 KiB of "a", a hole of 128 KiB, and then "b".
-func connect(t *testing.T, metacontext string) *libnbd.Libnbd {
+// findSocket returns the socket of the server that test.sh starts.
+func findSocket(t *testing.T) string {
 	t.Helper()
 	socket := os.Getenv("NBD_SOCKET")
 	if socket == "" {
-		t.Skip("test.sh runs the server")
+		t.Fatal("NBD_SOCKET names no server: run `make test-libnbd`, which starts one")
 	}
+	return socket
+}
+
+// connectToServer connects to the server. Its disk of 1 MiB has 64 KiB of "a", a hole of 128 KiB, and then "b".
+func connectToServer(t *testing.T, metacontext string) *libnbd.Libnbd {
+	t.Helper()
+	socket := findSocket(t)
 	l, err := libnbd.Create()
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +47,7 @@ func connect(t *testing.T, metacontext string) *libnbd.Libnbd {
 }
 
 func TestCalls(t *testing.T) {
-	l := connect(t, libnbd.CONTEXT_BASE_ALLOCATION)
+	l := connectToServer(t, libnbd.CONTEXT_BASE_ALLOCATION)
 	if size, err := l.GetSize(); err != nil || size != 1<<20 {
 		t.Errorf("size %d, %v", size, err)
 	}
@@ -59,7 +66,7 @@ func TestCalls(t *testing.T) {
 }
 
 func TestBlockStatus64(t *testing.T) {
-	l := connect(t, libnbd.CONTEXT_BASE_ALLOCATION)
+	l := connectToServer(t, libnbd.CONTEXT_BASE_ALLOCATION)
 	hole := uint64(libnbd.STATE_HOLE | libnbd.STATE_ZERO)
 	want := []libnbd.LibnbdExtent{{Length: 64 << 10}, {Length: 128 << 10, Flags: hole}, {Length: 832 << 10}}
 	var got []libnbd.LibnbdExtent
@@ -84,7 +91,7 @@ func TestBlockStatus64(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	l := connect(t, libnbd.CONTEXT_QEMU_DIRTY_BITMAP+"none")
+	l := connectToServer(t, libnbd.CONTEXT_QEMU_DIRTY_BITMAP+"none")
 	if can, err := l.CanMetaContext(libnbd.CONTEXT_QEMU_DIRTY_BITMAP + "none"); err != nil || can {
 		t.Errorf("a bitmap that the server has not: %v, %v", can, err)
 	}
@@ -100,7 +107,7 @@ func TestErrors(t *testing.T) {
 	if size, err := other.GetSize(); err == nil {
 		t.Errorf("without a connection the size is %d", size)
 	}
-	if err := other.ConnectUnix(os.Getenv("NBD_SOCKET") + ".none"); err == nil {
+	if err := other.ConnectUnix(findSocket(t) + ".none"); err == nil {
 		t.Error("connected to a socket that is not there")
 	}
 }

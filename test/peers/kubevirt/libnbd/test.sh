@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tests the binding against nbdkit. The tests run with the libnbd and the libc in build/libnbd, because those of this machine
-# may be too old.
+# Tests the binding against nbdkit. The tests run with the libnbd and the libc in build/libnbd, because those of this
+# machine may be too old.
 set -eu
 cd "$(dirname "$0")"
 root=$(cd ../../../../build/libnbd && pwd -P)
