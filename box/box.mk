@@ -22,7 +22,7 @@ box-s3: box-up peers ## bring the S3 service beside the box up, or repair it; it
 	$(BOX_BIN) s3 up
 
 # Not a box with Varve: both bring the kinds of KubeVirt's groups.
-box-kubevirt: box-up kubevirt-images ## bring the box up with upstream's KubeVirt, or repair it, and wait until it is Deployed
+box-kubevirt: box-up kubevirt-images ## bring up or repair a box with upstream's KubeVirt, and wait until it is Deployed
 	$(BOX_BIN) load build/kubevirt.tar build/images/varve-guest-test.tar
 	KUBECTL=$(KUBECTL) test/kubevirt/up.sh
 

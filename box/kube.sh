@@ -1,7 +1,8 @@
 #!/bin/sh
-# Builds Kubernetes (cmd/kube), CoreDNS (cmd/coredns) and the two programs of CSI snapshots into a content-addressed cache outside the repository,
-# and points build/kube at it. The snapshotter's programs are packages main of their own, so they cannot join the
-# multi-call binary; they share its compiled libraries. build/kube/crd has the CRDs of the VolumeSnapshot API.
+# Builds Kubernetes (cmd/kube), CoreDNS (cmd/coredns) and the two programs of CSI snapshots into a content-addressed
+# cache outside the repository, and points build/kube at it. The snapshotter's programs are packages main of their own,
+# so they cannot join the multi-call binary; they share its compiled libraries. build/kube/crd has the CRDs of the
+# VolumeSnapshot API.
 # The key is a hash of everything that decides the result, so that clones and branches share one build, and an
 # unchanged key costs nothing. From nothing it takes about 6 minutes on 2 cores, from a warm Go build cache under one.
 set -eu
@@ -17,7 +18,9 @@ grep -q "k8s.io/kubernetes $version\$" go.mod || {
 	echo "kube.sh: go.mod does not require k8s.io/kubernetes $version: change both" >&2
 	exit 1
 }
-key=$({ cat go.mod go.sum kube.sh cmd/kube/*.go cmd/coredns/*.go; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
+sources="go.mod go.sum kube.sh cmd/kube/*.go cmd/coredns/*.go"
+# shellcheck disable=SC2086 # sources are several patterns
+key=$({ cat $sources; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/varve/kube"
 out="$cache/$key"
 mkdir -p "$cache" "$root/build"

@@ -1,5 +1,5 @@
-// Command coredns is CoreDNS with the plugins that a box's Corefile names. CoreDNS's own program has fifty more, with the
-// client libraries of every cloud.
+// Command coredns is CoreDNS with the plugins that a box's Corefile names. CoreDNS's own program has fifty more, with
+// the client libraries of every cloud.
 package main
 
 import (

@@ -50,7 +50,8 @@ func run(args []string) error {
 			return c.run(args[1:])
 		}
 	}
-	return fmt.Errorf("usage: probe serve | get URL | resolve NAME | fill PATH BYTES | sum PATH BYTES | remove PATH | size PATH | append A B | count A [B] | capacity PATH | tmpfs PATH: %q", args)
+	return fmt.Errorf("usage: probe serve | get URL | resolve NAME | fill PATH BYTES | sum PATH BYTES | remove PATH | "+
+		"size PATH | append A B | count A [B] | capacity PATH | tmpfs PATH: %q", args)
 }
 
 func printAddresses(name string) error {

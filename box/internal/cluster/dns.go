@@ -32,7 +32,7 @@ func installDNS(ctx context.Context, c kubernetes.Interface, plan netplan.Plan) 
 		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: name, Protocol: protocol, Port: 53})
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: new(int32(53))})
 	}
-	// It is looked for first, because the API server refuses a second one for its address.
+	// Get comes first: for a Service that exists, Create would fail because its address is taken.
 	_, err := c.CoreV1().Services(meta.Namespace).Get(ctx, meta.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		_, err = c.CoreV1().Services(meta.Namespace).Create(ctx, &service, metav1.CreateOptions{})
@@ -52,8 +52,8 @@ func (s *State) namesResolve(ctx context.Context, dir layout.Box) error {
 	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, server)
 	}}
-	log := dir.Node(1).Log("coredns")
-	return s.awaitOnNode(ctx, dir, 1, "the DNS of the cluster at "+server, time.Minute, log, func(ctx context.Context) error {
+	what, log := "the DNS of the cluster at "+server, dir.Node(1).Log("coredns")
+	return s.awaitOnNode(ctx, dir, 1, what, time.Minute, log, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
 		_, err := resolver.LookupHost(ctx, "kubernetes.default.svc.cluster.local.")

@@ -100,10 +100,10 @@ func proxyConfig(spec node.Spec) ([]byte, error) {
 	}, "", "  ")
 }
 
-// corefile is the configuration of CoreDNS, which serves the cluster's names at the first node's address; the Service
-// kube-dns leads there. There is no way out of the box, so that any other name does not exist. Answers are kept for a
-// second only: tests make Services and use them at once.
-func corefile(spec node.Spec) []byte {
+// coreDNSConfig returns the Corefile. CoreDNS serves the cluster's names at the first node's address, to which the
+// Service kube-dns leads. Nothing leads out of the box, so CoreDNS answers that any other name does not exist. It caches
+// answers for one second only, because tests make Services and use them at once.
+func coreDNSConfig(spec node.Spec) []byte {
 	return fmt.Appendf(nil, `cluster.local:53 in-addr.arpa:53 ip6.arpa:53 {
 	bind %[1]s
 	errors

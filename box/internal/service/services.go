@@ -165,7 +165,7 @@ func Configure(spec node.Spec) error {
 		"containerd.toml": func() ([]byte, error) { return []byte(containerdConfig), nil }, //nolint:unparam // same signature as the others
 		"kubelet.json":    func() ([]byte, error) { return kubeletConfig(spec) },
 		"proxy.json":      func() ([]byte, error) { return proxyConfig(spec) },
-		"Corefile":        func() ([]byte, error) { return corefile(spec), nil }, //nolint:unparam // same signature as the others
+		"Corefile":        func() ([]byte, error) { return coreDNSConfig(spec), nil }, //nolint:unparam // same signature
 	} {
 		content, err := data()
 		if err == nil {
