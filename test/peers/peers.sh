@@ -11,7 +11,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 
 cd "$here"
-key=$({ for peer in "$@"; do find "${peer%%=*}" -type f | sort | xargs cat; done; cat peers.sh; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
+sources=$(for peer in "$@"; do find "${peer%%=*}" -type f ! -name '*_test.go' | sort; done)
+key=$({ echo "$sources" | xargs cat peers.sh; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/varve/peers"
 out="$cache/$key"
 mkdir -p "$cache" "$root/build"
