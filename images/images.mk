@@ -16,7 +16,7 @@ images: build image-tool ## Build all container images into build/images
 	hack/deps.sh image guest
 	$(IMAGE) $(IMAGE_FLAGS) build
 
-kubevirt-images: kubevirt image-tool ## Build the images of upstream's KubeVirt as build/kubevirt.tar, and the test guest
+kubevirt-images: kubevirt image-tool ## Build the images of upstream's KubeVirt, build/kubevirt.tar, and the test guest
 	hack/deps.sh image guest
 	$(IMAGE) $(IMAGE_FLAGS) kubevirt
 	$(IMAGE) $(IMAGE_FLAGS) build varve-guest-test

@@ -8,7 +8,8 @@ import (
 	"os"
 )
 
-// padBytes is the size of a block of zeros. Linux skips zeros after an initramfs, and nothing reads past the end of a kernel.
+// padBytes is the size of a block of zeros. Linux skips zeros after an initramfs, and nothing reads past the end of a
+// kernel.
 const padBytes = 512
 
 // maxPads limits how many blocks are tried. Each of them has an even chance.

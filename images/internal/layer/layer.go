@@ -65,7 +65,9 @@ func withParents(entries []Entry) []Entry {
 }
 
 func writeEntry(tw *tar.Writer, e Entry) (err error) {
-	h := &tar.Header{Name: e.Name, Mode: unixMode(e.Mode), Uid: e.Owner, Gid: e.Owner, ModTime: epoch, Format: tar.FormatPAX}
+	h := &tar.Header{
+		Name: e.Name, Mode: unixMode(e.Mode), Uid: e.Owner, Gid: e.Owner, ModTime: epoch, Format: tar.FormatPAX,
+	}
 	for name, value := range e.Attributes {
 		if h.PAXRecords == nil {
 			h.PAXRecords = map[string]string{}

@@ -34,8 +34,8 @@ func describe(t *testing.T, stream []byte) []tar.Header {
 			t.Fatal(err)
 		}
 		all = append(all, tar.Header{
-			Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Mode: h.Mode, Size: h.Size, Uid: h.Uid, Gid: h.Gid, Uname: h.Uname,
-			ModTime: h.ModTime.UTC(), PAXRecords: h.PAXRecords,
+			Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Mode: h.Mode, Size: h.Size,
+			Uid: h.Uid, Gid: h.Gid, Uname: h.Uname, ModTime: h.ModTime.UTC(), PAXRecords: h.PAXRecords,
 		})
 	}
 }

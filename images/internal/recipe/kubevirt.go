@@ -50,8 +50,8 @@ var kubeVirtPrograms = []struct {
 	}},
 }
 
-// kubeVirtRoot returns the root file system of all KubeVirt's images. virt-launcher and virt-handler need most of it. The
-// others share it, so that a node stores one root.
+// kubeVirtRoot returns the root file system of all KubeVirt's images. virt-launcher and virt-handler need most of it.
+// The others share it, so that a node stores one root.
 func kubeVirtRoot() debian.Root {
 	return debian.Root{
 		Suite:   Suite,
@@ -128,7 +128,8 @@ func (k *Kitchen) kubeVirtBinaries(programs []string) []layer.Entry {
 	return entries
 }
 
-// kubeVirtConfig returns upstream's files of virt-launcher's image, and what makes Debian's libvirt look like upstream's.
+// kubeVirtConfig returns upstream's files of virt-launcher's image, and what makes Debian's libvirt look like
+// upstream's.
 func (k *Kitchen) kubeVirtConfig() ([]layer.Entry, error) {
 	entries, err := treeEntries(k.KubeVirt.Config)
 	if err != nil {

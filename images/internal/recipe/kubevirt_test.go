@@ -13,8 +13,8 @@ import (
 	"github.com/varvebackup/varve/images/internal/layer"
 )
 
-// peer returns KubeVirt's programs and files as test/peers builds them, with nothing in them.
-func peer(t *testing.T) Peer {
+// newPeer returns KubeVirt's programs and files as test/peers builds them, with nothing in them.
+func newPeer(t *testing.T) Peer {
 	t.Helper()
 	dir := t.TempDir()
 	for name, mode := range map[string]fs.FileMode{"etc/libvirt/qemu.conf": 0o644, "etc/libvirt/hooks/qemu": 0o755} {
@@ -41,7 +41,7 @@ func entriesByName(entries []layer.Entry) map[string]layer.Entry {
 
 func TestKubeVirtConfig(t *testing.T) {
 	t.Parallel()
-	k := &Kitchen{KubeVirt: peer(t)}
+	k := &Kitchen{KubeVirt: newPeer(t)}
 	entries, err := k.kubeVirtConfig()
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestKubeVirtConfig(t *testing.T) {
 // Only virt-launcher-monitor has a capability, and only the programs that work on a node run as root.
 func TestKubeVirtPrograms(t *testing.T) {
 	t.Parallel()
-	k := &Kitchen{KubeVirt: peer(t)}
+	k := &Kitchen{KubeVirt: newPeer(t)}
 	users := map[string]string{}
 	for _, image := range kubeVirtPrograms {
 		users[image.programs[0]] = image.user
