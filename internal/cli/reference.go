@@ -79,7 +79,8 @@ The fields of ` + "`json`" + `, which stay as they are; others may be added:
 ## Permissions
 
 Kubernetes' roles ` + "`view`, `edit` and `admin`" + ` include ` + "`varve-view`" + ` (list, describe) and ` + "`varve-edit`" + ` (everything else) where Varve is installed.
-` + "`varve-admin`" + ` adds the configuration of the cluster (kind KubeVirt). ` + "`varve-image-upload`" + ` is for ` + "`varve image upload`" + `,
+` + "`varve-admin`" + ` adds the configuration of the cluster (kind KubeVirt). ` +
+	"`varve-image-upload`" + ` is for ` + "`varve image upload`" + `,
 ` + "`varve-image-download`" + ` for ` + "`varve image download`" + `.
 ` + "`varve backup create --pull`" + ` also creates a Secret, and ` + "`varve backup pull`" + `
 reads it and may forward a port of a pod: ` + "`edit`" + ` and ` + "`admin`" + ` allow that, and ` + "`varve-edit`" + ` alone does not.

@@ -84,8 +84,8 @@ type Request struct {
 	// a disk and at the end. It may be nil.
 	Progress func(Progress)
 
-	// Check is called after all disks were read and stored, before the restore point is visible. An error fails the backup,
-	// and there is no restore point. It may be nil.
+	// Check is called after all disks were read and stored, before the restore point is visible. If it returns an error,
+	// the backup fails and makes no restore point. It may be nil.
 	Check func(context.Context) error
 
 	// files says that files are stored, and no disks.

@@ -69,7 +69,8 @@ func Hint(err error) string {
 	}
 	switch cluster.Classify(err) {
 	case cluster.NotInstalled:
-		return "install Varve in this cluster (see \"Using it on a cluster of yours\" in its README.md), or select another cluster with --context"
+		return "install Varve in this cluster (see \"Using it on a cluster of yours\" in its README.md), " +
+			"or select another cluster with --context"
 	case cluster.NotFound:
 		return "check the name and the namespace (-n); `list -A` shows the objects of all namespaces"
 	case cluster.Exists:
@@ -89,8 +90,8 @@ func Hint(err error) string {
 	}
 }
 
-// ExplainForbidden gives an error a hint at the rights that the user lacks if the cluster forbids something. An error that
-// has its own hint keeps it.
+// ExplainForbidden adds the hint, which names the rights that the user lacks, to an error that says that the cluster
+// forbids something. An error that has its own hint keeps it.
 func ExplainForbidden(err error, hint string) error {
 	var explained *Error
 	if errors.As(err, &explained) || cluster.Classify(err) != cluster.Forbidden {

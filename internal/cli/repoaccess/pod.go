@@ -51,9 +51,9 @@ const (
 // controllerName is the Deployment whose image the pod has.
 const controllerName = "varve-controller"
 
-// podStorage is a repository on a claim or an NFS export. A pod that this command makes in Varve's namespace mounts it, and
-// serves its blobs to this command alone. The command has a key, because others may forward ports to the pod. The pod has
-// neither the password nor an account.
+// podStorage is a repository on a claim or an NFS export. A pod that this command makes in Varve's namespace mounts it,
+// and serves its blobs to this command alone. The command has a key, because others may forward ports to the pod. The
+// pod has neither the password nor an account.
 type podStorage struct {
 	session  *session.Session
 	cluster  *cluster.Client
@@ -224,8 +224,8 @@ func (p *podStorage) findImage(ctx context.Context) (datamove.PodImage, error) {
 	return datamove.PodImage{Name: c.Image, PullPolicy: c.ImagePullPolicy}, nil
 }
 
-// newServeJob returns the Job that serves a directory to whoever has the key with the digest. Kubernetes deletes it when it
-// has ended, and with its location.
+// newServeJob returns the Job that serves a directory. It answers only requests with the key whose SHA-256 is keyDigest.
+// Kubernetes deletes the Job after it ends, and when its location is deleted.
 func newServeJob(
 	l *velerov1.BackupStorageLocation, s datamove.Storage, image datamove.PodImage, directory, keyDigest string,
 ) *batchv1.Job {

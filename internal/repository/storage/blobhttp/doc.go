@@ -10,6 +10,7 @@
 // behind it. So the client sends a blob when the handler has begun to read it, and the handler sends blobs as it reads them. While a blob waits
 // for its turn, or is being made durable, the handler says so at times (102 Processing).
 //
-// There is no encryption: the handler belongs on an address that only its client reaches. Blobs are encrypted already, but
-// whoever asks can delete them. Where others reach the address, Protect asks for the client's Key.
+// Nothing here encrypts the connection: serve the handler only at an address that nobody but its client reaches. Blobs
+// are encrypted already, but whoever asks can delete them. Where others reach the address, use Protect, which asks for
+// the client's Key.
 package blobhttp

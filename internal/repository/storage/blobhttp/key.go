@@ -11,8 +11,8 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// Key is a secret of one client. The handler's process knows only its Digest, which an argument can pass: nobody finds the
-// key from it, because the key is random. The zero value is no key.
+// Key is a secret of one client. The handler's process knows only its Digest, which an argument can pass: nobody can
+// find the key from it, because the key is random. The zero value stands for none.
 type Key struct{ text string }
 
 // NewKey returns a new key.
