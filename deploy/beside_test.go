@@ -1,42 +1,32 @@
 package deploy_test
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	rbacv1 "k8s.io/api/rbac/v1"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 )
 
 // readRoleRules returns the rules of the ClusterRoles of a file, by their names.
 func readRoleRules(t *testing.T, file string) map[string][]rbacv1.PolicyRule {
 	t.Helper()
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
 	all := map[string][]rbacv1.PolicyRule{}
-	for d := utilyaml.NewYAMLOrJSONDecoder(f, 4096); ; {
-		var role rbacv1.ClusterRole
-		if err := d.Decode(&role); err != nil {
-			return all
-		}
-		if role.Kind == "ClusterRole" {
+	for _, o := range readObjects(t, file) {
+		if role, ok := o.(*rbacv1.ClusterRole); ok {
 			all[role.Name] = role.Rules
 		}
 	}
+	return all
 }
 
 func isKubeVirts(r rbacv1.PolicyRule) bool {
 	return slices.ContainsFunc(r.APIGroups, func(g string) bool { return strings.HasSuffix(g, "kubevirt.io") })
 }
 
-// Beside KubeVirt, the controller writes nothing of KubeVirt's that a user of the namespace could not write: no status, no
-// finalizers, no instance.
+// Beside KubeVirt, the controller writes nothing of KubeVirt's that a user of the namespace could not write: no status,
+// no finalizers, no instance.
 func TestBeside_writesWhatUsersMay(t *testing.T) {
 	t.Parallel()
 	rules := readRoleRules(t, "beside/role.yaml")["varve-controller"]
@@ -66,7 +56,7 @@ func TestBeside_writesWhatUsersMay(t *testing.T) {
 	}
 }
 
-// Users have the same rights beside KubeVirt, but for its kinds.
+// Users have the same rights beside KubeVirt, except to its kinds.
 func TestBeside_givesUsersTheSameRights(t *testing.T) {
 	t.Parallel()
 	want := readRoleRules(t, "rbac/users.yaml")

@@ -65,11 +65,35 @@ func decoder(t *testing.T) runtime.Decoder {
 	return serializer.NewCodecFactory(s, serializer.EnableStrict).UniversalDeserializer()
 }
 
-// manifests reads every object below this directory, by file, but not what is for Prometheus, or beside KubeVirt. A field that a kind does
-// not have fails the test.
-func manifests(t *testing.T) map[string][]runtime.Object {
+// readObjects reads the objects of a file. A field that a kind does not have fails the test.
+func readObjects(t *testing.T, path string) []runtime.Object {
 	t.Helper()
 	strict := decoder(t)
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(readText(t, path))))
+	var objects []runtime.Object
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return objects
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		if len(bytes.TrimSpace(document)) == 0 {
+			continue
+		}
+		o, _, err := strict.Decode(document, nil, nil)
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+			continue
+		}
+		objects = append(objects, o)
+	}
+}
+
+// manifests reads every object below this directory, by file, but not what is for Prometheus, or beside KubeVirt.
+func manifests(t *testing.T) map[string][]runtime.Object {
+	t.Helper()
 	files := map[string][]runtime.Object{}
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && (path == "monitoring" || path == "beside") {
@@ -78,29 +102,8 @@ func manifests(t *testing.T) map[string][]runtime.Object {
 		if err != nil || d.IsDir() || filepath.Ext(path) != ".yaml" || filepath.Base(path) == "kustomization.yaml" {
 			return err
 		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
-		for {
-			document, err := documents.Read()
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			if len(bytes.TrimSpace(document)) == 0 {
-				continue
-			}
-			o, _, err := strict.Decode(document, nil, nil)
-			if err != nil {
-				t.Errorf("%s: %v", path, err)
-				continue
-			}
-			files[path] = append(files[path], o)
-		}
+		files[path] = readObjects(t, path)
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -217,7 +220,7 @@ func TestNoRoleHasWildcards(t *testing.T) {
 	}
 }
 
-// isForDownloads says whether a rule allows tokens of the account for downloads of images alone, which has no rights.
+// isForDownloads reports whether a rule allows only tokens of the account for downloads of images, which has no rights.
 func isForDownloads(r rbacv1.PolicyRule) bool {
 	return cmp.Equal(r, rbacv1.PolicyRule{
 		APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"}, Verbs: []string{"create"},

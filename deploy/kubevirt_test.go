@@ -106,7 +106,8 @@ func TestKubeVirt_isNeitherReplacedNorRemoved(t *testing.T) {
 	if diff := cmp.Diff(before, s.versions()); diff != "" {
 		t.Errorf("the cluster has changed: %s", diff)
 	}
-	for _, want := range []string{"refused, and nothing was changed", "virtualmachinebackups.backup.kubevirt.io", "docs/quickstart-host.md"} {
+	const refused = "refused, and nothing was changed"
+	for _, want := range []string{refused, "virtualmachinebackups.backup.kubevirt.io", "docs/quickstart-host.md"} {
 		if err == nil || !strings.Contains(out, want) {
 			t.Errorf("install (%v) does not say %q:\n%s", err, want, out)
 		}
@@ -122,7 +123,7 @@ func TestKubeVirt_isNeitherReplacedNorRemoved(t *testing.T) {
 
 	// The operator alone would bring the kinds back.
 	s.mustRun("", s.kubectl, "delete", "crd", "--all")
-	if out, err := s.run("", "./install.sh", "deploy"); err == nil || !strings.Contains(out, "refused, and nothing was changed") {
+	if out, err := s.run("", "./install.sh", "deploy"); err == nil || !strings.Contains(out, refused) {
 		t.Errorf("with the operator alone: %v\n%s", err, out)
 	}
 	// Without KubeVirt the way is free; here nothing runs, which the installation notices. It is free once more for the next version.
@@ -145,7 +146,8 @@ func (s *scripts) installTheirs(files ...string) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		theirs := bytes.Replace(crd, []byte("app.kubernetes.io/part-of: varve"), []byte("app.kubernetes.io/managed-by: virt-operator"), 1)
+		theirs := bytes.Replace(crd, []byte("app.kubernetes.io/part-of: varve"),
+			[]byte("app.kubernetes.io/managed-by: virt-operator"), 1)
 		if bytes.Equal(theirs, crd) {
 			s.t.Fatal("Varve's kinds have no label: this test does not test anything")
 		}
@@ -191,8 +193,9 @@ func TestBeside_leavesKubeVirtAsItIs(t *testing.T) {
 			t.Errorf("%s is there: %s", kind, out)
 		}
 	}
-	if out := s.mustRun("", s.kubectl, "get", "kubevirts", "--all-namespaces"); !strings.Contains(out, "No resources found") {
-		t.Errorf("a configuration was made: %s", out)
+	configurations := s.mustRun("", s.kubectl, "get", "kubevirts", "--all-namespaces")
+	if !strings.Contains(configurations, "No resources found") {
+		t.Errorf("a configuration was made: %s", configurations)
 	}
 	s.mustRun("", "./uninstall.sh")
 	s.mustRun("", s.kubectl, "get", "virtualmachine/theirs", "pod/virt-launcher-theirs")
@@ -201,8 +204,8 @@ func TestBeside_leavesKubeVirtAsItIs(t *testing.T) {
 	}
 }
 
-// Where both profiles would meet, nothing is installed over the other one.
-func TestBeside_isNoWayBetweenTheProfiles(t *testing.T) {
+// An installation never replaces one of the other profile.
+func TestBeside_refusesTheOtherProfile(t *testing.T) {
 	t.Parallel()
 	s := newScriptsIn(t, controlplane.StartEmpty)
 	if out, err := s.run("", "./install.sh", "deploy"); err == nil || !strings.Contains(out, "not ready within 1s") {
