@@ -45,21 +45,25 @@ func TestImages_areMadeInVarvesNamespace(t *testing.T) {
 	}
 }
 
+// imageUser returns the client of a user with a role in Varve's namespace, which lets it list images. prefix begins the
+// user's name.
+func imageUser(t *testing.T, prefix, role string) client.Client {
+	t.Helper()
+	user := controlplane.User{Name: prefix + "-" + role}.Restrict()
+	bindRole(t, controlplane.SystemNamespace, role, user)
+	c := cluster.Client(t, user)
+	controlplane.Eventually(t, func() error { // The API server learns of bindings from its own watches.
+		return c.List(t.Context(), &longhornv1.BackingImageList{}, client.InNamespace(controlplane.SystemNamespace))
+	})
+	return c
+}
+
 // A user who may upload images cannot make Varve read a volume, a restore point or an address inside the cluster.
 func TestImages_ofOtherSourcesTakeARight(t *testing.T) {
 	t.Parallel()
 	const ns = controlplane.SystemNamespace
 	admitted(t, cluster.InstallRoles(t.Context()))
-	may := func(role string) client.Client {
-		user := controlplane.User{Name: "source-" + role}.Restrict()
-		bindRole(t, ns, role, user)
-		c := cluster.Client(t, user)
-		controlplane.Eventually(t, func() error { // The API server learns of bindings from its own watches.
-			return c.List(t.Context(), &longhornv1.BackingImageList{}, client.InNamespace(ns))
-		})
-		return c
-	}
-	uploader, admin := may("varve-image-upload"), may("varve-admin")
+	uploader, admin := imageUser(t, "source", "varve-image-upload"), imageUser(t, "source", "varve-admin")
 	for source, parameters := range map[longhornv1.SourceType]map[string]longhornv1.ParameterValue{
 		longhornv1.SourceUpload:   nil,
 		longhornv1.SourceDownload: {longhornv1.ParameterURL: "http://10.0.0.1/latest/meta-data"},
@@ -122,7 +126,7 @@ func TestImages_sourceIsFixed(t *testing.T) {
 	}
 }
 
-// Who may only get images, upload them, or forward ports makes no token that a store takes for a download.
+// A user who may only get images, upload them or forward ports cannot make a token that a store takes for a download.
 func TestImages_downloadTakesARight(t *testing.T) {
 	t.Parallel()
 	const ns = controlplane.SystemNamespace
@@ -140,12 +144,7 @@ func TestImages_downloadTakesARight(t *testing.T) {
 		}}
 	}
 	for _, role := range []string{"varve-image-upload", "varve-admin", "varve-image-download"} {
-		user := controlplane.User{Name: "download-" + role}.Restrict()
-		bindRole(t, ns, role, user)
-		c := cluster.Client(t, user)
-		controlplane.Eventually(t, func() error { // The API server learns of bindings from its own watches.
-			return c.List(t.Context(), &longhornv1.BackingImageList{}, client.InNamespace(ns))
-		})
+		c := imageUser(t, "download", role)
 		err := c.SubResource("token").Create(t.Context(), account.DeepCopy(), request())
 		if role != "varve-image-download" {
 			if !apierrors.IsForbidden(err) {
