@@ -86,12 +86,8 @@ func (s *scene) cloneHolds(image, raw string) {
 	s.t.Helper()
 	ctx := s.t.Context()
 	sum, size := hashFile(s.t, raw, sha256.New())
-	s.must(s.ImageClass(ctx, image))
 	const name = "of-image"
-	s.must(s.ClassClaim(ctx, name, image, size))
-	clone := harvesterv1.PersistentVolumeClaimSourceSpec{}
-	clone.ObjectMeta.Name, clone.Spec.VolumeMode = name, ptr.To(corev1.PersistentVolumeBlock)
-	s.holds(clone, sum)
+	s.compareClone(name, image, size, sum)
 	volume := &longhornv1.Volume{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: s.volumeOf(name)}}
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: name}}
 	s.must(s.Delete(ctx, claim))
@@ -100,14 +96,24 @@ func (s *scene) cloneHolds(image, raw string) {
 	s.must(s.DeleteImageClass(ctx, image))
 }
 
+// compareClone makes a claim that is a clone of an image, and compares what a pod reads of it with a SHA-256.
+func (s *scene) compareClone(claim, image string, size int64, sum string) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	s.must(s.ImageClass(ctx, image))
+	s.must(s.ClassClaim(ctx, claim, image, size))
+	clone := harvesterv1.PersistentVolumeClaimSourceSpec{}
+	clone.ObjectMeta.Name, clone.Spec.VolumeMode = claim, ptr.To(corev1.PersistentVolumeBlock)
+	s.holds(clone, sum)
+}
+
 // uploadsImage uploads a qcow2 file, which must become an image of what is in raw.
 func (s *scene) uploadsImage(name, qcow2, raw string) {
 	s.t.Helper()
 	ctx := s.t.Context()
 	s.freshImage(name)
 	began := time.Now()
-	program := filepath.Join(cluster.build, "bin", "varve")
-	image, err := s.UploadImage(ctx, program, cluster.kubeconfig, name, qcow2, imageTimeout)
+	image, err := s.UploadImage(ctx, varveProgram(), cluster.kubeconfig, name, qcow2, imageTimeout)
 	s.must(err)
 	s.t.Logf("image %s was uploaded and ready after %s", name, time.Since(began).Round(100*time.Millisecond))
 	if sum, size := sumFile(s.t, raw); image.Status.Checksum != sum || image.Status.Size != size {
@@ -122,8 +128,7 @@ func (s *scene) downloadsImage(name, raw string) {
 	s.t.Helper()
 	file := filepath.Join(s.t.TempDir(), name+".raw")
 	began := time.Now()
-	program := filepath.Join(cluster.build, "bin", "varve")
-	s.must(s.SaveImage(s.t.Context(), program, cluster.kubeconfig, name, file, imageTimeout))
+	s.must(s.SaveImage(s.t.Context(), varveProgram(), cluster.kubeconfig, name, file, imageTimeout))
 	sum, size := sumFile(s.t, raw)
 	s.t.Logf("image %s of %d MiB was downloaded after %s", name, size/mib, time.Since(began).Round(100*time.Millisecond))
 	if got, bytes := sumFile(s.t, file); got != sum || bytes != size {
@@ -286,12 +291,7 @@ func (s *scene) restoreImage(b *lab.MachineBackup, volume string) {
 	if image.Status.Size != stored.VolumeSize {
 		verdict.Errorf(s.t, "the image has %d bytes, and the disk had %d", image.Status.Size, stored.VolumeSize)
 	}
-	s.must(s.ImageClass(ctx, name))
-	s.must(s.ClassClaim(ctx, "of-backup", name, image.Status.Size))
-	clone := harvesterv1.PersistentVolumeClaimSourceSpec{}
-	clone.ObjectMeta.Name = "of-backup"
-	clone.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
-	s.holds(clone, b.Sums[volume])
+	s.compareClone("of-backup", name, image.Status.Size, b.Sums[volume])
 	s.backUpImage(image)
 }
 

@@ -139,7 +139,7 @@ func (s *scene) comesBack(m *lab.MachineUploads) {
 		if d.Block {
 			mode, path = corev1.PersistentVolumeBlock, "/dev/"+claim
 		}
-		s.must(s.Download(ctx, filepath.Join(cluster.build, "bin", "varve"), cluster.kubeconfig, u, claim, mode))
+		s.must(s.Download(ctx, varveProgram(), cluster.kubeconfig, u, claim, mode))
 		box, err := s.Toolbox(ctx, "compare-"+claim, claim)
 		s.must(err)
 		text, err := box.Run(ctx, "sha256sum "+path)

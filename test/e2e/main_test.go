@@ -45,6 +45,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// varveProgram returns the path of the command line that users have.
+func varveProgram() string { return filepath.Join(cluster.build, "bin", "varve") }
+
 // scene is one test's namespace with one running, tracked machine.
 type scene struct {
 	*lab.Lab

@@ -300,7 +300,7 @@ func (s *scene) pullsFiles(b *backupv1alpha1.VirtualMachineBackup, files string,
 	s.t.Helper()
 	ctx, dir := s.t.Context(), filepath.Join(files, b.Name)
 	args := append([]string{"backup", "pull", b.Name, "--kubeconfig", cluster.kubeconfig, "-n", s.Namespace, "--output", dir, "--progress", "none"}, more...)
-	out, err := exec.CommandContext(ctx, filepath.Join(cluster.build, "bin", "varve"), args...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, varveProgram(), args...).CombinedOutput()
 	if err != nil {
 		s.t.Fatalf("varve backup pull %s: %v: %s", b.Name, err, out)
 	}

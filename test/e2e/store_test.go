@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -81,7 +80,7 @@ func TestStore_snapshotsAreBackedUpByWhatChanged(t *testing.T) {
 	s.must(box.Close(ctx))
 
 	s.must(s.SnapshotClaim(ctx, "of-three", "three", storeClass, 320*mib))
-	program, mode := filepath.Join(cluster.build, "bin", "varve"), corev1.PersistentVolumeBlock
+	program, mode := varveProgram(), corev1.PersistentVolumeBlock
 	s.must(s.Download(ctx, program, cluster.kubeconfig, changed, "back", mode))
 	s.must(s.Download(ctx, program, cluster.kubeconfig, whole, "back-one", mode))
 	for claim, want := range map[string]string{"of-three": second, "back": second, "back-one": first} {

@@ -67,10 +67,8 @@ func (l *Lab) DownloadImage(ctx context.Context, name, address string, copies in
 func (l *Lab) UploadImage(
 	ctx context.Context, program, kubeconfig, name, file string, timeout time.Duration,
 ) (*longhornv1.BackingImage, error) {
-	out, err := exec.CommandContext(ctx, filepath.Clean(program), "image", "upload", name, file,
-		"--kubeconfig", kubeconfig, "--timeout", timeout.String(), "--progress", "plain").CombinedOutput()
-	if err != nil {
-		return nil, fmt.Errorf("upload image %s: %w: %s", name, err, out)
+	if err := moveImage(ctx, program, kubeconfig, "upload", name, file, timeout); err != nil {
+		return nil, err
 	}
 	image := &longhornv1.BackingImage{ObjectMeta: metav1.ObjectMeta{Namespace: layout.Namespace, Name: name}}
 	return image, l.WaitImage(ctx, image, 1, timeout)
@@ -80,10 +78,17 @@ func (l *Lab) UploadImage(
 func (l *Lab) SaveImage(
 	ctx context.Context, program, kubeconfig, name, file string, timeout time.Duration,
 ) error {
-	out, err := exec.CommandContext(ctx, filepath.Clean(program), "image", "download", name, file,
+	return moveImage(ctx, program, kubeconfig, "download", name, file, timeout)
+}
+
+// moveImage runs the command that uploads or downloads an image.
+func moveImage(
+	ctx context.Context, program, kubeconfig, direction, name, file string, timeout time.Duration,
+) error {
+	out, err := exec.CommandContext(ctx, filepath.Clean(program), "image", direction, name, file,
 		"--kubeconfig", kubeconfig, "--timeout", timeout.String(), "--progress", "plain").CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("download image %s: %w: %s", name, err, out)
+		return fmt.Errorf("%s image %s: %w: %s", direction, name, err, out)
 	}
 	return nil
 }
