@@ -107,8 +107,8 @@ func (c *Cluster) Apply(ctx context.Context, path string) error {
 	return nil
 }
 
-// InstallRoles applies the roles and bindings of deploy/rbac and deploy/core/rbac for Restricted users, and returns when
-// the API server goes by them.
+// InstallRoles applies the roles and bindings of deploy/rbac and deploy/core/rbac for Restricted users, and returns
+// when the API server goes by them.
 func (c *Cluster) InstallRoles(ctx context.Context) error {
 	for _, dir := range []string{"rbac", "core/rbac"} {
 		if err := c.Apply(ctx, filepath.Join("deploy", dir)); err != nil {
