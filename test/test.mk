@@ -78,17 +78,19 @@ test-e2e: box-s3 install guest virtctl velero tiers-tool ## Real pods, virtual m
 # The box of test-beside, beside any that runs: KubeVirt's kinds and those of Varve's own runtime have the same names.
 BESIDE_BOX := /var/lib/varve-box-beside
 BESIDE = VARVE_BOX_DIR=$(BESIDE_BOX) KUBECONFIG=$(BESIDE_BOX)/kubeconfig
-BESIDE_INPUTS := 'go.mod go.sum api box cmd deploy hack/deps.sh images internal test/beside test/gen test/guestagent test/kubevirt test/lab test/peers test/s3 test/test.mk test/wait'
+BESIDE_INPUTS := 'go.mod go.sum api box cmd deploy hack/deps.sh images internal test/beside test/checkout test/gen \
+	test/guestagent test/kubevirt test/lab test/peers test/port test/process test/s3 test/test.mk test/verdict test/wait'
 
 .PHONY: test-beside test-beside-always
-test-beside: kube box peers kubevirt-images images tiers-tool ## Varve beside upstream's KubeVirt in a box of its own, unless it passed here as it is (FRESH=1: in any case)
+test-beside: kube box peers kubevirt-images images
+test-beside: tiers-tool ## Varve beside upstream's KubeVirt in a box of its own, unless it passed here as it is (FRESH=1)
 	hack/deps.sh box
 	hack/once.sh $@ $(BESIDE_INPUTS) $(MAKE) --no-print-directory test-beside-always
 
 test-beside-always: tiers-tool
 	trap '$(BOX_BIN) down --dir $(BESIDE_BOX)' EXIT; set -e; export $(BESIDE); \
 	$(BOX_BIN) down; $(BOX_BIN) up --bridge varve-beside --nodes=1; $(BOX_BIN) s3 up; \
-	$(BOX_BIN) load build/kubevirt.tar build/images/varve-guest-test.tar build/images/varve.tar build/images/varve-launcher.tar; \
+	$(BOX_BIN) load build/kubevirt.tar $(addprefix build/images/,varve-guest-test.tar varve.tar varve-launcher.tar); \
 	KUBECTL=$(KUBECTL) test/kubevirt/up.sh; \
 	$(GO) run ./deploy/render; KUBECTL=$(KUBECTL) deploy/install.sh build/deploy; \
 	$(GO_TEST) -tags beside -count=1 -timeout 20m ./test/beside/

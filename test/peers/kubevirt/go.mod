@@ -1,6 +1,6 @@
 // Upstream's KubeVirt, linked with what its release was linked with. It has no code except the binding of libnbd in
-// libnbd/, and nothing of the product depends on it. Both require blocks and the replace block are KubeVirt's own, except
-// for the lines of kubevirt.io and libnbd.
+// libnbd/, and nothing of the product depends on it. Both require blocks and the replace block are KubeVirt's own,
+// except for the lines of kubevirt.io and libnbd.
 module github.com/varvebackup/varve/test/peers/kubevirt
 
 go 1.24.0
