@@ -123,7 +123,13 @@ type EndpointSource struct {
 	// nobody knows since when.
 	BaseCheckpoint string    `json:"baseCheckpoint,omitempty"`
 	BaseUID        types.UID `json:"baseUID,omitempty"`
+	// FullReason says why everything is read, if an earlier backup has a checkpoint that does not count.
+	FullReason string `json:"fullReason,omitempty"`
 }
+
+// FullMachineRestarted is why the disk of a machine of KubeVirt's is read as a whole: its changes are believed within one
+// run of the guest.
+const FullMachineRestarted = "MachineRestarted"
 
 func (e *EndpointSource) validate() error {
 	switch {

@@ -1,6 +1,7 @@
 package moverpod
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,9 +49,12 @@ func (r *run) uploadEndpoint(ctx context.Context, repo *repository.Repository, i
 	}
 	r.Log.Info("storing a disk of a pull backup", "volume", from.Volume, "backup", from.BackupUID, "restorePoint", id, "base", base, "parent", parent)
 	report, err := r.storeDisk(ctx, repo, id, source, parent, judgeEndpoint)
-	if err == nil && base != "" && parent == "" && report.FullReason == "" {
-		// Changes were offered, and nothing is there that they could be added to.
-		report.FullReason = string(repository.FullNoParent)
+	if err == nil && parent == "" {
+		report.FullReason = cmp.Or(from.FullReason, report.FullReason)
+		if base != "" {
+			// Changes were offered, and nothing is there that they could be added to.
+			report.FullReason = cmp.Or(report.FullReason, string(repository.FullNoParent))
+		}
 	}
 	return report, err
 }

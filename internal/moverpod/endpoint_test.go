@@ -117,12 +117,13 @@ func TestEndpointUpload_fullAndIncrementals(t *testing.T) {
 func TestEndpointUpload_isFullWithoutTheBase(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		base, reason string
-		change       func(*datamove.EndpointSource)
-		before       func(*datamove.EndpointSource)
+		base, told, reason string
+		before             func(*datamove.EndpointSource)
 	}{
-		"nobody knows the base": {base: ""},
-		"another checkpoint":    {base: "0", reason: "OtherBase"},
+		"nobody knows the base":         {base: ""},
+		"the base does not count":       {base: "", told: "ForceFullBackup", reason: "ForceFullBackup"},
+		"the base is of an earlier run": {base: "0", told: "MachineRestarted", reason: "MachineRestarted"},
+		"another checkpoint":            {base: "0", reason: "OtherBase"},
 		"the same name of another backup": {base: "1", reason: "OtherBase", before: func(e *datamove.EndpointSource) {
 			e.CheckpointUID = "uid-of-another"
 		}},
@@ -145,7 +146,9 @@ func TestEndpointUpload_isFullWithoutTheBase(t *testing.T) {
 			server.Kill()
 			server.Serve(m.volume)
 			server.Start()
-			report := s.newEndpointPod(t, server, newEndpointUpload("2", c.base, false)).run(t, datamove.Succeeded)
+			second := newEndpointUpload("2", c.base, false)
+			second.Endpoint.FullReason = c.told
+			report := s.newEndpointPod(t, server, second).run(t, datamove.Succeeded)
 			if report.FullReason != c.reason {
 				t.Errorf("full because of %q, want %q", report.FullReason, c.reason)
 			}

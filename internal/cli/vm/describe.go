@@ -72,6 +72,10 @@ func writeVM(ctx context.Context, p *output.Page, c *cluster.Client, vm *kubevir
 	if err := c.List(ctx, &backups, inNamespace); err != nil {
 		return fmt.Errorf("list backups: %w", err)
 	}
+	kubevirt, err := c.RunsKubeVirt(ctx)
+	if err != nil {
+		return err
+	}
 	uids := []types.UID{vm.UID}
 	if vmi != nil {
 		uids = append(uids, vmi.UID)
@@ -80,20 +84,25 @@ func writeVM(ctx context.Context, p *output.Page, c *cluster.Client, vm *kubevir
 	if err != nil {
 		return err
 	}
-	writeState(p, vm, vmi)
+	writeState(p, vm, vmi, kubevirt)
 	writeDisks(p, vm, vmi)
 	writeConditions(p, vm)
 	mine := slices.DeleteFunc(trackers.Items, func(t backupv1.VirtualMachineBackupTracker) bool { return t.Spec.Source.Name != vm.Name })
-	p.Section("Trackers", tracker.NewTable(mine, p.Now, false), "none; `varve tracker create NAME --vm "+vm.Name+"` makes one")
-	p.Section("Last backups", backup.NewTable(selectLastBackups(vm.Name, mine, backups.Items), p.Now, false), "none")
+	noTracker, noBackup := "none; `varve tracker create NAME --vm "+vm.Name+"` makes one", "none"
+	if kubevirt {
+		noTracker, noBackup = "none; the first backup makes one", "none runs; `varve vm backups` lists those that are stored"
+	}
+	p.Section("Trackers", tracker.NewTable(mine, p.Now, false), noTracker)
+	p.Section("Last backups", backup.NewTable(selectLastBackups(vm.Name, mine, backups.Items), p.Now, false), noBackup)
 	resource.WriteEvents(p, events)
 	return nil
 }
 
-func writeState(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance) {
+func writeState(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.VirtualMachineInstance, kubevirt bool) {
 	pairs := []string{
 		"Name", vm.Name,
 		"Namespace", vm.Namespace,
+		"Runtime", runtimeSentence(kubevirt),
 		"Created", p.Moment(vm.CreationTimestamp.Time),
 		"Labels", output.FormatLabels(vm.Labels),
 		"Run strategy", string(power.Strategy(vm)),
@@ -165,6 +174,14 @@ func selectLastBackups(vm string, trackers []backupv1.VirtualMachineBackupTracke
 		return b.CreationTimestamp.Compare(a.CreationTimestamp.Time)
 	})
 	return all[:min(len(all), lastBackups)]
+}
+
+// runtimeSentence says what runs the machine, and what that means for its backups.
+func runtimeSentence(kubevirt bool) string {
+	if kubevirt {
+		return "KubeVirt (the first backup after a restart reads the disks as a whole: see docs/kubevirt.md)"
+	}
+	return "Varve"
 }
 
 // restartSentence says what only a restart applies, or "".

@@ -32,7 +32,7 @@ func newStartCommand(s *resource.Session) *cobra.Command {
 		Long: `Start a virtual machine. One that runs already is left alone.
 
 Run strategy Halted becomes Always. With Manual and RerunOnFailure the start is requested
-in the machine's status, and the strategy stays.`,
+in the machine's status, or of KubeVirt if that runs the machine, and the strategy stays.`,
 		Example: `  varve vm start web
 
   # Until the guest runs, or two minutes have passed
@@ -62,7 +62,7 @@ func newStopCommand(s *resource.Session) *cobra.Command {
 is over. One that does not run is left alone.
 
 Run strategy Always becomes Halted. With Manual and RerunOnFailure the stop is requested in
-the machine's status, and the strategy stays.
+the machine's status, or of KubeVirt if that runs the machine, and the strategy stays.
 
 A stop waits for a running backup to end; --wait shows that. --force does not wait: the
 backup fails, and the next one starts from the same base.`,
@@ -123,6 +123,11 @@ func changePower(s *resource.Session, cmd *cobra.Command, name string, decide de
 	if err != nil {
 		return nil, nil, err
 	}
+	if force {
+		if err := checkForce(cmd.Context(), s, c); err != nil {
+			return nil, nil, err
+		}
+	}
 	const tries = 5
 	for try := 1; ; try++ {
 		vm, vmi, err := getVM(cmd.Context(), c, name)
@@ -137,7 +142,7 @@ func changePower(s *resource.Session, cmd *cobra.Command, name string, decide de
 			err = forceStop(cmd.Context(), c, vmi)
 		}
 		if err == nil {
-			err = applyPower(cmd.Context(), c, vm, change)
+			err = applyPower(cmd.Context(), c, vm, change, cmd.Name())
 		}
 		if cluster.Classify(err) == cluster.Conflict && try < tries {
 			continue
@@ -148,6 +153,16 @@ func changePower(s *resource.Session, cmd *cobra.Command, name string, decide de
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "virtual machine %s %s\n", name, change.Note)
 		return c, vmi, err
 	}
+}
+
+// checkForce refuses what only Varve's own runtime knows.
+func checkForce(ctx context.Context, s *resource.Session, c *cluster.Client) error {
+	kubevirt, err := c.RunsKubeVirt(ctx)
+	if err != nil || !kubevirt {
+		return err
+	}
+	return failure.New("leave it out, or see `virtctl stop --help`",
+		"--force is for machines of Varve's own runtime, and KubeVirt runs those of this cluster")
 }
 
 // forceStop keeps the instance's stop from waiting for a backup. It must come before the stop, so that the stop never
@@ -164,19 +179,27 @@ func forceStop(ctx context.Context, c *cluster.Client, vmi *kubevirtv1.VirtualMa
 	return nil
 }
 
-// applyPower writes only what changes, and only over the version of the machine that was read.
-func applyPower(ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMachine, change power.Change) error {
+// applyPower writes only what changes, and only over the version of the machine that was read. What is requested in the
+// status of a machine is asked of KubeVirt by a subresource, if that runs it: action is its name.
+func applyPower(
+	ctx context.Context, c *cluster.Client, vm *kubevirtv1.VirtualMachine, change power.Change, action string,
+) error {
 	before := vm.DeepCopy()
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	if change.RunStrategy != "" {
 		vm.Spec.SetStrategy(change.RunStrategy)
 		return c.Patch(ctx, vm, patch)
 	}
-	if change.SetRequests {
-		vm.Status.StateChangeRequests = change.Requests
-		return c.Status().Patch(ctx, vm, patch)
+	if !change.SetRequests {
+		return nil
 	}
-	return nil
+	if kubevirt, err := c.RunsKubeVirt(ctx); err != nil {
+		return err
+	} else if kubevirt {
+		return c.ChangePower(ctx, vm.Name, action)
+	}
+	vm.Status.StateChangeRequests = change.Requests
+	return c.Status().Patch(ctx, vm, patch)
 }
 
 // untilReady waits until the machine's guest runs.

@@ -78,6 +78,30 @@ func pulled(w *world) {
 	w.gone(job)
 	w.gone(token)
 
+	// KubeVirt moves its tracker.
+	controlplane.Update(w.T, w.admin, tracker, true, func(t *backupv1.VirtualMachineBackupTracker) {
+		t.Status.LatestCheckpoint = &backupv1.Checkpoint{
+			Name: "web-1", CreationTime: metav1.Now(), Volumes: []backupv1.CheckpointVolume{{VolumeName: "root"}},
+		}
+	})
+	lacking := w.newBackup("monday-evening", nil)
+	w.create(lacking)
+	if job := w.pull(lacking); !job.Spec.ForceFullBackup {
+		w.Errorf("with a disk that the checkpoint lacks: %+v", job.Spec)
+	}
+	for _, u := range w.uploads(lacking) {
+		w.ends(u, velerov2.PhaseCompleted, "")
+	}
+	wait(w, lacking, func(b *harvesterv1.VirtualMachineBackup) error {
+		if !b.IsReady() {
+			return fmt.Errorf("status %+v", b.Status)
+		}
+		return nil
+	})
+	controlplane.Update(w.T, w.admin, tracker, true, func(t *backupv1.VirtualMachineBackupTracker) {
+		t.Status.LatestCheckpoint.Volumes = append(t.Status.LatestCheckpoint.Volumes, backupv1.CheckpointVolume{VolumeName: "data"})
+	})
+
 	second := w.newBackup("tuesday", nil)
 	w.create(second)
 	if job := w.pull(second); job.Spec.ForceFullBackup || trackerOf(w, job).UID != tracker.UID {

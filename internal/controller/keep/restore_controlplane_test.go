@@ -4,6 +4,7 @@ package keep
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -184,6 +185,42 @@ func halted(w *world) {
 	vm := wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("other")}, exists)
 	if mac := vm.Spec.Template.Spec.Domain.Devices.Interfaces[0].MacAddress; vm.Spec.Strategy() != kubevirtv1.RunStrategyHalted || mac != "" {
 		w.Errorf("strategy %s, address %q", vm.Spec.Strategy(), mac)
+	}
+}
+
+// startsOnRequest: a machine that starts on request has its strategy when it gets the request, which is made until the
+// machine shows it.
+func startsOnRequest(w *world) {
+	vm, guest := w.machine(kubevirtv1.RunStrategyManual)
+	w.start(guest)
+	b := w.makeReady("monday")
+	w.must(w.admin.Delete(w.Context(), vm))
+	w.gone(vm)
+	r := w.newRestore(b)
+	w.create(r)
+	for _, d := range w.downloads(r) {
+		w.downloaded(d, velerov2.PhaseCompleted, "")
+	}
+	asked := func(vm *kubevirtv1.VirtualMachine) error {
+		requests := vm.Status.StateChangeRequests
+		if vm.Spec.Strategy() != kubevirtv1.RunStrategyManual || len(requests) != 1 ||
+			requests[0].Action != kubevirtv1.StartRequest {
+			return fmt.Errorf("strategy %s, requests %+v", vm.Spec.Strategy(), requests)
+		}
+		for key := range vm.Annotations {
+			if key == layout.Prefix+"restored-run-strategy" {
+				return errors.New("the restore still wants to start it")
+			}
+		}
+		return nil
+	}
+	vm = wait(w, &kubevirtv1.VirtualMachine{ObjectMeta: w.meta("web")}, asked)
+	controlplane.Update(w.T, w.varve, vm, true, func(vm *kubevirtv1.VirtualMachine) {
+		vm.Status.StateChangeRequests, vm.Status.Created, vm.Status.Ready = nil, true, true
+	})
+	w.complete(r)
+	if vm = wait(w, vm, exists); len(vm.Status.StateChangeRequests) != 0 {
+		w.Errorf("it is asked to start again: %+v", vm.Status.StateChangeRequests)
 	}
 }
 

@@ -70,6 +70,7 @@ var scenarios = map[string]func(*world){
 	"snapshots that are not restored":         snapshotNotRestored,
 	"a restore, to the end":                   restored,
 	"a restore that leaves the machine alone": halted,
+	"a machine that starts on request":        startsOnRequest,
 	"a restore whose name is taken":           nameTaken,
 	"a restore whose disk fails":              downloadFails,
 	"a machine that does not start":           doesNotStart,
@@ -324,6 +325,12 @@ func (w *world) ready(name string) *harvesterv1.VirtualMachineBackup {
 func (w *world) readyOfMachine(name string) (*harvesterv1.VirtualMachineBackup, *kubevirtv1.VirtualMachine) {
 	w.Helper()
 	vm := w.running()
+	return w.makeReady(name), vm
+}
+
+// makeReady makes a backup of the machine that is there, and plays its mover pods to the end.
+func (w *world) makeReady(name string) *harvesterv1.VirtualMachineBackup {
+	w.Helper()
 	b := w.newBackup(name, nil)
 	w.create(b)
 	all := w.uploads(b)
@@ -340,5 +347,5 @@ func (w *world) readyOfMachine(name string) (*harvesterv1.VirtualMachineBackup, 
 		}
 		return nil
 	})
-	return b, vm
+	return b
 }

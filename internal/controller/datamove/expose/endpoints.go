@@ -132,7 +132,8 @@ func (e *Endpoints) addTrackerCheckpoints(ctx context.Context, b *backupv1.Virtu
 	if err != nil || tracker == nil {
 		return "", err
 	}
-	run, err := e.runOf(ctx, tracker)
+	key := types.NamespacedName{Namespace: tracker.Namespace, Name: tracker.Spec.Source.Name}
+	instance, err := reconcile.Find(ctx, e.Live, key, &kubevirtv1.VirtualMachineInstance{})
 	if err != nil {
 		return "", err
 	}
@@ -143,26 +144,43 @@ func (e *Endpoints) addTrackerCheckpoints(ctx context.Context, b *backupv1.Virtu
 	if now == nil || now.UID != b.UID || !now.Readable() {
 		return describe(b) + " to be Ready: it has just changed", nil
 	}
-	if run == "" {
+	if instance == nil {
 		return "", nil
 	}
+	run := runOf(tracker, instance)
 	if b.Status.CheckpointName != "" {
 		from.Checkpoint, from.CheckpointUID = b.Status.CheckpointName, run
 	}
 	if base := tracker.Status.LatestCheckpoint; incremental && base != nil && base.Name != "" && base.Name != b.Status.CheckpointName {
 		from.BaseCheckpoint, from.BaseUID = base.Name, run
 	}
+	from.FullReason = whyNoBase(b, tracker, instance, incremental)
 	return "", nil
 }
 
-// runOf returns what makes the checkpoints of a tracker unique within one run of its guest; "": no guest runs. KubeVirt
-// takes a bitmap that an earlier run has left for complete, and writes of a run that it did not track, or of somebody
-// else while the machine was stopped, are not in it. So a base of another run is none.
-func (e *Endpoints) runOf(ctx context.Context, tracker *backupv1.VirtualMachineBackupTracker) (types.UID, error) {
-	key := types.NamespacedName{Namespace: tracker.Namespace, Name: tracker.Spec.Source.Name}
-	instance, err := reconcile.Find(ctx, e.Live, key, &kubevirtv1.VirtualMachineInstance{})
-	if err != nil || instance == nil {
-		return "", err
+// whyNoBase says why a disk is read as a whole although an earlier backup has a checkpoint; "": the checkpoint counts, or
+// there is none.
+func whyNoBase(
+	b *backupv1.VirtualMachineBackup, tracker *backupv1.VirtualMachineBackupTracker,
+	instance *kubevirtv1.VirtualMachineInstance, incremental bool,
+) string {
+	base := tracker.Status.LatestCheckpoint
+	switch {
+	case base == nil || base.Name == "" || base.Name == b.Status.CheckpointName:
+		return ""
+	case base.CreationTime.Before(&instance.CreationTimestamp):
+		return datamove.FullMachineRestarted
+	case b.Spec.ForceFullBackup:
+		return string(backupv1.FullForced)
+	case !incremental:
+		return string(backupv1.FullNoCheckpoint)
 	}
-	return tracker.UID + "." + instance.UID, nil
+	return ""
+}
+
+// runOf returns what makes the checkpoints of a tracker unique within one run of its guest. KubeVirt takes a bitmap that
+// an earlier run has left for complete, and writes of a run that it did not track, or of somebody else while the machine
+// was stopped, are not in it. So a base of another run is none.
+func runOf(tracker *backupv1.VirtualMachineBackupTracker, instance *kubevirtv1.VirtualMachineInstance) types.UID {
+	return tracker.UID + "." + instance.UID
 }

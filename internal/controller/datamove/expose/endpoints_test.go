@@ -5,6 +5,7 @@ package expose
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -203,10 +204,15 @@ func endpointsKubeVirt(w *world) {
 	w.delete(guest)
 	again := gen.VirtualMachineInstance(metav1.ObjectMeta{Namespace: w.ns, Name: "web"}, gen.Guest())
 	w.create(again)
+	w.editBackup(p.tracker, func() {
+		p.tracker.Status.LatestCheckpoint.CreationTime = metav1.NewTime(again.CreationTimestamp.Add(-time.Hour))
+	})
 	want.CheckpointUID, want.BaseUID = p.tracker.UID+"."+again.UID, p.tracker.UID+"."+again.UID
+	want.FullReason = "MachineRestarted"
 	w.sourceIs(p, want)
+	w.editBackup(p.tracker, func() { p.tracker.Status.LatestCheckpoint.CreationTime = metav1.Now() })
 	w.editBackup(p.backup, func() { p.backup.Status.Type = backupv1.Full })
-	want.BaseCheckpoint, want.BaseUID = "", ""
+	want.BaseCheckpoint, want.BaseUID, want.FullReason = "", "", "NoCheckpoint"
 	w.sourceIs(p, want)
 	// Checkpoints without a tracker mean nothing.
 	w.delete(p.tracker)

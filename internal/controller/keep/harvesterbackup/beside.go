@@ -66,7 +66,7 @@ func (r *reconciler) makePull(ctx context.Context, b *harvesterv1.VirtualMachine
 	return r.children.Make(ctx, b.UID, pullBackup(b, full))
 }
 
-// needsFull says whether the tracker's checkpoint may be one that the repository does not have.
+// needsFull says whether the tracker's checkpoint may be one that the repository does not have, or lacks a disk.
 func (r *reconciler) needsFull(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (bool, error) {
 	var list harvesterv1.VirtualMachineBackupList
 	if err := r.live.List(ctx, &list, client.InNamespace(b.Namespace)); err != nil {
@@ -83,7 +83,35 @@ func (r *reconciler) needsFull(ctx context.Context, b *harvesterv1.VirtualMachin
 			latest = o
 		}
 	}
-	return latest == nil || !latest.IsReady() || latest.DeletionTimestamp != nil, nil
+	if latest == nil || !latest.IsReady() || latest.DeletionTimestamp != nil {
+		return true, nil
+	}
+	t := newTracker(b)
+	tracker, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(t), t)
+	return !hasBitmaps(tracker, b), err
+}
+
+// hasBitmaps says whether the tracker's checkpoint has all disks of a backup. KubeVirt asks the hypervisor for the changes
+// of all or of none: with one that was added since, it tries until the backup's time is up.
+func hasBitmaps(tracker *backupv1.VirtualMachineBackupTracker, b *harvesterv1.VirtualMachineBackup) bool {
+	if tracker == nil || tracker.Status.LatestCheckpoint == nil {
+		return false
+	}
+	has := map[string]bool{}
+	for _, v := range tracker.Status.LatestCheckpoint.Volumes {
+		has[v.VolumeName] = true
+	}
+	for i := range b.Status.VolumeBackups {
+		if !has[b.Status.VolumeBackups[i].VolumeName] {
+			return false
+		}
+	}
+	for _, v := range b.Status.ExcludedVolumes { // KubeVirt has all disks that it tracks in its backup
+		if v.Reason == harvesterv1.ExcludedByUser && !has[v.Name] {
+			return false
+		}
+	}
+	return true
 }
 
 // endPull deletes KubeVirt's backup, if there is one.

@@ -264,25 +264,38 @@ func (r *reconciler) finishMachine(ctx context.Context, base, o *harvesterv1.Vir
 	return r.writeStatus(ctx, base, o)
 }
 
-// setStrategy gives the machine the run strategy that it had. One that starts on request gets the request.
+// setStrategy gives the machine the run strategy that it had. One that starts on request gets the strategy first, and then
+// the request: KubeVirt takes a request to start a machine that is halted for one to have it run always. The annotation
+// goes when the request is there, so that it is made again after a restart, or if the machine has changed meanwhile.
 func (r *reconciler) setStrategy(ctx context.Context, vm machine, strategy string) error {
-	if strategy == "Manual" {
-		if err := r.StartMachine(ctx, vm); err != nil {
-			return fmt.Errorf("ask for the start of virtual machine %s: %w", vm.GetName(), err)
-		}
-	}
 	changed := vm.DeepCopy()
-	annotations := changed.GetAnnotations()
-	delete(annotations, annotationStrategy)
-	changed.SetAnnotations(annotations)
 	if err := unstructured.SetNestedField(changed.Object, strategy, "spec", "runStrategy"); err != nil {
 		return err
+	}
+	asked := strategy != "Manual" || isAskedToRun(vm)
+	if asked {
+		annotations := changed.GetAnnotations()
+		delete(annotations, annotationStrategy)
+		changed.SetAnnotations(annotations)
 	}
 	if err := r.cached.Patch(ctx, changed, reconcile.MergeFrom(vm)); err != nil {
 		return fmt.Errorf("start virtual machine %s: %w", vm.GetName(), err)
 	}
 	changed.DeepCopyInto(vm)
+	if asked {
+		return nil
+	}
+	if err := r.StartMachine(ctx, vm); err != nil {
+		return fmt.Errorf("ask for the start of virtual machine %s: %w", vm.GetName(), err)
+	}
 	return nil
+}
+
+// isAskedToRun says whether a machine has an instance, or a request for one.
+func isAskedToRun(vm machine) bool {
+	created, _, _ := unstructured.NestedBool(vm.Object, "status", "created")
+	requests, _, _ := unstructured.NestedSlice(vm.Object, "status", "stateChangeRequests")
+	return created || len(requests) > 0
 }
 
 // describeMachine says what a machine that is not ready says of itself.
