@@ -7,12 +7,18 @@ STORE_PROTO := internal/store/storepb
 # The packages that only Varve's own runtime has: see runtimeParts in internal/controller/run.go.
 RUNTIME_ONLY := /controller/(machine|backup|datamove/machinegroup|keep/requeststart)(/|$$)
 
-.PHONY: install uninstall generate verify-generate docs
+.PHONY: chart install uninstall generate verify-generate docs
 
 install: images box ## Install Varve into the box, or bring it up to date, and wait until it runs
 	$(BOX_BIN) load build/images/*.tar
 	$(GO) run ./deploy/render
 	KUBECTL=$(KUBECTL) deploy/install.sh build/deploy deploy/box/kubevirt.yaml
+
+chart: images helm ## Make the Helm chart of both profiles, build/chart/varve-VERSION.tgz, with the images as its defaults
+	rm -rf build/chart
+	$(GO) run ./deploy/render -chart build/chart/varve -version '$(VERSION)'
+	build/helm/bin/helm lint --strict --namespace varve build/chart/varve
+	build/helm/bin/helm package --destination build/chart build/chart/varve
 
 uninstall: ## Remove Varve, its kinds and all their objects from the box; claims and backups on them stay
 	KUBECTL=$(KUBECTL) deploy/uninstall.sh

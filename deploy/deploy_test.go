@@ -91,12 +91,13 @@ func readObjects(t *testing.T, path string) []runtime.Object {
 	}
 }
 
-// manifests reads every object below this directory, by file, but not what is for Prometheus, or beside KubeVirt.
+// manifests reads every object below this directory, by file, but not what is for Prometheus, beside KubeVirt, or for
+// Helm.
 func manifests(t *testing.T) map[string][]runtime.Object {
 	t.Helper()
 	files := map[string][]runtime.Object{}
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && (path == "monitoring" || path == "beside") {
+		if err == nil && (path == "monitoring" || path == "beside" || path == "chart") {
 			return fs.SkipDir
 		}
 		if err != nil || d.IsDir() || filepath.Ext(path) != ".yaml" || filepath.Base(path) == "kustomization.yaml" {

@@ -45,7 +45,7 @@ test-race: tiers-tool ## The unit tests of all other packages with the race dete
 	$(GO_TEST) -race -tags testing -timeout 60m $(call UNIT_PACKAGES,-v)
 
 .PHONY: test-control-plane
-test-control-plane: kube peers virtctl velero tiers-tool ## Reconcilers and admission against a real kube-apiserver and etcd
+test-control-plane: kube peers virtctl velero helm tiers-tool ## Reconcilers and admission against a real kube-apiserver and etcd
 	# They wait for each other's controllers most of the time.
 	$(GO_TEST) -tags controlplane -p 2 -parallel 6 -timeout 30m -run "$$(hack/tests-with-tag.sh controlplane)" $$(hack/packages-with-tag.sh controlplane)
 
@@ -71,7 +71,7 @@ test-peers: peers tiers-tool ## The repository against the upstream kopia and a 
 
 .PHONY: test-e2e
 test-e2e: NODES = 2
-test-e2e: box-s3 install guest virtctl velero tiers-tool ## Real pods, virtual machines and guests on the box; bytes compared
+test-e2e: box-s3 install guest virtctl velero chart tiers-tool ## Real pods, virtual machines and guests on the box; bytes compared
 	hack/deps.sh interop # a client of pull backups writes qcow2 with qemu-storage-daemon
 	$(GO_TEST) -tags e2e -count=1 -parallel 2 -timeout 60m ./test/e2e/
 
@@ -99,7 +99,7 @@ test-beside-always: tiers-tool
 LANES := 'test-box test-e2e test-interop test-image' 'test-unit test-control-plane test-peers'
 
 ifeq ($(origin TIERS),file)
-test: kube peers csi-sanity virtctl velero build image-tool box guest launcher-root
+test: kube peers csi-sanity virtctl velero helm build image-tool box guest launcher-root
 endif
 
 .PHONY: test
@@ -186,7 +186,7 @@ soak: soak-repository soak-box soak-schedules ## The three others, one after the
 .PHONY: soak-stalls
 soak-stalls: TIERS = test-unit test-control-plane test-peers test-interop
 soak-stalls: STALLS_COUNT = 1
-soak-stalls: kube peers virtctl velero launcher-root guest ## The tests that need no box, in programs that stand still at random as on a busy machine (TIERS="test-unit", STALLS_COUNT=1)
+soak-stalls: kube peers virtctl velero helm launcher-root guest ## The tests that need no box, in programs that stand still at random as on a busy machine (TIERS="test-unit", STALLS_COUNT=1)
 	GOFLAGS="-count=$(STALLS_COUNT) $(GOFLAGS)" $(MAKE) --no-print-directory test GO='$(CURDIR)/hack/stalls.sh go' TIERS="$(TIERS)"
 
 .PHONY: soak-box

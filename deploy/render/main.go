@@ -1,6 +1,6 @@
 // Command render writes the kustomizations that install Varve with the images of an index: build/images/images.json in,
 // build/deploy out, with the whole product, beside/ with the profile beside KubeVirt, and store/. `kubectl apply -k` does the
-// rest.
+// rest. With -chart it writes both profiles as one Helm chart instead, whose templates are made of the same kustomizations.
 package main
 
 import (
@@ -19,22 +19,44 @@ func main() {
 	index := flag.String("images", "build/images/images.json", "the index of images")
 	base := flag.String("base", "deploy", "the kustomization to build on")
 	out := flag.String("out", "build/deploy", "the directory to write")
+	chart := flag.String("chart", "", "write a Helm chart to this directory, which is emptied first, and nothing else")
+	version := flag.String("version", "unknown", "the version of the Helm chart")
 	flag.Parse()
-	if err := run(*index, *base, *out); err != nil {
+	err := error(nil)
+	if *chart != "" {
+		err = writeChart(*index, *base, *chart, *version)
+	} else {
+		err = run(*index, *base, *out)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "render:", err)
 		os.Exit(1)
 	}
 }
 
 func run(index, base, out string) error {
+	images, err := readIndex(index)
+	if err != nil {
+		return err
+	}
+	return writeKustomizations(base, out, images, pullPolicy(images))
+}
+
+// readIndex reads the images of an installation from an index.
+func readIndex(index string) (references, error) {
 	text, err := os.ReadFile(index)
 	if err != nil {
-		return fmt.Errorf("read the index of images (make images builds them): %w", err)
+		return references{}, fmt.Errorf("read the index of images (make images builds them): %w", err)
 	}
 	images, err := decodeIndex(text)
 	if err != nil {
-		return fmt.Errorf("decode %s: %w", index, err)
+		return references{}, fmt.Errorf("decode %s: %w", index, err)
 	}
+	return images, nil
+}
+
+// writeKustomizations writes those of both profiles and of the store, with these images, which nodes pull by this policy.
+func writeKustomizations(base, out string, images references, policy string) error {
 	absolute, err := filepath.Abs(base)
 	if err != nil {
 		return fmt.Errorf("find %s: %w", base, err)
@@ -46,10 +68,6 @@ func run(index, base, out string) error {
 	relative, err := filepath.Rel(target, absolute)
 	if err != nil {
 		return fmt.Errorf("path from %s to %s: %w", out, base, err)
-	}
-	policy := "IfNotPresent"
-	if strings.HasPrefix(images.varve, localRegistry) {
-		policy = "Never"
 	}
 	store := filepath.Join("..", relative, "store")
 	return errors.Join(
@@ -82,15 +100,32 @@ func decodeIndex(text []byte) (references, error) {
 // localRegistry begins the names of images that are imported into the nodes and can be pulled from nowhere.
 const localRegistry = "varve.local/"
 
+// pullPolicy is the policy for these images.
+func pullPolicy(images references) string {
+	if strings.HasPrefix(images.varve, localRegistry) {
+		return "Never"
+	}
+	return "IfNotPresent"
+}
+
+// splitReference returns the name and the tag of an image.
+func splitReference(ref string) (name, tag string, err error) {
+	name, tag, ok := strings.Cut(ref, ":")
+	if !ok || strings.Contains(tag, "/") || strings.Contains(ref, "@") {
+		return "", "", fmt.Errorf("image %s: want name:tag", ref)
+	}
+	return name, tag, nil
+}
+
 type object = map[string]any
 
 // writeKustomization writes a kustomization into a directory: base with these images and patches.
 func writeKustomization(dir, base string, r references, patches []object) error {
 	var images []object
 	for name, ref := range map[string]string{"varve": r.varve, "varve-launcher": r.launcher} {
-		newName, tag, ok := strings.Cut(ref, ":")
-		if !ok || strings.Contains(tag, "/") || strings.Contains(ref, "@") {
-			return fmt.Errorf("image %s: want name:tag", ref)
+		newName, tag, err := splitReference(ref)
+		if err != nil {
+			return err
 		}
 		images = append(images, object{"name": name, "newName": newName, "newTag": tag})
 	}

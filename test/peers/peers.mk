@@ -12,6 +12,10 @@ csi-sanity: ## Build the conformance tests of CSI drivers into a cache, as build
 virtctl: ## Build upstream's virtctl into a cache, as build/virtctl (2 or 3 minutes the first time)
 	test/peers/peers.sh virtctl virtctl=kubevirt.io/kubevirt
 
+.PHONY: helm
+helm: ## Build Helm into a cache, as build/helm (2 or 3 minutes the first time)
+	test/peers/peers.sh helm helm=helm.sh/helm/v3
+
 .PHONY: velero
 velero: ## Build Velero, its plugin for S3 and its CRDs into a cache, as build/velero (10 to 20 minutes the first time)
 	test/peers/peers.sh velero velero=github.com/vmware-tanzu/velero
