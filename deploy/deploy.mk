@@ -14,7 +14,7 @@ install: images box ## Install Varve into the box, or bring it up to date, and w
 	$(GO) run ./deploy/render
 	KUBECTL=$(KUBECTL) deploy/install.sh build/deploy deploy/box/kubevirt.yaml
 
-chart: images helm ## Make the Helm chart of both profiles, build/chart/varve-VERSION.tgz, with the images as its defaults
+chart: images helm ## Make the Helm chart of both profiles, build/chart/varve-VERSION.tgz
 	rm -rf build/chart
 	$(GO) run ./deploy/render -chart build/chart/varve -version '$(VERSION)'
 	build/helm/bin/helm lint --strict --namespace varve build/chart/varve

@@ -29,8 +29,8 @@ var fromValues = strings.NewReplacer(
 	policyPlaceholder, `{{ .Values.images.pullPolicy }}`,
 )
 
-// writeChart writes a Helm chart: the files of base/chart, and templates with the objects of the kustomizations and the kinds, which are
-// not written down a second time. The images of the index are the defaults of its values.
+// writeChart writes a Helm chart: the files of base/chart, and templates with the objects of the kustomizations and the
+// kinds, which are not written down a second time. The images of the index are the defaults of its values.
 func writeChart(index, base, out, version string) error {
 	images, err := readIndex(index)
 	if err != nil {
@@ -96,8 +96,8 @@ func fillDefaults(values string, images references) (string, error) {
 	return strings.ReplaceAll(values, "PULL_POLICY", policy), err
 }
 
-// chartObjects are the templates of all objects but the kinds and the namespace, which is Helm's: those of one profile, those of both,
-// the store, and what only clusters with snapshots or with the Prometheus operator have.
+// chartObjects are the templates of all objects but the kinds and the namespace, which is Helm's: those of one profile,
+// those of both, the store, and what only clusters with snapshots or with the Prometheus operator have.
 func chartObjects(base string) (map[string]string, error) {
 	dir, err := os.MkdirTemp("", "varve-chart-")
 	if err != nil {
@@ -110,7 +110,7 @@ func chartObjects(base string) (map[string]string, error) {
 	}
 	var own, beside, store []string
 	for path, documents := range map[string]*[]string{".": &own, "beside": &beside, "store": &store} {
-		built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(dir, path))
+		built, err := buildKustomization(filepath.Join(dir, path))
 		if err != nil {
 			return nil, fmt.Errorf("render the kustomization %s: %w", path, err)
 		}
@@ -145,6 +145,11 @@ func chartObjects(base string) (map[string]string, error) {
 	return files, nil
 }
 
+// buildKustomization returns the objects of a kustomization.
+func buildKustomization(dir string) (resmap.ResMap, error) {
+	return krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+}
+
 // withStore is the condition of what belongs to the store of images and volumes.
 const withStore = `not (include "varve.longhorn" .)`
 
@@ -174,11 +179,12 @@ func templates(built resmap.ResMap) ([]string, error) {
 	return documents, nil
 }
 
-// kinds are the custom resource definitions of a chart: their template, and their names for the chart's other templates.
+// kinds are the custom resource definitions of a chart: their template, and their names for its other templates.
 type kinds struct{ template, names string }
 
-// chartKinds writes the template of all kinds. They stay when the release goes, because their objects would go with them, and each is left
-// out where it is somebody else's. Kinds in Helm's own directory, crds/, would never be brought up to date.
+// chartKinds writes the template of all kinds. They stay when the release goes, because their objects would go with
+// them, and each is left out where it is somebody else's. Kinds in Helm's own directory, crds/, would never be brought
+// up to date.
 func chartKinds(base string) (kinds, error) {
 	paths, err := filepath.Glob(filepath.Join(base, "crd", "*.yaml"))
 	if err != nil || len(paths) == 0 {
@@ -193,7 +199,7 @@ func chartKinds(base string) (kinds, error) {
 		}
 		const annotations = "\n  annotations:\n"
 		if bytes.Count(text, []byte(annotations)) != 1 {
-			return kinds{}, fmt.Errorf("%s: want one line of metadata.annotations, to keep the kind when the release goes", path)
+			return kinds{}, fmt.Errorf("%s: want one line with metadata.annotations, to keep the kind", path)
 		}
 		kept := strings.Replace(string(text), annotations, annotations+"    helm.sh/resource-policy: keep\n", 1)
 		group, plural, ok := strings.Cut(strings.TrimSuffix(filepath.Base(path), ".yaml"), "_")

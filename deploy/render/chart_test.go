@@ -12,8 +12,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 )
 
@@ -70,7 +68,8 @@ func objectsByName(t *testing.T, texts ...string) map[string]object {
 	return objects
 }
 
-// installed are the objects that install.sh applies of a directory of the kustomizations, and of the kinds but those that it leaves out.
+// installed are the objects that install.sh applies: of a directory of the kustomizations, of the store, and the kinds
+// but those of the groups that it leaves out.
 func installed(t *testing.T, profile string, without ...string) map[string]object {
 	t.Helper()
 	dir := t.TempDir()
@@ -90,7 +89,7 @@ func installed(t *testing.T, profile string, without ...string) map[string]objec
 	kustomizing.Lock()
 	defer kustomizing.Unlock()
 	for _, directory := range directories {
-		built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(out, directory))
+		built, err := buildKustomization(filepath.Join(out, directory))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 // Command render writes the kustomizations that install Varve with the images of an index: build/images/images.json in,
-// build/deploy out, with the whole product, beside/ with the profile beside KubeVirt, and store/. `kubectl apply -k` does the
-// rest. With -chart it writes both profiles as one Helm chart instead, whose templates are made of the same kustomizations.
+// build/deploy out, with the whole product, beside/ with the profile beside KubeVirt, and store/. `kubectl apply -k`
+// does the rest. With -chart it writes both profiles as one Helm chart instead, whose templates are made of the same
+// kustomizations.
 package main
 
 import (
@@ -55,7 +56,7 @@ func readIndex(index string) (references, error) {
 	return images, nil
 }
 
-// writeKustomizations writes those of both profiles and of the store, with these images, which nodes pull by this policy.
+// writeKustomizations writes those of both profiles and of the store, with images that nodes pull by this policy.
 func writeKustomizations(base, out string, images references, policy string) error {
 	absolute, err := filepath.Abs(base)
 	if err != nil {

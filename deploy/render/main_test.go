@@ -9,8 +9,6 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 )
 
@@ -34,11 +32,11 @@ func build(t *testing.T, index string) map[string]string {
 	}
 	kustomizing.Lock()
 	defer kustomizing.Unlock()
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), out)
+	built, err := buildKustomization(out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(out, "store"))
+	store, err := buildKustomization(filepath.Join(out, "store"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,11 @@
 {{ .repository }}:{{ .tag }}
 {{- end }}
 
+{{/* varve.refuse ends Helm's run. Helm has changed nothing yet. */}}
+{{- define "varve.refuse" -}}
+{{ fail (print "refused, and nothing was changed: " .) }}
+{{- end }}
+
 {{/* varve.live says whether Helm asks a cluster, as it does not for `helm template`. */}}
 {{- define "varve.live" -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" }}yes{{ end -}}
