@@ -128,6 +128,7 @@ func (w *world) upload(volume string, edit func(*velerov2.DataUpload)) *velerov2
 func (w *world) pod(o *velerov2.DataUpload, edit func(*corev1.Pod)) *corev1.Pod {
 	w.Helper()
 	p := gen.MoverPod(w.varve, o.UID)
+	p.Annotations = map[string]string{datamove.AnnotationOwner: "DataUpload/" + client.ObjectKeyFromObject(o).String()}
 	if edit != nil {
 		edit(p)
 	}

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// soon is when a pod is looked for again that is about to be made.
+	// soon is when a Secret is looked at again that is that of an earlier pod, and about to go.
 	soon = time.Second
 	// retryMissing is when something is looked at again that the backup lacks. Secrets of tenants are not watched.
 	retryMissing = 5 * time.Second
@@ -133,7 +133,7 @@ func (r *reconciler) keepSecret(
 ) (ctrl.Result, error) {
 	pod, err := r.secrets.FindPod(ctx, upload)
 	if err != nil || pod == nil {
-		return ctrl.Result{RequeueAfter: soon}, err
+		return ctrl.Result{RequeueAfter: lookEvery}, err // the pod's making is watched
 	}
 	data, missing, err := read()
 	if err == nil && missing == "" && definition != "" {

@@ -53,10 +53,15 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
+	pods, err := moversecret.WatchPods(mgr, o.Namespace)
+	if err != nil {
+		return err
+	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("endpointaccess"+o.ControllerSuffix).
 		For(&velerov2.DataUpload{}, builder.WithPredicates(reconcile.MoreThanVersion())).
 		Watches(&backupv1.VirtualMachineBackup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForBackup)).
+		WatchesRawSource(pods).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
 }
