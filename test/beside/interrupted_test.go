@@ -17,37 +17,61 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
+	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/gen"
 	"github.com/varvebackup/varve/test/wait"
 )
 
+// victim is a pod, by the beginning of its name.
+type victim struct{ namespace, prefix string }
+
+// interruptMover begins a backup, and kills the mover of one of its disks.
+func (s *scene) interruptMover() {
+	s.interruptBackup("mover", func(u *velerov2.DataUpload) victim {
+		return victim{layout.Namespace, datamove.ChildName(datamove.Upload, u.UID)}
+	})
+}
+
+// interruptExport begins a backup, and kills KubeVirt's export pod.
+func (s *scene) interruptExport() {
+	s.interruptBackup("export", func(*velerov2.DataUpload) victim { return victim{s.Namespace, "virt-export-"} })
+}
+
+// interruptHandler begins a backup, and kills KubeVirt's virt-handler. What the next backup stored is restored.
+func (s *scene) interruptHandler() {
+	next := s.interruptBackup("handler", func(*velerov2.DataUpload) victim { return victim{kubeVirt, "virt-handler-"} })
+	sums := s.hashDisks()
+	s.loseAndRestore(next, sums)
+}
+
 // interruptBackup begins a backup of what the guest has written, and kills a pod while a disk is read. The backup ends,
-// and the next one is ready.
-func (s *scene) interruptBackup(name, podNamespace, podPrefix string) {
+// and the next one, which it returns, is ready. The guest writes nothing after that.
+func (s *scene) interruptBackup(name string, find func(*velerov2.DataUpload) victim) *harvesterv1.VirtualMachineBackup {
 	s.t.Helper()
-	s.runInGuest(`dd if=/dev/urandom of=$data bs=1M seek=400 count=48 conv=fsync`)
+	s.runInGuest(`dd if=/dev/urandom of=$data bs=1M seek=300 count=48 conv=fsync`)
 	b := s.createBackup(name)
-	s.mustSucceed(s.whileReading(b, "a pod "+podPrefix, func(ctx context.Context, _ *velerov2.DataUpload) (bool, error) {
-		return s.killPod(ctx, podNamespace, podPrefix)
+	s.mustSucceed(s.whileReading(b, "a "+name, func(ctx context.Context, u *velerov2.DataUpload) (bool, error) {
+		return s.killPod(ctx, find(u))
 	}))
 	s.waitEnded(b)
 	if b.HasFailed() {
-		s.t.Logf("backup %s, whose pod %s was killed, failed: %s", name, podPrefix, *b.Status.Error.Message)
+		s.t.Logf("backup %s, of which a pod was killed, failed: %s", name, *b.Status.Error.Message)
 	} else {
-		s.t.Logf("backup %s, whose pod %s was killed, is ready", name, podPrefix)
+		s.t.Logf("backup %s, of which a pod was killed, is ready", name)
 	}
 	s.runInGuest(`dd if=/dev/urandom of=$root bs=64k seek=99 count=3 conv=fsync`)
 	next := s.backUp(name + "-again")
 	if b.IsReady() {
 		s.checkIncremental(next)
 	}
+	return next
 }
 
 // cancelBackup cancels a backup while a disk is read. It fails and says why. KubeVirt's tracker has moved on, so the
 // next backup asks for everything.
 func (s *scene) cancelBackup() {
 	s.t.Helper()
-	s.runInGuest(`dd if=/dev/urandom of=$data bs=1M seek=500 count=48 conv=fsync`)
+	s.runInGuest(`dd if=/dev/urandom of=$data bs=1M seek=350 count=48 conv=fsync`)
 	b := s.createBackup("canceled")
 	s.mustSucceed(s.whileReading(b, "a DataUpload", func(ctx context.Context, u *velerov2.DataUpload) (bool, error) {
 		return true, s.Patch(ctx, u, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"cancel":true}}`)))
@@ -78,13 +102,17 @@ func (s *scene) whileReading(
 			return false, "", err
 		}
 		var reading *velerov2.DataUpload
+		ended := 0
 		for i := range uploads {
 			switch u := &uploads[i]; {
 			case u.Status.Phase.Ended():
-				return false, "", fmt.Errorf("upload %s is %s before anything disturbed it", u.Name, u.Status.Phase)
+				ended++
 			case u.Status.Phase == velerov2.PhaseInProgress:
 				reading = u
 			}
+		}
+		if ended > 0 && ended == len(uploads) {
+			return false, "", errors.New("all uploads ended before anything disturbed one")
 		}
 		if reading == nil {
 			return false, fmt.Sprintf("%d uploads, and none is read", len(uploads)), nil
@@ -94,16 +122,15 @@ func (s *scene) whileReading(
 	})
 }
 
-// killPod deletes a running pod whose name begins like this, and gives it no time to end. It reports whether there was
-// one.
-func (s *scene) killPod(ctx context.Context, namespace, prefix string) (bool, error) {
+// killPod deletes a running pod, and gives it no time to end. It reports whether there was one.
+func (s *scene) killPod(ctx context.Context, v victim) (bool, error) {
 	var pods corev1.PodList
-	if err := s.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
+	if err := s.List(ctx, &pods, client.InNamespace(v.namespace)); err != nil {
 		return false, err
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		if strings.HasPrefix(p.Name, prefix) && p.Status.Phase == corev1.PodRunning {
+		if strings.HasPrefix(p.Name, v.prefix) && p.Status.Phase == corev1.PodRunning {
 			return true, s.Delete(ctx, p, client.GracePeriodSeconds(0), client.Preconditions{UID: &p.UID})
 		}
 	}
@@ -116,29 +143,35 @@ func (s *scene) restartMachine() {
 	s.t.Helper()
 	ctx, old := s.t.Context(), s.getInstance().UID
 	s.mustSucceed(s.Clientset.CoreV1().RESTClient().Put().
-		AbsPath("/apis/subresources.kubevirt.io/v1/namespaces", namespace, "virtualmachines", machine, "restart").
+		AbsPath("/apis/subresources.kubevirt.io/v1/namespaces", s.Namespace, "virtualmachines", machine, "restart").
 		Body([]byte("{}")).Do(ctx).Error())
 	s.mustSucceed(wait.For(ctx, 2*time.Minute, "another instance", func(ctx context.Context) (bool, string, error) {
 		vmi, err := s.findInstance(ctx)
 		return err == nil && vmi != "" && vmi != old, string(vmi), err
 	}))
 	s.waitTracked()
+	s.backUpRestarted("restarted")
+}
+
+// backUpRestarted backs the machine up as a whole, because its guest has been restarted, and then by what has changed.
+func (s *scene) backUpRestarted(name string) {
+	s.t.Helper()
 	const change = `dd if=/dev/urandom of=$root bs=64k seek=120 count=3 conv=fsync
 		dd if=/dev/urandom of=$data bs=64k seek=120 count=3 conv=fsync`
 	s.runInGuest(change)
-	for _, v := range s.backUp("restarted").Status.VolumeBackups {
+	for _, v := range s.backUp(name).Status.VolumeBackups {
 		if v.FullReason == "" {
 			s.t.Errorf("disk %s is incremental to a backup of an earlier run of its guest", v.VolumeName)
 		}
 	}
 	s.runInGuest(change)
-	s.checkIncremental(s.backUp("again"))
+	s.checkIncremental(s.backUp(name + "-again"))
 }
 
 // findInstance returns the UID of the machine's instance, or "".
 func (s *scene) findInstance(ctx context.Context) (types.UID, error) {
 	vmi := &kubevirtv1.VirtualMachineInstance{}
-	err := client.IgnoreNotFound(s.Get(ctx, client.ObjectKey{Namespace: namespace, Name: machine}, vmi))
+	err := client.IgnoreNotFound(s.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: machine}, vmi))
 	return vmi.UID, err
 }
 
@@ -147,7 +180,7 @@ func (s *scene) findInstance(ctx context.Context) (types.UID, error) {
 func (s *scene) runSchedule() (newest *harvesterv1.VirtualMachineBackup) {
 	s.t.Helper()
 	ctx := s.t.Context()
-	w := gen.Schedule(gen.Meta(namespace, "often"), machine, func(o *harvesterv1.ScheduleVMBackup) {
+	w := gen.Schedule(gen.Meta(s.Namespace, "often"), machine, func(o *harvesterv1.ScheduleVMBackup) {
 		o.Spec.Cron, o.Spec.Retain, o.Spec.MaxFailure = "* * * * *", 3, 2
 		o.Annotations = map[string]string{
 			harvesterv1.AnnotationSkipCronCheck: "enable", harvesterv1.AnnotationLocation: s.location.Name,
@@ -176,7 +209,7 @@ func (s *scene) runSchedule() (newest *harvesterv1.VirtualMachineBackup) {
 	const what = "the schedule to be suspended, and no backup to run"
 	s.mustSucceed(wait.For(ctx, 2*time.Minute, what, func(ctx context.Context) (bool, string, error) {
 		var list harvesterv1.VirtualMachineBackupList
-		if err := s.List(ctx, &list, client.InNamespace(namespace),
+		if err := s.List(ctx, &list, client.InNamespace(s.Namespace),
 			client.MatchingLabels{harvesterv1.LabelSchedule: string(w.UID)}); err != nil {
 			return false, "", err
 		}

@@ -1,7 +1,7 @@
 //go:build beside
 
 // Package beside tests Varve in a cluster whose machines upstream's KubeVirt runs: backups, restores and schedules of
-// one of its machines, bytes compared, and that KubeVirt stays as it was when Varve goes.
+// its machines, bytes compared; upstream's own clients beside it; and that KubeVirt stays as it was when Varve goes.
 package beside
 
 import (
@@ -32,8 +32,8 @@ import (
 )
 
 const (
-	namespace = "beside"
-	machine   = "machine" // in test/kubevirt/machine.yaml, as the serial numbers of its disks
+	machine  = "machine"  // in test/kubevirt/machine.yaml, as the serial numbers of its disks
+	kubeVirt = "kubevirt" // the namespace of KubeVirt's own pods
 
 	bootTimeout   = 3 * time.Minute
 	backupTimeout = 4 * time.Minute
@@ -52,14 +52,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// scene is the namespace with the machine.
+// scene is a namespace with a machine.
 type scene struct {
 	*lab.Lab
 	t        *testing.T
 	location *lab.Location
 }
 
-func newScene(t *testing.T) *scene {
+func newScene(t *testing.T, namespace string) *scene {
 	t.Helper()
 	ctx := t.Context()
 	l, err := lab.OpenFresh(ctx, cluster.kubeconfig, filepath.Join(cluster.root, "build"), namespace, 3*time.Minute)
@@ -102,18 +102,18 @@ func (s *scene) explainFailure() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	var backups harvesterv1.VirtualMachineBackupList
-	_ = s.List(ctx, &backups, client.InNamespace(namespace))
+	_ = s.List(ctx, &backups, client.InNamespace(s.Namespace))
 	for _, b := range backups.Items {
 		s.t.Logf("backup %s: group %s, conditions %+v", b.Name, b.Status.Group, b.Status.Conditions)
 	}
 	var uploads velerov2.DataUploadList
 	_ = s.List(ctx, &uploads, client.InNamespace(layout.Namespace))
 	for _, u := range uploads.Items {
-		if u.Spec.SourceNamespace == namespace {
+		if u.Spec.SourceNamespace == s.Namespace {
 			s.t.Logf("upload %s: %+v", u.Name, u.Status)
 		}
 	}
-	for _, in := range []string{namespace, layout.Namespace} {
+	for _, in := range []string{s.Namespace, layout.Namespace} {
 		s.Explain(ctx, in, s.t.Logf)
 	}
 }
@@ -135,7 +135,7 @@ func (s *scene) bootMachine() {
 		} else if err != nil {
 			s.t.Fatal(err)
 		}
-		o.SetNamespace(namespace)
+		o.SetNamespace(s.Namespace)
 		s.mustSucceed(s.Create(ctx, o))
 	}
 	s.waitTracked()
@@ -153,7 +153,7 @@ func (s *scene) waitTracked() {
 func (s *scene) getInstance() *kubevirtv1.VirtualMachineInstance {
 	s.t.Helper()
 	vmi := &kubevirtv1.VirtualMachineInstance{}
-	s.mustSucceed(s.Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: machine}, vmi))
+	s.mustSucceed(s.Get(s.t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: machine}, vmi))
 	return vmi
 }
 
@@ -172,17 +172,27 @@ done
 	return out
 }
 
+// measureDisks returns the bytes of the disks as the guest sees them, by their names.
+func (s *scene) measureDisks() map[string]int64 {
+	s.t.Helper()
+	texts := strings.Fields(s.runInGuest("blockdev --getsize64 $root; blockdev --getsize64 $data"))
+	if len(texts) != 2 {
+		s.t.Fatalf("the sizes of two disks: %q", texts)
+	}
+	sizes := map[string]int64{}
+	for i, name := range []string{"root", "data"} {
+		size, err := strconv.ParseInt(texts[i], 10, 64)
+		s.mustSucceed(err)
+		sizes[name] = size
+	}
+	return sizes
+}
+
 // hashDisks returns the SHA-256 of the disks as the guest sees them, by their names. Nothing may write to them.
 func (s *scene) hashDisks() map[string]string {
 	s.t.Helper()
-	sizes := strings.Fields(s.runInGuest("blockdev --getsize64 $root; blockdev --getsize64 $data"))
-	if len(sizes) != 2 {
-		s.t.Fatalf("the sizes of two disks: %q", sizes)
-	}
 	sums := map[string]string{}
-	for i, name := range []string{"root", "data"} {
-		size, err := strconv.ParseInt(sizes[i], 10, 64)
-		s.mustSucceed(err)
+	for name, size := range s.measureDisks() {
 		sums[name] = s.hashDisk(name, size)
 	}
 	return sums
@@ -212,7 +222,7 @@ func (s *scene) hashDisk(disk string, size int64) string {
 // createBackup creates a backup of the machine.
 func (s *scene) createBackup(name string) *harvesterv1.VirtualMachineBackup {
 	s.t.Helper()
-	b := lab.NewMachineBackup(namespace, name, machine)
+	b := lab.NewMachineBackup(s.Namespace, name, machine)
 	b.Annotations[harvesterv1.AnnotationLocation] = s.location.Name
 	s.mustSucceed(s.Create(s.t.Context(), b))
 	return b
@@ -259,7 +269,7 @@ func (s *scene) waitNothingLeft() {
 	s.mustSucceed(wait.For(s.t.Context(), 2*time.Minute, what, func(ctx context.Context) (bool, string, error) {
 		var left []string
 		for _, k := range kinds {
-			objects, err := s.listObjects(ctx, k.version, k.kind, client.InNamespace(namespace))
+			objects, err := s.listObjects(ctx, k.version, k.kind, client.InNamespace(s.Namespace))
 			if err != nil {
 				return false, "", err
 			}
@@ -268,7 +278,7 @@ func (s *scene) waitNothingLeft() {
 			}
 		}
 		var claims corev1.PersistentVolumeClaimList
-		if err := s.List(ctx, &claims, client.InNamespace(namespace)); err != nil {
+		if err := s.List(ctx, &claims, client.InNamespace(s.Namespace)); err != nil {
 			return false, "", err
 		}
 		for i := range claims.Items {
