@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -151,6 +152,40 @@ func TestEndpointUpload_isFullWithoutTheBase(t *testing.T) {
 			report := s.newEndpointPod(t, server, second).run(t, datamove.Succeeded)
 			if report.FullReason != c.reason {
 				t.Errorf("full because of %q, want %q", report.FullReason, c.reason)
+			}
+			s.wantRestored(t, report, m)
+		})
+	}
+}
+
+// The server holds the data back. Until it gives it, nothing but holes is done, also if changes were offered that nothing is there for: it
+// once said "3.6 of 3.6 GiB" from the first second on.
+func TestEndpointUpload_progressIsTrueWithoutTheBase(t *testing.T) {
+	t.Parallel()
+	for name, kubeVirt := range bothDialects {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, m := newSite(t), newMachine(diskBytes, 1)
+			m.change(5, 9)
+			server := exportsite.Open(t, m.volume)
+			p := s.newEndpointPod(t, server, newEndpointUpload("2", "1", kubeVirt))
+			p.limits.progress, p.limits.smallProgress = 5*time.Millisecond, 5*time.Millisecond
+			var atFirst atomic.Int64
+			m.volume.setHook(func(ctx context.Context, _ extent.Extent) error {
+				deadline, cancel := context.WithTimeout(ctx, patience)
+				defer cancel()
+				for len(p.api.progress()) == 0 && deadline.Err() == nil {
+					runtime.Gosched()
+				}
+				atFirst.CompareAndSwap(0, p.api.lastBytesDone()+1)
+				return nil
+			})
+			report := p.run(t, datamove.Succeeded)
+			if done := atFirst.Load() - 1; done < 0 || done > diskBytes/2 {
+				t.Errorf("%d of %d bytes are done before any was read", done, int64(diskBytes))
+			}
+			if report.FullReason != "NoParent" && report.FullReason != "OtherBase" {
+				t.Errorf("full because of %q", report.FullReason)
 			}
 			s.wantRestored(t, report, m)
 		})

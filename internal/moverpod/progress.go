@@ -47,6 +47,13 @@ func (p *progress) set(total, done int64) {
 	p.now.moved = velerov2.Progress{TotalBytes: total, BytesDone: min(total, max(done, p.now.moved.BytesDone))}
 }
 
+// setBack notes that of total bytes only done are moved, which may be less than before.
+func (p *progress) setBack(total, done int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.now.moved = velerov2.Progress{TotalBytes: total, BytesDone: min(total, done)}
+}
+
 // setNote notes what the work waits for: a Note, encoded, or "".
 func (p *progress) setNote(note string) {
 	p.mu.Lock()

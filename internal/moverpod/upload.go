@@ -75,6 +75,7 @@ func (r *run) uploadDisk(ctx context.Context, repo *repository.Repository, id, p
 // storeDisk makes a restore point of a source. parent is the restore point that its changes are counted from; "": the history's latest.
 func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id string, source mover.Source, parent string, judge func(error) error) (datamove.Report, error) {
 	var stored atomic.Int64
+	plans := 0
 	definition, err := r.readDefinition()
 	if err != nil {
 		return datamove.Report{}, err
@@ -97,8 +98,7 @@ func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id str
 				return
 			}
 			stored.Store(p.Backup.UploadedBytes)
-			// What is known to be zero is done when work begins.
-			r.progress.set(p.Backup.TotalBytes, p.Backup.TotalBytes-p.Backup.PlannedBytes+p.Backup.ReadBytes)
+			plans = r.noteBackup(p.Backup, plans)
 		},
 	})
 	if err != nil {
@@ -114,6 +114,21 @@ func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id str
 		SnapshotID: datamove.SnapshotID{Form: datamove.Disk, Point: id, Namespace: r.Job.SourceNamespace}.String(),
 		TotalBytes: d.Bytes, ReadBytes: d.Stats.ReadBytes, IncrementalBytes: d.Stats.ChangedBytes, StoredBytes: stored.Load(), FullReason: reportedFullReason(d.FullReason),
 	}, nil
+}
+
+// noteBackup notes how far a backup is, whose last report had so many plans, and returns how many it has now. With the plan it is known
+// what is zero or as in the parent, and that is done. Before, nothing is: a parent that cannot be used leaves all of the disk to be read.
+func (r *run) noteBackup(now *repository.Progress, plans int) int {
+	done := now.TotalBytes - now.PlannedBytes + now.ReadBytes
+	switch {
+	case now.Plans == 0:
+		r.progress.set(now.TotalBytes, 0)
+	case plans > 0 && now.Plans > plans:
+		r.progress.setBack(now.TotalBytes, done)
+	default:
+		r.progress.set(now.TotalBytes, done)
+	}
+	return now.Plans
 }
 
 // chooseBlockSize returns how the block size of a disk without a history is chosen: the one that the object asks for,

@@ -23,6 +23,9 @@ type Progress struct {
 	// PlannedBytes is what will be read of the disks, in whole blocks, as far as that is known yet: a disk that cannot follow its
 	// parent increases it. ReadBytes of them were read.
 	PlannedBytes, ReadBytes int64
+	// Plans is how many plans were made: one for each disk that is begun, and another one if it has to be read as a whole after all,
+	// which sets what was counted for the disk back. Until the first plan, PlannedBytes is a guess.
+	Plans int
 	// ChangedBytes are in blocks that the previous restore point does not have in the same place. The repository already had
 	// DeduplicatedBytes of them, and nothing was uploaded for those. A block that occurs twice in one backup counts only if the
 	// index had it by then.
@@ -90,10 +93,11 @@ func (p *progress) noteDisk(d *DiskSource, plan diskPlan) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.disk == d {
-		uploaded, planned := p.sum.UploadedBytes, p.sum.PlannedBytes
+		uploaded, planned, plans := p.sum.UploadedBytes, p.sum.PlannedBytes, p.sum.Plans
 		p.sum = p.before
-		p.sum.UploadedBytes, p.sum.PlannedBytes = uploaded, planned
+		p.sum.UploadedBytes, p.sum.PlannedBytes, p.sum.Plans = uploaded, planned, plans
 	}
+	p.sum.Plans++
 	p.disk, p.before = d, p.sum
 	n := d.plannedBytes(plan)
 	p.sum.PlannedBytes += n - p.planned[d]

@@ -36,6 +36,7 @@ func wantProgress(t *testing.T, got, want Progress) {
 	t.Helper()
 	uploaded := got.UploadedBytes
 	got.UploadedBytes, want.UploadedBytes = 0, 0
+	got.Plans, want.Plans = 0, 0
 	if got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -158,6 +159,9 @@ func TestProgressOfASecondAttempt(t *testing.T) {
 	total := int64(len(disk.data))
 	point, all := told(t, r, Request{Disks: []DiskSource{disk.source(true)}, Time: time.Unix(2, 0)})
 	last := all[len(all)-1]
+	if all[0].Plans != 0 || last.Plans != 2 {
+		t.Errorf("%d plans in the beginning, %d in the end", all[0].Plans, last.Plans)
+	}
 	if point.Disks[0].FullReason != FullParentDamaged || last.ScannedBytes != total || last.ReadBytes != total || last.PlannedBytes != total {
 		t.Errorf("%s: %+v", point.Disks[0].FullReason, last)
 	}
