@@ -9,7 +9,13 @@
 // What a server sends is hostile input. A map that contradicts itself, leaves out what it cannot leave out, or does not end
 // is Corrupt; redirections and compressed answers are refused. Memory is bounded by constants: while a page of a map is
 // read, its text of at most 16 MiB and half a million regions of 24 bytes; for each Disk, two sets of at most a million
-// extents of 16 bytes; and a buffer for each of at most 64 connections.
+// extents of 16 bytes; and a buffer for each of at most 64 connections. A Disk has no buffers of its own: bytes go to where
+// its caller wants them.
+//
+// What several goroutines read of a Disk at once is requested at once, each piece over a connection of its own, which
+// stays open for the next piece. The workers of a repository ask for eight pieces of 1 MiB, which is all that the
+// endpoints of KubeVirt 1.8 can give: their processors are the limit then, and larger requests, more of them, or reading
+// the gap between two pieces to save a request make nothing faster (docs/testing.md has the figures).
 //
 // Endpoints without entity tags, which are those of KubeVirt 1.8, are held to the certificate that answered first: an export
 // has one of its own there. Behind a proxy, which has one for all, a backup that was made again under the same name is not
