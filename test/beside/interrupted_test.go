@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -142,15 +145,30 @@ func (s *scene) killPod(ctx context.Context, v victim) (bool, error) {
 func (s *scene) restartMachine() {
 	s.t.Helper()
 	ctx, old := s.t.Context(), s.getInstance().UID
-	s.mustSucceed(s.Clientset.CoreV1().RESTClient().Put().
-		AbsPath("/apis/subresources.kubevirt.io/v1/namespaces", s.Namespace, "virtualmachines", machine, "restart").
-		Body([]byte("{}")).Do(ctx).Error())
+	s.runVarve("vm", "restart", machine)
 	s.mustSucceed(wait.For(ctx, 2*time.Minute, "another instance", func(ctx context.Context) (bool, string, error) {
 		vmi, err := s.findInstance(ctx)
 		return err == nil && vmi != "" && vmi != old, string(vmi), err
 	}))
 	s.waitTracked()
+	if out := s.runVarve("vm", "describe", machine); !strings.Contains(out, "KubeVirt (the first backup after a restart") {
+		s.t.Errorf("varve vm describe does not say what runs the machine:\n%s", out)
+	}
 	s.backUpRestarted("restarted")
+}
+
+// runVarve runs a command of Varve's in the machine's namespace, and returns what it printed.
+func (s *scene) runVarve(args ...string) string {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(cluster.root, "build/bin/varve"), append(args, "--namespace="+s.Namespace)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.kubeconfig)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("varve %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
 }
 
 // backUpRestarted backs the machine up as a whole, because its guest has been restarted, and then by what has changed.
@@ -160,8 +178,8 @@ func (s *scene) backUpRestarted(name string) {
 		dd if=/dev/urandom of=$data bs=64k seek=120 count=3 conv=fsync`
 	s.runInGuest(change)
 	for _, v := range s.backUp(name).Status.VolumeBackups {
-		if v.FullReason == "" {
-			s.t.Errorf("disk %s is incremental to a backup of an earlier run of its guest", v.VolumeName)
+		if v.FullReason != "MachineRestarted" {
+			s.t.Errorf("disk %s after a restart: full because of %q", v.VolumeName, v.FullReason)
 		}
 	}
 	s.runInGuest(change)
