@@ -327,6 +327,8 @@ const (
 	NoDisk ExclusionReason = "NoDisk"
 	// NotRunningYet: the volume was added to the machine, and its guest gets it with its next start.
 	NotRunningYet ExclusionReason = "NotRunningYet"
+	// HotPlugged: the running guest has the volume, and the virtual machine does not.
+	HotPlugged ExclusionReason = "HotPlugged"
 	// ExcludedByUser: the annotation varvebackup.io/exclude-volumes names the volume.
 	ExcludedByUser ExclusionReason = "ExcludedByUser"
 )
@@ -335,7 +337,7 @@ const (
 type ExcludedVolume struct {
 	// name is the volume's name.
 	Name string `json:"name"`
-	// reason is NoClaim, ReadOnly, Shareable, NoDisk, NotRunningYet or ExcludedByUser.
+	// reason is NoClaim, ReadOnly, Shareable, NoDisk, NotRunningYet, HotPlugged or ExcludedByUser.
 	Reason ExclusionReason `json:"reason"`
 	// message says what that means.
 	// +optional

@@ -4,6 +4,7 @@ package keep
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/controlplane"
+	"github.com/varvebackup/varve/test/gen"
 )
 
 // TestControlPlane_besideKubeVirt runs the controllers as they run beside KubeVirt. The tests play KubeVirt.
@@ -38,10 +40,17 @@ func (w *world) pull(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachi
 // pulled: the disks of a machine are read from a pull backup of KubeVirt's, which goes when they are stored. It has
 // everything if the backup before it was not stored.
 func pulled(w *world) {
-	w.running()
+	_, guest := w.machine(kubevirtv1.RunStrategyAlways)
+	gen.Disk("plugged", "web-plugged")(&guest)
+	w.start(guest)
 	b := w.newBackup("monday", nil)
 	w.create(b)
 	uploads := w.uploads(b)
+	if !slices.ContainsFunc(b.Status.ExcludedVolumes, func(v harvesterv1.ExcludedVolume) bool {
+		return v.Name == "plugged" && v.Reason == harvesterv1.HotPlugged
+	}) || len(uploads) != 2 {
+		w.Errorf("%d uploads, left out: %+v", len(uploads), b.Status.ExcludedVolumes)
+	}
 	job := w.pull(b)
 	tracker := trackerOf(w, job)
 	want := backupv1.VirtualMachineBackupSpec{
@@ -79,7 +88,7 @@ func pulled(w *world) {
 	w.gone(token)
 
 	// KubeVirt moves its tracker.
-	controlplane.Update(w.T, w.admin, tracker, true, func(t *backupv1.VirtualMachineBackupTracker) {
+	controlplane.Update(w.T, w.varve, tracker, true, func(t *backupv1.VirtualMachineBackupTracker) {
 		t.Status.LatestCheckpoint = &backupv1.Checkpoint{
 			Name: "web-1", CreationTime: metav1.Now(), Volumes: []backupv1.CheckpointVolume{{VolumeName: "root"}},
 		}
@@ -98,7 +107,7 @@ func pulled(w *world) {
 		}
 		return nil
 	})
-	controlplane.Update(w.T, w.admin, tracker, true, func(t *backupv1.VirtualMachineBackupTracker) {
+	controlplane.Update(w.T, w.varve, tracker, true, func(t *backupv1.VirtualMachineBackupTracker) {
 		t.Status.LatestCheckpoint.Volumes = append(t.Status.LatestCheckpoint.Volumes, backupv1.CheckpointVolume{VolumeName: "data"})
 	})
 

@@ -72,18 +72,20 @@ func (r *reconciler) needsFull(ctx context.Context, b *harvesterv1.VirtualMachin
 	if err := r.live.List(ctx, &list, client.InNamespace(b.Namespace)); err != nil {
 		return false, fmt.Errorf("list the backups of %s: %w", b.Namespace, err)
 	}
-	var latest *harvesterv1.VirtualMachineBackup
+	var latest metav1.Time
+	stored := false
 	for i := range list.Items {
 		o := &list.Items[i]
 		if o.UID == b.UID || o.Status.SourceUID == nil || *o.Status.SourceUID != *b.Status.SourceUID || isFound(o) ||
-			o.Status.Location == nil || *o.Status.Location != *b.Status.Location {
+			o.Status.Location == nil || *o.Status.Location != *b.Status.Location || o.CreationTimestamp.Before(&latest) {
 			continue
 		}
-		if latest == nil || latest.CreationTimestamp.Before(&o.CreationTimestamp) {
-			latest = o
-		}
+		// Of those of one second, nobody knows which ran last.
+		isStored := o.IsReady() && o.DeletionTimestamp == nil
+		stored = isStored && (stored || latest.Before(&o.CreationTimestamp))
+		latest = o.CreationTimestamp
 	}
-	if latest == nil || !latest.IsReady() || latest.DeletionTimestamp != nil {
+	if !stored {
 		return true, nil
 	}
 	t := newTracker(b)

@@ -261,6 +261,7 @@ func (in *input) addVolumes(status *harvesterv1.VirtualMachineBackupStatus) *pla
 			VolumeSize: tracking.ClaimBytes(claim), ReadyToUse: ptr.To(false),
 		})
 	}
+	status.ExcludedVolumes = append(status.ExcludedVolumes, in.hotPlugged(names)...)
 	var p plan
 	switch n := len(status.VolumeBackups); {
 	case n == 0:
@@ -278,6 +279,23 @@ func (in *input) addVolumes(status *harvesterv1.VirtualMachineBackupStatus) *pla
 		return nil
 	}
 	return &p
+}
+
+// hotPlugged returns the volumes that the guest has and the machine does not: no definition would say what they are for.
+func (in *input) hotPlugged(names []string) (all []harvesterv1.ExcludedVolume) {
+	guest := in.guestSpec()
+	if guest == nil {
+		return nil
+	}
+	for _, v := range guest.Volumes {
+		if !slices.Contains(names, v.Name) {
+			all = append(all, harvesterv1.ExcludedVolume{
+				Name: v.Name, Reason: harvesterv1.HotPlugged,
+				Message: "it was plugged into the running guest alone: add it to the virtual machine to have it backed up",
+			})
+		}
+	}
+	return all
 }
 
 // excludedByUser returns the volumes that the user leaves out, and one that the machine does not have, or "".
