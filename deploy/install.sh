@@ -54,8 +54,8 @@ if [ -n "$foreign$operators" ]; then
 	fi
 	beside=yes rendered=$rendered/beside
 	echo "install: this cluster has KubeVirt${operators:+ ($operators)}, which keeps its machines: Varve is installed beside it"
-	echo "install: on: backups, schedules and restores of running machines, repositories, images"
-	echo "install: off: Varve's own machines, exports and snapshots of machines"
+	echo "install: on: backups, schedules and restores of its machines, running or stopped, repositories, images"
+	echo "install: off: Varve's own machines, and exports and snapshots of Varve's own"
 elif [ -n "$(beside_installed)" ]; then
 	{
 		echo "install: refused, and nothing was changed: Varve was installed beside KubeVirt, and KubeVirt is not there any more."

@@ -100,8 +100,8 @@ func ParseBackupDisk(config map[string]string) (BackupDisk, error) {
 
 // EndpointSource is a disk in a pull backup, or in the export of a stopped machine, at its HTTPS endpoints.
 type EndpointSource struct {
-	// Map and Data are URLs.
-	Map  string `json:"map"`
+	// Map and Data are URLs. An export that has the disk as one file, and no map of it, as KubeVirt's do, has no Map.
+	Map  string `json:"map,omitempty"`
 	Data string `json:"data"`
 	// KubeVirt: the endpoints speak the dialect of KubeVirt 1.8.
 	KubeVirt bool `json:"kubeVirt,omitempty"`
@@ -133,7 +133,7 @@ const FullMachineRestarted = "MachineRestarted"
 
 func (e *EndpointSource) validate() error {
 	switch {
-	case e.Map == "" || e.Data == "":
+	case e.Map == "" && !e.Export || e.Data == "":
 		return errors.New("endpoints without a URL")
 	case e.Volume == "" || e.BackupUID == "":
 		return errors.New("endpoints without a volume or a backup")

@@ -177,10 +177,10 @@ func strategyOf(spec map[string]any) (string, error) {
 	return "Halted", err
 }
 
-// NameClaims turns the DataVolumes of a guest into the claims that they are on, which have their names.
-func NameClaims(instance *unstructured.Unstructured) error {
-	path := []string{"spec", "volumes"}
-	volumes, has, err := unstructured.NestedSlice(instance.Object, path...)
+// NameClaims turns the DataVolumes of the volumes at a path of a machine or an instance into the claims that they are on,
+// which have their names.
+func NameClaims(o *unstructured.Unstructured, path ...string) error {
+	volumes, has, err := unstructured.NestedSlice(o.Object, path...)
 	if err != nil || !has {
 		return err
 	}
@@ -192,7 +192,7 @@ func NameClaims(instance *unstructured.Unstructured) error {
 			}
 		}
 	}
-	return unstructured.SetNestedSlice(instance.Object, volumes, path...)
+	return unstructured.SetNestedSlice(o.Object, volumes, path...)
 }
 
 // dataVolumeOf returns the DataVolume of a volume, or "".

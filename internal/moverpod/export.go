@@ -18,7 +18,8 @@ import (
 const dialTimeout = 30 * time.Second
 
 // uploadExport makes a restore point of a disk of a stopped machine, which an export serves. It has no checkpoint, so that
-// the next backup of the running machine is counted from the one before. What is read is what is allocated.
+// the next backup of the running machine is counted from the one before. What is read is what is allocated, or all of a
+// disk whose export has no map.
 func (r *run) uploadExport(ctx context.Context, repo *repository.Repository, id string) (datamove.Report, error) {
 	from := r.Job.Endpoint
 	options := r.endpointOptions()
@@ -32,7 +33,7 @@ func (r *run) uploadExport(ctx context.Context, repo *repository.Repository, id 
 	source := mover.Source{
 		Name: datamove.DiskName, Identity: string(r.Job.SourceUID),
 		Open: func(ctx context.Context) (disk.Source, error) {
-			d, err := r.openEndpoint(ctx, client, false)
+			d, err := r.openExport(ctx, client)
 			if err != nil {
 				return nil, &endpointError{err}
 			}
@@ -46,6 +47,20 @@ func (r *run) uploadExport(ctx context.Context, repo *repository.Repository, id 
 		report.FullReason = datamove.FullMachineStopped
 	}
 	return report, err
+}
+
+// openExport opens the disk: with its map, or, of KubeVirt's exports, which have none, as one file.
+func (r *run) openExport(ctx context.Context, client *endpoint.Client) (*endpoint.Disk, error) {
+	if r.Job.Endpoint.Map != "" {
+		return r.openEndpoint(ctx, client, false)
+	}
+	volume := endpoint.Volume{Name: r.Job.Endpoint.Volume, Data: r.Job.Endpoint.Data}
+	_, volume.Server = r.rememberedPoint()
+	d, err := client.OpenRaw(ctx, volume, string(r.Job.SourceUID))
+	if err == nil && volume.Server == "" {
+		r.rememberPoint("", d.Server())
+	}
+	return d, err
 }
 
 // judgeExport is judge for an upload from an export.

@@ -46,7 +46,8 @@ func TestBeside(t *testing.T) {
 			s.backUp("first")
 			s.runStep("restarted", (*scene).restartMachine)
 			s.runStep("console", (*scene).typeAtConsole)
-			s.runStep("stopped, exported and started", (*scene).exportStopped)
+			s.runStep("stopped, exported, lost and restored", (*scene).exportStopped)
+			s.runStep("snapshot, and restored from it", (*scene).takeSnapshot)
 		})
 	}) {
 		t.FailNow()

@@ -15,7 +15,6 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
-	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -25,8 +24,12 @@ import (
 // TestControlPlane_besideKubeVirt runs the controllers as they run beside KubeVirt. The tests play KubeVirt.
 func TestControlPlane_besideKubeVirt(t *testing.T) { //nolint:paralleltest,tparallel // all serve all namespaces
 	runControllers(t, Options{BesideKubeVirt: true}, map[string]func(*world){
-		"a running machine, to the end": pulled,
-		"what is refused":               refusedBeside,
+		"a running machine, to the end":      pulled,
+		"a stopped machine, to the end":      stoppedBackedUp,
+		"a stopped machine, and its exports": exportedBeside,
+		"a machine that runs while read":     startedBeside,
+		"a snapshot, and its restore":        snapshotBeside,
+		"a snapshot that KubeVirt refuses":   snapshotFailsBeside,
 	})
 }
 
@@ -152,16 +155,4 @@ func pulled(w *world) {
 func trackerOf(w *world, job *backupv1.VirtualMachineBackup) *backupv1.VirtualMachineBackupTracker {
 	w.Helper()
 	return wait(w, &backupv1.VirtualMachineBackupTracker{ObjectMeta: w.meta(job.Spec.Source.Name)}, exists)
-}
-
-func refusedBeside(w *world) {
-	w.machine(kubevirtv1.RunStrategyHalted)
-	stopped, snapshot := w.newBackup("stopped", nil), w.newBackup("snapshot", nil)
-	snapshot.Spec.Type = harvesterv1.Snapshot
-	w.create(stopped)
-	w.create(snapshot)
-	w.backupSays(stopped, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
-		"is stopped, and beside KubeVirt only running machines are backed up: start it"))
-	w.backupSays(snapshot, says(harvesterv1.ConditionProgressing, corev1.ConditionFalse, harvesterv1.ReasonError,
-		"type snapshot is not offered beside KubeVirt"))
 }

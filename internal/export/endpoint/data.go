@@ -93,9 +93,15 @@ func (q *DataRequest) isRange(response *http.Response, first, last int64) bool {
 
 // sizeOf asks for the first byte of a disk, to learn how many there are.
 func (c *Client) sizeOf(ctx context.Context, q DataRequest) (bytes int64, err error) {
+	bytes, _, err = c.lookAt(ctx, q)
+	return bytes, err
+}
+
+// lookAt asks for the first byte of a disk, to learn how many there are, and who serves them, as serverOf has it.
+func (c *Client) lookAt(ctx context.Context, q DataRequest) (bytes int64, server string, err error) {
 	address, err := parseURL(q.URL)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	header := http.Header{"Range": {"bytes=0-0"}}
 	if q.Tag != "" {
@@ -107,13 +113,19 @@ func (c *Client) sizeOf(ctx context.Context, q DataRequest) (bytes int64, err er
 			return false, err
 		}
 		defer response.Body.Close() //nolint:errcheck // it was only read
+		if q.Tag == "" {
+			if err := checkServer(response, q.Server); err != nil {
+				return false, err
+			}
+		}
+		server = serverOf(response)
 		text, _ := strings.CutPrefix(response.Header.Get("Content-Range"), "bytes 0-0/")
 		if bytes, err = strconv.ParseInt(text, 10, 64); err != nil || response.StatusCode != http.StatusPartialContent || bytes <= 0 || bytes > source.MaxBytes {
 			return false, errclass.Errorf(errclass.Invalid, "neither the map nor the data says how large the disk is: status %d and range %.80q", response.StatusCode, response.Header.Get("Content-Range"))
 		}
 		return false, nil
 	})
-	return bytes, err
+	return bytes, server, err
 }
 
 // goesOn says whether a disk has a byte where a map ends that does not say how large the disk is. Servers refuse that in different ways,

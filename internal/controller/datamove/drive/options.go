@@ -22,7 +22,7 @@ type Options struct {
 	Image datamove.PodImage
 	// Measures are told what becomes of the objects.
 	Measures *metric.Movements
-	// BesideKubeVirt says that machines run under KubeVirt: their disks are read from its pull backups alone.
+	// BesideKubeVirt says that machines run under KubeVirt: their disks are read from its pull backups and its exports.
 	BesideKubeVirt bool
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
@@ -40,9 +40,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Namespace: o.Namespace, Clock: o.Clock,
 		Options: exposeOptions(current),
 	}
-	machines := &expose.MachineBackups{Endpoints: &expose.Endpoints{Access: access}}
+	machines := &expose.MachineBackups{
+		Endpoints: &expose.Endpoints{Access: access}, Exports: &expose.Exports{Access: access},
+	}
 	if !o.BesideKubeVirt {
-		machines.Tunnel, machines.Exports = &expose.Tunnel{Access: access}, &expose.Exports{Access: access}
+		machines.Tunnel = &expose.Tunnel{Access: access}
 	}
 	err := addMover(mgr, &Mover{
 		Namespace: o.Namespace, Image: o.Image, Live: mgr.GetAPIReader(), Writer: mgr.GetClient(),

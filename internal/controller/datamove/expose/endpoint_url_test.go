@@ -2,6 +2,29 @@ package expose
 
 import "testing"
 
+func TestCheckFileURL_leadsToTheNamespace(t *testing.T) {
+	t.Parallel()
+	for address, good := range map[string]bool{
+		"https://virt-export-web.app.svc/volumes/web-root/disk.img":     true,
+		"https://virt-export-web.app.svc/volumes/web-root/dir/disk.img": true,
+
+		"": false,
+		"http://virt-export-web.app.svc/volumes/web-root/disk.img":           false,
+		"https://virt-export-web.app.svc:6443/volumes/web-root/disk.img":     false,
+		"https://virt-export-web.app.svc/volumes/web-data/disk.img":          false,
+		"https://virt-export-web.app.svc/volumes/web-root/dir/other":         false,
+		"https://virt-export-web.app.svc/volumes/web-root/../disk.img":       false,
+		"https://virt-export-web.app.svc/volumes/web-root/disk.img?x":        false,
+		"https://virt-export-web.other.svc/volumes/web-root/disk.img":        false,
+		"https://virt-export-web.app.svc.example.com/volumes/web-root/disk.": false,
+		"https://169.254.169.254/volumes/web-root/disk.img":                  false,
+	} {
+		if err := checkFileURL(address, "app", "web-root"); (err == nil) != good {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+}
+
 func TestCheckEndpointURL_leadsToTheNamespace(t *testing.T) {
 	t.Parallel()
 	const proxy = "https://virt-exportproxy.example.com:8443/api/export.kubevirt.io/v1beta1/namespaces/app/virtualmachineexports/"

@@ -1,6 +1,7 @@
 package expose
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"slices"
@@ -88,8 +89,7 @@ func exportedDisk(name string, o *exportv1.VirtualMachineExport, claim string) (
 	link := o.Status.Links.Internal
 	i := slices.IndexFunc(link.Backups, func(b exportv1.VirtualMachineExportBackup) bool { return b.Name == claim })
 	if i < 0 {
-		return nil, refuse("%s has no map of PersistentVolumeClaim %s: the machine has no disk on it, or a version of KubeVirt serves it that has no maps",
-			name, claim)
+		return exportedFile(name, o, claim)
 	}
 	urls := map[exportv1.ExportBackupEndpoint]string{}
 	for _, e := range link.Backups[i].Endpoints {
@@ -120,11 +120,11 @@ func (e *Exports) serviceAddress(ctx context.Context, o *exportv1.VirtualMachine
 	return net.JoinHostPort(service.Spec.ClusterIP, httpsPort), nil
 }
 
-// progressOfExport returns what an export says about itself while it is not Ready.
+// progressOfExport returns what an export says about itself while it is not Ready. KubeVirt's often give a reason alone.
 func progressOfExport(o *exportv1.VirtualMachineExport) string {
 	for _, c := range o.Status.Conditions {
 		if c.Type == exportv1.ConditionReady && c.Status != corev1.ConditionTrue {
-			return c.Message
+			return cmp.Or(c.Message, c.Reason)
 		}
 	}
 	return ""

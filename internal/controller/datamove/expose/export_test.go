@@ -16,6 +16,7 @@ import (
 
 var exportTests = map[string]func(*world){
 	"a disk of a stopped machine":   exportServes,
+	"a disk of KubeVirt's export":   exportServesFile,
 	"the export is not Ready yet":   exportWaits,
 	"what is not read of an export": exportRefused,
 	"an export that was made again": exportMadeAgain,
@@ -123,6 +124,44 @@ func exportServes(w *world) {
 	}
 }
 
+// asKubeVirtExport leaves of an export that is Ready what KubeVirt has: a disk in one format, and no map.
+func asKubeVirtExport(e *exportv1.VirtualMachineExport, format exportv1.ExportVolumeFormat, path string) {
+	link := e.Status.Links.Internal
+	link.Volumes = []exportv1.VirtualMachineExportVolume{{
+		Name: link.Backups[0].Name, Formats: []exportv1.VirtualMachineExportVolumeFormat{
+			{Format: format, URL: "https://virt-export-web-disks." + e.Namespace + ".svc" + path},
+		},
+	}}
+	link.Backups = nil
+}
+
+// exportServesFile: on a Block volume, or one that a DataVolume has made, KubeVirt serves the disk itself, and on others
+// the directory with its file.
+func exportServesFile(w *world) {
+	for format, path := range map[exportv1.ExportVolumeFormat]string{
+		exportv1.FormatRaw: "/disk.img", exportv1.FormatDir: "/dir",
+	} {
+		sub := newWorld(w.T)
+		e := sub.exported()
+		path = "/volumes/" + e.claim.Name + path
+		sub.serves(e, func(o *exportv1.VirtualMachineExport) { asKubeVirtExport(o, format, path) })
+		if format == exportv1.FormatDir {
+			path += "/disk.img"
+		}
+		want := &datamove.EndpointSource{
+			Data: "https://virt-export-web-disks." + sub.ns + ".svc" + path, Export: true, Volume: e.claim.Name,
+			BackupUID: e.export.UID,
+		}
+		exposure, err := sub.endpoints().Expose(sub.Context(), e.DataUpload)
+		if err != nil || exposure.Volume == nil {
+			w.Fatalf("%s: %+v: %v", format, exposure, err)
+		}
+		if diff := cmp.Diff(want, exposure.Volume.Endpoint); diff != "" {
+			w.Errorf("%s: %s", format, diff)
+		}
+	}
+}
+
 func exportWaits(w *world) {
 	e := w.exported()
 	name := "VirtualMachineExport " + w.ns + "/web-disks to be "
@@ -157,9 +196,20 @@ func exportRefused(w *world) {
 		edit func(*exportv1.VirtualMachineExport)
 		says string
 	}{
-		"KubeVirt's": {
+		"no disk of it": {
 			func(e *exportv1.VirtualMachineExport) { link(e).Backups = nil },
-			"has no map of PersistentVolumeClaim",
+			"does not serve PersistentVolumeClaim",
+		},
+		"KubeVirt's, compressed alone": {
+			func(e *exportv1.VirtualMachineExport) {
+				asKubeVirtExport(e, exportv1.FormatGzip, "/volumes/data/disk.img.gz")
+			}, "neither as the format raw nor as dir",
+		},
+		"KubeVirt's, another tenant's": {
+			func(e *exportv1.VirtualMachineExport) {
+				asKubeVirtExport(e, exportv1.FormatRaw, "")
+				link(e).Volumes[0].Formats[0].URL = "https://x.other.svc/volumes/data/disk.img"
+			}, "is not that of its disk at a Service in namespace",
 		},
 		"no endpoint": {
 			func(e *exportv1.VirtualMachineExport) { link(e).Backups[0].Endpoints = nil },

@@ -22,7 +22,7 @@ type MachineBackups struct {
 	Tunnel uploadExposer
 	// Endpoints reads those of a pull backup that somebody else makes.
 	Endpoints uploadExposer
-	// Exports reads those of a stopped machine from an export. It is nil beside KubeVirt, whose exports have no maps.
+	// Exports reads those of a stopped machine from an export, Varve's or KubeVirt's.
 	Exports uploadExposer
 }
 
@@ -31,7 +31,7 @@ func (m *MachineBackups) chosen(upload *velerov2.DataUpload) (uploadExposer, err
 	switch source := config[datamove.ConfigSource]; {
 	case datamove.ReadsEndpoints(config):
 		return m.Endpoints, nil
-	case m.Tunnel == nil && (source == "" || datamove.ReadsExport(config)):
+	case m.Tunnel == nil && source == "":
 		return nil, refuse("spec.dataMoverConfig: machines run under KubeVirt in this cluster, whose disks are read from "+
 			"the endpoints of its pull backups: set %s to %s, or back the whole machine up with `varve vm backup`",
 			datamove.ConfigSource, datamove.SourceEndpoints)

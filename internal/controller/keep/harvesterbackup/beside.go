@@ -14,7 +14,6 @@ import (
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	"github.com/varvebackup/varve/internal/datamove"
-	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
@@ -29,28 +28,6 @@ const pullMode backupv1.BackupMode = "Pull"
 
 // pullTTL ends a pull backup that nobody has deleted. It is longer than any disk is read.
 const pullTTL = 7 * 24 * time.Hour
-
-// checkPeer says what cannot be backed up beside KubeVirt, or nil.
-func (in *input) checkPeer() *plan {
-	if !in.beside {
-		return nil
-	}
-	var p plan
-	switch {
-	case isSnapshot(in.backup):
-		p = refusePlan("type snapshot is not offered beside KubeVirt: create a VirtualMachineSnapshot of " +
-			"snapshot.kubevirt.io, or set spec.type to backup")
-	case in.stopped != nil && definition.AboutToRun(in.stopped) != "":
-		p = waitFor("virtual machine %s/%s to run: %s", in.backup.Namespace, in.backup.Spec.Source.Name,
-			definition.AboutToRun(in.stopped))
-	case in.stopped != nil:
-		p = refusePlan("virtual machine %s/%s is stopped, and beside KubeVirt only running machines are backed up: "+
-			"start it, and create another backup", in.backup.Namespace, in.backup.Spec.Source.Name)
-	default:
-		return nil
-	}
-	return &p
-}
 
 // makePull makes KubeVirt's backup, and the token that opens its endpoints.
 func (r *reconciler) makePull(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (refused string, err error) {

@@ -42,9 +42,12 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 		source = machineExport(b)
 	}
 	if refused, err := r.children.Make(ctx, b.UID, source); refused != "" || err != nil {
+		if b.Status.Stopped != nil {
+			refused = r.nameGate(refused, gateExport)
+		}
 		return "", refused, err
 	}
-	if r.BesideKubeVirt {
+	if r.BesideKubeVirt && b.Status.Stopped == nil {
 		if refused, err := r.makePull(ctx, b); refused != "" || err != nil {
 			return "", refused, err
 		}
@@ -232,15 +235,15 @@ func storagePatience(b *harvesterv1.VirtualMachineBackup) time.Duration {
 
 // diskConfig says which disk a DataUpload stores, and how it is read.
 func (r *reconciler) diskConfig(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) map[string]string {
-	if r.BesideKubeVirt {
-		return pulledDisk(b, v)
-	}
 	if b.Status.Stopped != nil {
 		disk := datamove.ExportDisk{
 			Export: exportName(b.Status.Group), Group: b.Status.Group,
 			Definition: string(b.UID),
 		}
 		return disk.Config()
+	}
+	if r.BesideKubeVirt {
+		return pulledDisk(b, v)
 	}
 	disk := datamove.MachineDisk{
 		Machine: b.Spec.Source.Name, Volume: v.VolumeName,

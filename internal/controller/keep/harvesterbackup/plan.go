@@ -86,9 +86,6 @@ func makePlan(in *input) plan {
 }
 
 func (in *input) planBackup() plan {
-	if p := in.checkPeer(); p != nil {
-		return *p
-	}
 	if isSnapshot(in.backup) {
 		return in.planSnapshot()
 	}

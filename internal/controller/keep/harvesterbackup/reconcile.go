@@ -148,7 +148,7 @@ func (r *reconciler) findInstance(
 		return nil, err
 	}
 	instance := &kubevirtv1.VirtualMachineInstance{}
-	if err = definition.NameClaims(o); err == nil {
+	if err = definition.NameClaims(o, "spec", "volumes"); err == nil {
 		err = runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, instance)
 	}
 	if err != nil {

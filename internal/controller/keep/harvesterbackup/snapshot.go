@@ -27,6 +27,9 @@ import (
 // snapshot is ready.
 const snapshotDeadline = 6 * time.Hour
 
+// answerDeadline is how much longer a backup waits for what makes VirtualMachineSnapshots to say that one has failed.
+const answerDeadline = 10 * time.Minute
+
 // isSnapshot says whether a backup is a set of snapshots that stay in the machine's storage.
 func isSnapshot(b *harvesterv1.VirtualMachineBackup) bool { return b.Spec.Type == harvesterv1.Snapshot }
 
@@ -40,6 +43,9 @@ func (in *input) planSnapshot() plan {
 			return refusePlan("the annotation %s is for type backup, and a snapshot stays in the storage of its "+
 				"machine: leave it out, or set spec.type to backup", name)
 		}
+	}
+	if p := in.refuseSnapshot(); p != nil {
+		return *p
 	}
 	if p := in.checkMachine(); p != nil {
 		return *p
@@ -83,6 +89,9 @@ func (r *reconciler) takeSnapshot(ctx context.Context, b *harvesterv1.VirtualMac
 	if content != nil {
 		observeContent(&b.Status, content)
 	}
+	if failed == "" {
+		failed = describeLateSnapshot(s, now)
+	}
 	if failed == "" && !s.IsReady() {
 		setProgressing(&b.Status, now, describeSnapshotProgress(s))
 		return ctrl.Result{RequeueAfter: lookEvery}, r.writeStatus(ctx, base, b)
@@ -119,8 +128,11 @@ func (r *reconciler) makeSnapshot(ctx context.Context, b *harvesterv1.VirtualMac
 		return s, "", err
 	case s == nil:
 		s = newSnapshot(b)
+		if r.BesideKubeVirt {
+			limitFreeze(b, s)
+		}
 		if refused, err := r.children.Make(ctx, b.UID, s); refused != "" || err != nil {
-			return nil, refused, err
+			return nil, r.nameGate(refused, gateSnapshot), err
 		}
 	}
 	return s, "", child.NoteMade(ctx, r.cached, b)
@@ -194,7 +206,8 @@ func describeSnapshotFailure(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv
 		return fmt.Sprintf("VirtualMachineSnapshot %s was deleted by somebody else: create another backup",
 			b.Status.Group)
 	case s.HasFailed():
-		return fmt.Sprintf("VirtualMachineSnapshot %s failed: %s", s.Name, cmp.Or(errorOf(s), "it does not say why"))
+		return fmt.Sprintf("VirtualMachineSnapshot %s failed: %s", s.Name,
+			cmp.Or(errorOf(s), conditionOf(s, vmsnapshotv1.ConditionFailure), "it does not say why"))
 	case s.Status != nil && s.Status.SourceUID != nil && *s.Status.SourceUID != *b.Status.SourceUID:
 		return fmt.Sprintf("virtual machine %s was made again before its snapshot was taken: create another backup",
 			b.Spec.Source.Name)
@@ -209,16 +222,36 @@ func errorOf(s *vmsnapshotv1.VirtualMachineSnapshot) string {
 	return ptr.Deref(s.Status.Error.Message, "")
 }
 
+// describeLateSnapshot says that a VirtualMachineSnapshot should have been ready, or have failed, by now, or "". Nobody may
+// run who would say so, and some storages never get ready what they have taken.
+func describeLateSnapshot(s *vmsnapshotv1.VirtualMachineSnapshot, now time.Time) string {
+	const limit = snapshotDeadline + answerDeadline
+	if s.IsReady() || !now.After(s.CreationTimestamp.Add(limit)) {
+		return ""
+	}
+	return fmt.Sprintf("waited %s for %s: look at the VolumeSnapshots and at what makes them, and create another backup",
+		limit, describeSnapshotProgress(s))
+}
+
+// conditionOf returns what a condition of a VirtualMachineSnapshot says, or "". KubeVirt's have sentences as their reasons.
+func conditionOf(s *vmsnapshotv1.VirtualMachineSnapshot, kind vmsnapshotv1.ConditionType) string {
+	if s.Status == nil {
+		return ""
+	}
+	for _, c := range s.Status.Conditions {
+		if c.Type == kind {
+			return cmp.Or(c.Message, c.Reason)
+		}
+	}
+	return ""
+}
+
 // describeSnapshotProgress says what a VirtualMachineSnapshot waits for.
 func describeSnapshotProgress(s *vmsnapshotv1.VirtualMachineSnapshot) string {
 	text := fmt.Sprintf("VirtualMachineSnapshot %s to be ready", s.Name)
 	why := errorOf(s)
-	if s.Status != nil && why == "" {
-		for _, c := range s.Status.Conditions {
-			if c.Type == vmsnapshotv1.ConditionProgressing {
-				why = c.Message
-			}
-		}
+	if why == "" {
+		why = conditionOf(s, vmsnapshotv1.ConditionProgressing)
 	}
 	if why != "" {
 		text += ": " + why
@@ -291,7 +324,7 @@ func describeTaken(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualM
 	}
 	for i := range content.Spec.VolumeBackups {
 		name := content.Spec.VolumeBackups[i].VolumeName
-		if !slices.ContainsFunc(b.Status.VolumeBackups,
+		if !strings.HasPrefix(name, stateVolumePrefix) && !slices.ContainsFunc(b.Status.VolumeBackups,
 			func(v harvesterv1.VolumeBackup) bool { return v.VolumeName == name }) &&
 			!slices.ContainsFunc(b.Status.ExcludedVolumes,
 				func(v harvesterv1.ExcludedVolume) bool { return v.Name == name }) {

@@ -120,7 +120,10 @@ func TestDescribeTaken(t *testing.T) {
 		taken []vmsnapshotv1.VolumeBackup
 		words string
 	}{
-		"as planned":     {[]vmsnapshotv1.VolumeBackup{taken("root", "a"), taken("iso", "c")}, ""},
+		"as planned": {[]vmsnapshotv1.VolumeBackup{taken("root", "a"), taken("iso", "c")}, ""},
+		"with the machine's state, as KubeVirt's": {
+			[]vmsnapshotv1.VolumeBackup{taken("root", "a"), taken("persistent-state-for-web", "p")}, "",
+		},
 		"one is missing": {nil, "volume root (PersistentVolumeClaim a) is not in VirtualMachineSnapshot g"},
 		"on another claim": {
 			[]vmsnapshotv1.VolumeBackup{taken("root", "b")},

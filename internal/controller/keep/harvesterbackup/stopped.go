@@ -30,9 +30,14 @@ func isStopped(instance *kubevirtv1.VirtualMachineInstance) bool {
 	return instance == nil || instance.Status.Phase.Final()
 }
 
-// machineOf returns a machine with its fields, or nil if it has no template or cannot be read.
+// machineOf returns a machine with its fields, or nil if it has no template or cannot be read. Its DataVolumes have claims
+// as other volumes have them.
 func machineOf(o *unstructured.Unstructured) *kubevirtv1.VirtualMachine {
 	vm := &kubevirtv1.VirtualMachine{}
+	o = o.DeepCopy()
+	if err := definition.NameClaims(o, "spec", "template", "spec", "volumes"); err != nil {
+		return nil
+	}
 	err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, vm)
 	if err != nil || vm.Spec.Template == nil {
 		return nil
@@ -80,6 +85,10 @@ func (in *input) checkStopped(name string) *plan {
 	switch why := definition.AboutToRun(in.stopped); {
 	case why != "":
 		p = waitFor("virtual machine %s to run: %s", name, why)
+	case in.instance != nil && in.instance.DeletionTimestamp != nil:
+		p = waitFor("the instance of virtual machine %s, which has ended, to go", name)
+	case in.beside && in.instance == nil && hasInstance(in.machine):
+		p = waitFor("KubeVirt to note that virtual machine %s has stopped", name)
 	case in.earlier != "":
 		p = in.waitForEarlier()
 	default:
@@ -98,7 +107,11 @@ func (in *input) recordStopped(status *harvesterv1.VirtualMachineBackupStatus) *
 			p := refusePlan("%v", err)
 			return &p
 		}
-		s.Claims = append(s.Claims, harvesterv1.StoppedClaim{Name: claim.Name, UID: claim.UID, Run: epoch.Run})
+		run := epoch.Run
+		if in.beside {
+			run = latestRun(in.machine, in.instance)
+		}
+		s.Claims = append(s.Claims, harvesterv1.StoppedClaim{Name: claim.Name, UID: claim.UID, Run: run})
 	}
 	for i := range in.pods {
 		pod := &in.pods[i]
@@ -118,6 +131,9 @@ func (in *input) recordStopped(status *harvesterv1.VirtualMachineBackupStatus) *
 
 // writtenClaim returns the first of these claims that a pod can write to, or could when it ran, or "".
 func writtenClaim(pod *corev1.Pod, claims []harvesterv1.StoppedClaim) string {
+	if isExportPod(pod) {
+		return ""
+	}
 	for _, v := range pod.Spec.Volumes {
 		if v.PersistentVolumeClaim == nil || v.PersistentVolumeClaim.ReadOnly {
 			continue
@@ -172,7 +188,7 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 			return fmt.Sprintf("PersistentVolumeClaim %s was deleted, or made again, while it was read%s", c.Name,
 				another), nil
 		}
-		if epoch, err := runepoch.Of(claim); err != nil || epoch.Run != c.Run {
+		if epoch, err := runepoch.Of(claim); !r.BesideKubeVirt && (err != nil || epoch.Run != c.Run) {
 			return started, nil //nolint:nilerr // the record of the claim's runs is another one
 		}
 	}
@@ -191,6 +207,9 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 		return "", err
 	case !isStopped(instance):
 		return started, nil
+	case r.BesideKubeVirt && hasRunSince(b.Status.Stopped, latestRun(vm, instance)):
+		return fmt.Sprintf("virtual machine %s was started while its disks were read, or its instance, which had "+
+			"ended, was deleted%s", name, another), nil
 	case vm.GetGeneration() != b.Status.Stopped.Generation:
 		return fmt.Sprintf("virtual machine %s was changed while its disks were read, and may have been started%s",
 			name, another), nil
