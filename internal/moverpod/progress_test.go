@@ -8,6 +8,7 @@ import (
 	"time"
 
 	velerov2 "github.com/varvebackup/varve/api/velero/v2alpha1"
+	"github.com/varvebackup/varve/internal/repository"
 )
 
 // Each write goes to every node that watches the objects, so an upload of a week writes as often as people look, and
@@ -62,6 +63,35 @@ func TestProgress_isWrittenSeldom(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Nothing is known before the plan, what is not read is done with the plan, and progress goes back only with another
+// plan: that of a disk whose parent could not be used after all.
+func TestProgress_followsThePlans(t *testing.T) {
+	t.Parallel()
+	r := &run{progress: &progress{}}
+	plans := 0
+	for _, step := range []struct {
+		report repository.Progress
+		want   velerov2.Progress
+	}{
+		{repository.Progress{TotalBytes: 100, PlannedBytes: 1}, velerov2.Progress{}},
+		{repository.Progress{TotalBytes: 100, PlannedBytes: 40, Plans: 1}, velerov2.Progress{TotalBytes: 100, BytesDone: 60}},
+		{
+			repository.Progress{TotalBytes: 100, PlannedBytes: 40, ReadBytes: 30, Plans: 1},
+			velerov2.Progress{TotalBytes: 100, BytesDone: 90},
+		},
+		{repository.Progress{TotalBytes: 100, PlannedBytes: 80, Plans: 2}, velerov2.Progress{TotalBytes: 100, BytesDone: 20}},
+		{
+			repository.Progress{TotalBytes: 100, PlannedBytes: 80, ReadBytes: 80, Plans: 2},
+			velerov2.Progress{TotalBytes: 100, BytesDone: 100},
+		},
+	} {
+		plans = r.noteBackup(&step.report, plans)
+		if got := r.progress.current().moved; got != step.want {
+			t.Errorf("after %+v: %+v, want %+v", step.report, got, step.want)
+		}
 	}
 }
 

@@ -116,13 +116,12 @@ func (r *run) storeDisk(ctx context.Context, repo *repository.Repository, id str
 	}, nil
 }
 
-// noteBackup notes how far a backup is, whose last report had so many plans, and returns how many it has now. With the plan it is known
-// what is zero or as in the parent, and that is done. Before, nothing is: a parent that cannot be used leaves all of the disk to be read.
+// noteBackup notes how far a backup is, whose last report had so many plans, and returns how many it has now. What is zero or as in the
+// parent is done as soon as that is known. Before the plan nothing is: if the parent cannot be used, all of the disk has to be read.
 func (r *run) noteBackup(now *repository.Progress, plans int) int {
 	done := now.TotalBytes - now.PlannedBytes + now.ReadBytes
 	switch {
 	case now.Plans == 0:
-		r.progress.set(now.TotalBytes, 0)
 	case plans > 0 && now.Plans > plans:
 		r.progress.setBack(now.TotalBytes, done)
 	default:
