@@ -139,6 +139,22 @@ bench-push: box-up install guest ## The benchmarks of push backups, on the box
 bench-move: box-s3 install guest ## The data mover against Velero's way, on the box and its S3 service (BENCH_FLAGS='-only move-full')
 	$(GO) run ./bench/move -kubeconfig $(KUBECONFIG) -box-dir $(VARVE_BOX_DIR) $(BENCH_FLAGS)
 
+# The box of bench-beside: one after the other, as KubeVirt's kinds and those of Varve's own runtime have the same names.
+BENCH_BESIDE_BOX := /var/lib/varve-box-bench-beside
+BENCH_BESIDE = VARVE_BOX_DIR=$(BENCH_BESIDE_BOX) KUBECONFIG=$(BENCH_BESIDE_BOX)/kubeconfig KUBECTL=$(KUBECTL)
+
+.PHONY: bench-beside
+bench-beside: kube box peers kubevirt-images images guest ## Varve's own runtime against KubeVirt, each in a box of its own (BENCH_FLAGS='-rounds 2')
+	hack/deps.sh box
+	trap '$(BOX_BIN) down --dir $(BENCH_BESIDE_BOX)' EXIT; set -e; export $(BENCH_BESIDE); $(GO) run ./deploy/render; \
+	for runtime in varve kubevirt; do \
+		$(BOX_BIN) down; $(BOX_BIN) up --bridge varve-bbeside --nodes=1; $(BOX_BIN) s3 up; \
+		$(BOX_BIN) load $(addprefix build/images/,varve-guest-test.tar varve.tar varve-launcher.tar); \
+		if [ $$runtime = varve ]; then deploy/install.sh build/deploy deploy/box/kubevirt.yaml; \
+		else $(BOX_BIN) load build/kubevirt.tar; test/kubevirt/up.sh; deploy/install.sh build/deploy; fi; \
+		$(GO) run ./bench/beside -runtime $$runtime $(BENCH_FLAGS); \
+	done; $(GO) run ./bench/beside -report
+
 .PHONY: bench-tools
 bench-tools: build peers
 	hack/deps.sh peers
