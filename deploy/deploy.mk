@@ -17,7 +17,7 @@ install: images box ## Install Varve into the box, or bring it up to date, and w
 chart: images helm ## Make the Helm chart of both profiles, build/chart/varve-VERSION.tgz
 	rm -rf build/chart
 	$(GO) run ./deploy/render -chart build/chart/varve -version '$(VERSION)'
-	build/helm/bin/helm lint --strict --namespace varve build/chart/varve
+	build/helm/bin/helm lint --strict --namespace varve --kube-version 1.30.0 build/chart/varve
 	build/helm/bin/helm package --destination build/chart build/chart/varve
 
 uninstall: ## Remove Varve, its kinds and all their objects from the box; claims and backups on them stay

@@ -32,10 +32,12 @@ func newChart(t *testing.T) string {
 	return chart
 }
 
-// runHelm returns what helm prints, in which errors are as well.
-func runHelm(t *testing.T, args ...string) (string, error) {
+// runHelm returns what helm prints, in which errors are as well. There is no cluster: this Helm would take it for
+// Kubernetes 1.20.
+func runHelm(t *testing.T, namespace string, args ...string) (string, error) {
 	t.Helper()
-	c := exec.CommandContext(t.Context(), helm, append(args, "--namespace", "varve")...)
+	args = append(args, "--namespace", namespace, "--kube-version", "1.30.0")
+	c := exec.CommandContext(t.Context(), helm, args...)
 	c.Env = append(os.Environ(), "HOME="+t.TempDir(), "KUBECONFIG=/dev/null")
 	out, err := c.CombinedOutput()
 	return string(out), err
@@ -144,7 +146,7 @@ func TestChart_hasTheObjectsOfTheKustomizations(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			text, err := runHelm(t, append([]string{"template", "varve", chart}, tt.args...)...)
+			text, err := runHelm(t, "varve", append([]string{"template", "varve", chart}, tt.args...)...)
 			if err != nil {
 				t.Fatal(err, text)
 			}
@@ -186,7 +188,7 @@ func TestChart_takesImagesFromItsValues(t *testing.T) {
 		"--set", "images.launcher.repository=registry.example/launcher", "--set", "images.launcher.tag=v8",
 		"--set", "images.pullPolicy=Always",
 	}
-	text, err := runHelm(t, append([]string{"template", "varve", chart}, args...)...)
+	text, err := runHelm(t, "varve", append([]string{"template", "varve", chart}, args...)...)
 	if err != nil {
 		t.Fatal(err, text)
 	}
@@ -203,7 +205,7 @@ func TestChart_takesImagesFromItsValues(t *testing.T) {
 			t.Errorf("%q is left", unwanted)
 		}
 	}
-	if out, err := runHelm(t, append([]string{"lint", "--strict", chart}, args...)...); err != nil {
+	if out, err := runHelm(t, "varve", append([]string{"lint", "--strict", chart}, args...)...); err != nil {
 		t.Errorf("lint: %v\n%s", err, out)
 	}
 }
@@ -227,14 +229,14 @@ func TestChart_refusesValues(t *testing.T) {
 	} {
 		t.Run(value, func(t *testing.T) {
 			t.Parallel()
-			out, err := runHelm(t, "template", "varve", chart, "--set", value)
+			out, err := runHelm(t, "varve", "template", "varve", chart, "--set", value)
 			if err == nil || !strings.Contains(out, want) {
 				t.Errorf("%v does not name %s:\n%.500s", err, want, out)
 			}
 		})
 	}
-	c := exec.CommandContext(t.Context(), helm, "template", "varve", chart, "--namespace", "backups")
-	if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), "add --namespace varve") {
+	out, err := runHelm(t, "backups", "template", "varve", chart)
+	if err == nil || !strings.Contains(out, "add --namespace varve") {
 		t.Errorf("another namespace: %v\n%.500s", err, out)
 	}
 }

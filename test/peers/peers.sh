@@ -18,8 +18,7 @@ out="$cache/$key"
 mkdir -p "$cache" "$root/build"
 
 # build builds all tools of a module into a directory's bin, and lets the module's files.sh, if it has one, add to the directory.
-# A version is passed because versitygw, velero and helm do not find their own; kopia does. Helm takes clusters that it does not ask for
-# the version of Kubernetes that it was linked with, and for 1.20 unless it is told. kopia's web pages (nohtmlui) are of no use here.
+# A version is passed because versitygw and velero do not find their own; kopia does. kopia's web pages (nohtmlui) are of no use here.
 # No flag of velero's changes the address, *:8080, at which controller-runtime shows metrics beside its own, so two servers on one
 # machine would get in each other's way: its variable is set to what means none. KubeVirt's virt-launcher needs cgo for
 # libvirt and libnbd. Its other programs are built with cgo too, so that the packages that they share are compiled once.
@@ -28,11 +27,6 @@ build() {
 	echo "building $1 (minutes, once) into $out" >&2
 	cgo=0 tags= variable=main.Version more=
 	case $1 in
-	helm)
-		variable=helm.sh/helm/v3/internal/version.version
-		minor=$(go list -m -f '{{.Version}}' k8s.io/client-go | cut -d . -f 2)
-		more="-X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=$minor"
-		;;
 	kopia) tags=nohtmlui ;;
 	kubevirt) cgo=1 tags=libvirt_dlopen variable=kubevirt.io/client-go/version.gitVersion ;;
 	velero)
