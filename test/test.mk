@@ -82,18 +82,20 @@ BESIDE_INPUTS := 'go.mod go.sum api box cmd deploy hack/deps.sh images internal 
 	test/guestagent test/kubevirt test/lab test/peers test/port test/process test/s3 test/test.mk test/verdict test/wait'
 
 .PHONY: test-beside test-beside-always
-test-beside: kube box peers kubevirt-images images
-test-beside: tiers-tool ## Varve beside upstream's KubeVirt in a box of its own, unless it passed here as it is (FRESH=1)
+test-beside: kube box peers virtctl kubevirt-images images
+test-beside: tiers-tool ## Varve beside upstream's KubeVirt in a box of its own, unless it passed here as it is (FRESH=1; KUBEVIRT=kubevirt-1.9)
 	hack/deps.sh box
-	hack/once.sh $@ $(BESIDE_INPUTS) $(MAKE) --no-print-directory test-beside-always
+	hack/once.sh $@$(KUBEVIRT:kubevirt%=%) $(BESIDE_INPUTS) $(MAKE) --no-print-directory test-beside-always
 
 test-beside-always: tiers-tool
 	trap '$(BOX_BIN) down --dir $(BESIDE_BOX)' EXIT; set -e; export $(BESIDE); \
 	$(BOX_BIN) down; $(BOX_BIN) up --bridge varve-beside --nodes=1; $(BOX_BIN) s3 up; \
-	$(BOX_BIN) load build/kubevirt.tar $(addprefix build/images/,varve-guest-test.tar varve.tar varve-launcher.tar); \
-	KUBECTL=$(KUBECTL) test/kubevirt/up.sh; \
-	$(GO) run ./deploy/render; KUBECTL=$(KUBECTL) deploy/install.sh build/deploy; \
-	$(GO_TEST) -tags beside -count=1 -timeout 20m ./test/beside/
+	$(BOX_BIN) load build/kubevirt.tar; \
+	{ $(BOX_BIN) load $(addprefix build/images/,varve-guest-test.tar varve.tar varve-launcher.tar); \
+		$(GO) run ./deploy/render; $(GO) test -tags beside -c -o /dev/null ./test/beside/; } & ready=$$!; \
+	KUBECTL=$(KUBECTL) test/kubevirt/up.sh; wait $$ready; \
+	KUBECTL=$(KUBECTL) deploy/install.sh build/deploy; \
+	$(GO_TEST) -tags beside -count=1 -parallel 3 -timeout 20m ./test/beside/
 
 # Two lanes share the processors: guests of the end-to-end and interop tests boot and wait while the other tiers compute. What both lanes need is there before.
 LANES := 'test-box test-e2e test-interop test-image' 'test-unit test-control-plane test-peers'

@@ -20,11 +20,14 @@ helm: ## Build Helm into a cache, as build/helm (2 or 3 minutes the first time)
 velero: ## Build Velero, its plugin for S3 and its CRDs into a cache, as build/velero (10 to 20 minutes the first time)
 	test/peers/peers.sh velero velero=github.com/vmware-tanzu/velero
 
+# The version of KubeVirt, by the folder of its module: kubevirt has 1.8.2.
+KUBEVIRT := kubevirt
+
 .PHONY: kubevirt
-kubevirt: image-tool ## Build upstream's KubeVirt into a cache, as build/kubevirt (10 to 20 minutes the first time)
+kubevirt: image-tool ## Build upstream's KubeVirt into a cache, as build/kubevirt (10 to 20 minutes the first time; KUBEVIRT=kubevirt-1.9)
 	hack/deps.sh build image
 	$(IMAGE) libnbd
-	test/peers/peers.sh kubevirt kubevirt=kubevirt.io/kubevirt
+	test/peers/peers.sh kubevirt $(KUBEVIRT)=kubevirt.io/kubevirt
 
 .PHONY: test-libnbd
 test-libnbd: image-tool ## Test the calls of libnbd that KubeVirt makes against a server of nbdkit

@@ -11,7 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 
 cd "$here"
-sources=$(for peer in "$@"; do find "${peer%%=*}" -type f ! -name '*_test.go' | sort; done)
+sources=$(for peer in "$@"; do find -L "${peer%%=*}" -type f ! -name '*_test.go' | sort; done)
 key=$({ echo "$sources" | xargs cat peers.sh; go version; go env GOOS GOARCH; } | sha256sum | cut -c1-16)
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/varve/peers"
 out="$cache/$key"
@@ -28,7 +28,7 @@ build() {
 	cgo=0 tags= variable=main.Version more=
 	case $1 in
 	kopia) tags=nohtmlui ;;
-	kubevirt) cgo=1 tags=libvirt_dlopen variable=kubevirt.io/client-go/version.gitVersion ;;
+	kubevirt*) cgo=1 tags=libvirt_dlopen variable=kubevirt.io/client-go/version.gitVersion ;;
 	velero)
 		variable=github.com/vmware-tanzu/velero/pkg/buildinfo.Version
 		more='-X sigs.k8s.io/controller-runtime/pkg/metrics/server.DefaultBindAddress=0'

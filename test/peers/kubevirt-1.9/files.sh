@@ -1,0 +1,1 @@
+../kubevirt/files.sh
