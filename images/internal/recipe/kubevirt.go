@@ -146,6 +146,8 @@ func (k *Kitchen) kubeVirtConfig() ([]layer.Entry, error) {
 	}
 	entries = append(entries, upstream...)
 	return append(entries,
+		// virt-launcher 1.9 replaces the hook in it, as that user.
+		layer.Entry{Name: "etc/libvirt/hooks", Mode: fs.ModeDir | 0o755, Owner: qemuUser},
 		// Debian builds one daemon for all drivers. virt-handler looks for a process of this name.
 		layer.Entry{Name: "usr/libexec/virtqemud", Mode: fs.ModeSymlink, Link: "../sbin/libvirtd"},
 		// virt-handler follows it below /proc/PID/root, where an absolute link leads out of the container.

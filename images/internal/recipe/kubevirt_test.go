@@ -50,6 +50,7 @@ func TestKubeVirtConfig(t *testing.T) {
 		"etc/group":              {Name: "etc/group", Mode: 0o644},
 		"etc/passwd":             {Name: "etc/passwd", Mode: 0o644},
 		"etc/libvirt/qemu.conf":  {Name: "etc/libvirt/qemu.conf", Mode: 0o644},
+		"etc/libvirt/hooks":      {Name: "etc/libvirt/hooks", Mode: fs.ModeDir | 0o755, Owner: 107},
 		"etc/libvirt/hooks/qemu": {Name: "etc/libvirt/hooks/qemu", Mode: 0o755, Owner: 107},
 		"usr/sbin/virtqemud":     {Name: "usr/sbin/virtqemud", Mode: 0o755},
 		"usr/libexec/virtqemud":  {Name: "usr/libexec/virtqemud", Mode: fs.ModeSymlink, Link: "../sbin/libvirtd"},
