@@ -243,6 +243,41 @@ func TestHelm_leavesTheKindsOfOthers(t *testing.T) {
 	}
 }
 
+// Somebody replaces a kind of the release, with all that Helm has written on it. Helm neither deletes it, with all its
+// objects, nor changes it back.
+func TestHelm_keepsKindsThatSomebodyReplaced(t *testing.T) {
+	t.Parallel()
+	s := newScriptsIn(t, controlplane.StartEmpty)
+	chart := s.newChart()
+	s.mustHelm("install", "varve", chart)
+	s.mustRun("", s.kubectl, "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+	s.mustRun(movements, s.kubectl, "create", "-f", "-")
+	text, err := os.ReadFile("crd/velero.io_datauploads.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := strings.Replace(string(text), "app.kubernetes.io/part-of: varve", "component: velero", 1)
+	theirs = strings.Replace(theirs, "    - du\n", "    - du\n    - theirs\n", 1)
+	s.mustRun(theirs, s.kubectl, "replace", "-f", "-")
+	look := func() string {
+		const fields = "{.metadata.uid} {.metadata.labels.component} {.metadata.deletionTimestamp} {.spec}"
+		const objects = "{.items[*].metadata.uid}"
+		return s.mustRun("", s.kubectl, "get", "crd/datauploads.velero.io", "-o", "jsonpath="+fields) +
+			s.mustRun("", s.kubectl, "-nvelero", "get", "datauploads.velero.io", "-o", "jsonpath="+objects)
+	}
+	before := look()
+	for range 2 { // the second one has the first one's work before it
+		s.mustHelm("upgrade", "varve", chart, "--set", "present={velero}")
+		if diff := cmp.Diff(before, look()); diff != "" {
+			t.Errorf("the kind has changed: %s", diff)
+		}
+	}
+	s.mustHelm("uninstall", "varve")
+	if diff := cmp.Diff(before, look()); diff != "" {
+		t.Errorf("the kind has changed: %s", diff)
+	}
+}
+
 // What would break or never start is refused before anything changes.
 func TestHelm_refusesClustersItDoesNotFit(t *testing.T) {
 	t.Parallel()

@@ -183,8 +183,8 @@ func templates(built resmap.ResMap) ([]string, error) {
 type kinds struct{ template, names string }
 
 // chartKinds writes the template of all kinds. They stay when the release goes, because their objects would go with
-// them, and each is left out where it is somebody else's. Kinds in Helm's own directory, crds/, would never be brought
-// up to date.
+// them, and each is left as it is where it is somebody else's. Kinds in Helm's own directory, crds/, would never be
+// brought up to date.
 func chartKinds(base string) (kinds, error) {
 	paths, err := filepath.Glob(filepath.Join(base, "crd", "*.yaml"))
 	if err != nil || len(paths) == 0 {
@@ -206,8 +206,11 @@ func chartKinds(base string) (kinds, error) {
 		if !ok {
 			return kinds{}, fmt.Errorf("%s: want the name GROUP_PLURAL.yaml", path)
 		}
-		names = append(names, plural+"."+group)
-		all.WriteString(onlyIf(fmt.Sprintf(`include "varve.installs" (list . %q)`, plural+"."+group), escape(kept)))
+		name := plural + "." + group
+		names = append(names, name)
+		fmt.Fprintf(&all, "{{- $origin := include \"varve.origin\" (list . %q) }}\n", name)
+		all.WriteString(onlyIf(`eq $origin "own"`, escape(kept)))
+		all.WriteString(onlyIf(`eq $origin "theirs"`, fmt.Sprintf("{{ include \"varve.copy\" %q }}", name)))
 	}
 	return kinds{all.String(), `{{- define "varve.kinds" }}` + strings.Join(names, " ") + "{{ end -}}\n"}, nil
 }

@@ -42,15 +42,42 @@ other
 {{- join " " $foreign -}}
 {{- end }}
 
-{{/* varve.installs says whether a kind (list . "datauploads.velero.io") is the chart's to install. */}}
-{{- define "varve.installs" -}}
+{{/* varve.record lists the kinds that this release has. Helm deletes what a release had and has no more, and the
+annotation that keeps it from that goes where somebody else replaces the kind: a release never gives a kind back. */}}
+{{- define "varve.record" -}}
+{{- $record := lookup "v1" "ConfigMap" "varve" "varve-chart" | default dict -}}
+{{- dig "data" "kinds" "" $record -}}
+{{- end }}
+
+{{/* varve.origin says what the release has of a kind (list . "datauploads.velero.io"): the chart's own definition,
+theirs if somebody else has replaced it, or nothing if it was there before. */}}
+{{- define "varve.origin" -}}
 {{- $root := index . 0 -}}
 {{- $kind := index . 1 -}}
-{{- $left := and (eq $root.Values.profile "beside") (hasSuffix ".kubevirt.io" $kind) -}}
+{{- $theirs := eq (include "varve.owner" $kind) "other" -}}
+{{- if has $kind (splitList " " (include "varve.record" $root)) -}}
+{{- ternary "theirs" "own" $theirs -}}
+{{- else -}}
+{{- $left := or $theirs (and (eq $root.Values.profile "beside") (hasSuffix ".kubevirt.io" $kind)) -}}
 {{- range $product, $group := dict "velero" ".velero.io" "harvester" ".harvesterhci.io" "longhorn" ".longhorn.io" -}}
 {{- if and (has $product $root.Values.present) (hasSuffix $group $kind) }}{{ $left = true }}{{ end -}}
 {{- end -}}
-{{- if not (or $left (eq (include "varve.owner" $kind) "other")) }}yes{{ end -}}
+{{- if not $left }}own{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* varve.copy is a kind as the cluster has it, so that Helm changes nothing of it and keeps it. */}}
+{{- define "varve.copy" -}}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" . -}}
+{{- $kept := dict "helm.sh/resource-policy" "keep" -}}
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: {{ . }}
+  labels: {{ $found.metadata.labels | default dict | toJson }}
+  annotations: {{ merge $kept ($found.metadata.annotations | default dict) | toJson }}
+spec: {{ $found.spec | toJson }}
 {{- end }}
 
 {{/* varve.longhorn says whether the cluster has Longhorn. */}}
