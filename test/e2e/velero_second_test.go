@@ -12,7 +12,9 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -63,6 +65,7 @@ func (s *scene) restoreInSecondCluster(first *velero.Server, backup, want string
 		verdict.Errorf(s.t, "backed up:\n%s\nrestored in the second cluster:\n%s", want, got)
 	}
 	there.nothingOfMovesIsLeft()
+	s.removeRelease(kubeconfig, other, client.ObjectKey{Namespace: layout.Namespace, Name: name})
 }
 
 // saysSo tells whether a download's message, or that of the repository which it waits for, has the text in it.
@@ -83,33 +86,69 @@ func saysSo(ctx context.Context, l *lab.Lab, namespace, text string) (bool, stri
 	return strings.Contains(all, text), all, nil
 }
 
-// startSecondBox brings up a cluster of one node beside the box, with Varve in it, for as long as the test runs. It returns the path of its
-// kubeconfig.
+// startSecondBox brings up a cluster of one node beside the box, with a release of Varve's Helm chart in it, for as long
+// as the test runs. It returns the path of its kubeconfig.
 func (s *scene) startSecondBox() string {
 	s.t.Helper()
-	ctx := context.WithoutCancel(s.t.Context())
-	root := filepath.Dir(cluster.build)
 	dir := filepath.Clean(os.Getenv("VARVE_BOX_DIR")) + "-second"
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	run := func(limit time.Duration, program string, arguments ...string) {
-		s.t.Helper()
-		ctx, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		c := exec.CommandContext(ctx, filepath.Join(root, program), arguments...)
-		c.Dir = root
-		c.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "KUBECTL="+filepath.Join(cluster.build, "kube", "bin", "kubectl"))
-		if out, err := c.CombinedOutput(); err != nil {
-			s.t.Fatalf("%s %s: %v\n%s", program, strings.Join(arguments, " "), err, out)
-		}
-	}
 	box := func(limit time.Duration, arguments ...string) {
 		s.t.Helper()
-		run(limit, "build/bin/box", append(arguments, "--dir", dir)...)
+		s.runFor(kubeconfig, limit, "build/bin/box", append(arguments, "--dir", dir)...)
 	}
 	box(time.Minute, "down") // what a test left that was killed
 	s.t.Cleanup(func() { box(2*time.Minute, "down") })
 	box(3*time.Minute, "up", "--bridge", secondBridge, "--nodes", "1")
 	box(3*time.Minute, "load", filepath.Join(cluster.build, "images", "varve.tar"), filepath.Join(cluster.build, "images", "varve-launcher.tar"))
-	run(4*time.Minute, "deploy/install.sh", "build/deploy", "deploy/box/kubevirt.yaml")
+	s.runHelm(kubeconfig, "install", "varve", "build/chart/varve", "--create-namespace")
+	s.runFor(kubeconfig, time.Minute, "build/kube/bin/kubectl", "apply", "-f", "deploy/box/kubevirt.yaml")
 	return kubeconfig
+}
+
+// runFor runs a program of the checkout, in its root, for the cluster of a kubeconfig.
+func (s *scene) runFor(kubeconfig string, limit time.Duration, program string, arguments ...string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), limit)
+	defer cancel()
+	root := filepath.Dir(cluster.build)
+	c := exec.CommandContext(ctx, filepath.Join(root, program), arguments...)
+	c.Dir = root
+	c.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	if out, err := c.CombinedOutput(); err != nil {
+		s.t.Fatalf("%s %s: %v\n%s", program, strings.Join(arguments, " "), err, out)
+	}
+}
+
+// runHelm runs Helm for Varve's release, and waits until what it has changed runs or is gone.
+func (s *scene) runHelm(kubeconfig string, arguments ...string) {
+	s.t.Helper()
+	arguments = append(arguments, "--namespace", layout.Namespace, "--wait", "--timeout", "4m")
+	s.runFor(kubeconfig, 5*time.Minute, "build/helm/bin/helm", arguments...)
+}
+
+// removeRelease brings Varve's release in the second cluster to other values, and removes it. What users have stays:
+// downloads that are done, and the password of their repository.
+func (s *scene) removeRelease(kubeconfig string, other *lab.Lab, password client.ObjectKey) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	s.runHelm(kubeconfig, "upgrade", "varve", "build/chart/varve", "--set", "images.pullPolicy=IfNotPresent")
+	var controller appsv1.Deployment
+	name := client.ObjectKey{Namespace: layout.Namespace, Name: "varve-controller"}
+	s.must(other.Get(ctx, name, &controller))
+	policy := controller.Spec.Template.Spec.Containers[0].ImagePullPolicy
+	if controller.Status.ReadyReplicas == 0 || policy != corev1.PullIfNotPresent {
+		verdict.Errorf(s.t, "after the upgrade: %d controllers are ready, with images pulled %s",
+			controller.Status.ReadyReplicas, policy)
+	}
+	var before, after velerov2.DataDownloadList
+	s.must(other.List(ctx, &before))
+	s.runHelm(kubeconfig, "uninstall", "varve")
+	if err := other.Get(ctx, name, &controller); !apierrors.IsNotFound(err) {
+		verdict.Errorf(s.t, "the controller is there after the release was removed: %v", err)
+	}
+	s.must(other.List(ctx, &after))
+	if len(before.Items) == 0 || len(after.Items) != len(before.Items) {
+		verdict.Errorf(s.t, "%d downloads before the release was removed, %d after", len(before.Items), len(after.Items))
+	}
+	s.must(other.Get(ctx, password, &corev1.Secret{}))
 }
