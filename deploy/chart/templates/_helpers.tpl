@@ -42,11 +42,13 @@ other
 {{- join " " $foreign -}}
 {{- end }}
 
-{{/* varve.record lists the kinds that this release has. Helm deletes what a release had and has no more, and the
-annotation that keeps it from that goes where somebody else replaces the kind: a release never gives a kind back. */}}
+{{/* varve.record lists the kinds that a release has which is upgraded. Helm deletes what a release had and has no
+more, and the annotation that keeps it from that goes where somebody else replaces the kind: a release never gives a
+kind back. */}}
 {{- define "varve.record" -}}
-{{- $record := lookup "v1" "ConfigMap" "varve" "varve-chart" | default dict -}}
-{{- dig "data" "kinds" "" $record -}}
+{{- if .Release.IsUpgrade -}}
+{{- dig "data" "kinds" "" (lookup "v1" "ConfigMap" "varve" "varve-chart" | default dict) -}}
+{{- end -}}
 {{- end }}
 
 {{/* varve.origin says what the release has of a kind (list . "datauploads.velero.io"): the chart's own definition,
