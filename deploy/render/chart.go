@@ -86,7 +86,8 @@ func chartVersion(version string) string {
 
 // fillDefaults puts the images of an installation into the chart's values.
 func fillDefaults(values string, images references) (string, error) {
-	policy, err := pullPolicy(images), error(nil)
+	policy := pullPolicy(images)
+	var err error
 	for _, image := range []struct{ name, ref string }{{"VARVE", images.varve}, {"LAUNCHER", images.launcher}} {
 		repository, tag, splitErr := splitReference(image.ref)
 		err = errors.Join(err, splitErr)

@@ -23,7 +23,7 @@ func main() {
 	chart := flag.String("chart", "", "write a Helm chart to this directory, which is emptied first, and nothing else")
 	version := flag.String("version", "unknown", "the version of the Helm chart")
 	flag.Parse()
-	err := error(nil)
+	var err error
 	if *chart != "" {
 		err = writeChart(*index, *base, *chart, *version)
 	} else {
