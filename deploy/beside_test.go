@@ -56,6 +56,16 @@ func TestBeside_writesWhatUsersMay(t *testing.T) {
 	}
 }
 
+// A restore that replaces a machine looks which old claims have snapshots, in any namespace.
+func TestBeside_listsVolumeSnapshots(t *testing.T) {
+	t.Parallel()
+	if !slices.ContainsFunc(readRoleRules(t, "beside/role.yaml")["varve-controller"], func(r rbacv1.PolicyRule) bool {
+		return slices.Contains(r.Resources, "volumesnapshots") && slices.Contains(r.Verbs, "list")
+	}) {
+		t.Error("the controller may not list VolumeSnapshots")
+	}
+}
+
 // Users have the same rights beside KubeVirt, except to its kinds.
 func TestBeside_givesUsersTheSameRights(t *testing.T) {
 	t.Parallel()

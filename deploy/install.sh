@@ -55,6 +55,15 @@ if [ -n "$foreign$operators" ]; then
 	beside=yes rendered=$rendered/beside
 	echo "install: this cluster has KubeVirt${operators:+ ($operators)}, which keeps its machines: Varve is installed beside it"
 	echo "install: on: backups, schedules and restores of its machines, running or stopped, repositories, images"
+	enabled=" "
+	[ -z "$(owner_of kubevirts.kubevirt.io)" ] || enabled=$(kubevirt_gates)
+	for need in "IncrementalBackup:backups of running machines" "UtilityVolumes:backups of running machines" \
+		"VMExport:backups of machines" "Snapshot:backups of type snapshot"; do
+		case "$enabled" in
+		*" ${need%%:*} "*) ;;
+		*) echo "install: KubeVirt's feature gate ${need%%:*} is off, and ${need#*:} fail without it: docs/kubevirt.md shows how to add it" ;;
+		esac
+	done
 	echo "install: off: Varve's own machines, and exports and snapshots of Varve's own"
 elif [ -n "$(beside_installed)" ]; then
 	{

@@ -175,7 +175,10 @@ func TestBeside_leavesKubeVirtAsItIs(t *testing.T) {
 	}
 	for range 2 { // the second one brings it up to date
 		out, err := s.run("", "./install.sh", "deploy", "deploy/box/kubevirt.yaml")
-		for _, want := range []string{"kubevirt/virt-operator", "installed beside it", "not ready within 1s"} {
+		for _, want := range []string{
+			"kubevirt/virt-operator", "installed beside it", "not ready within 1s",
+			"feature gate Snapshot is off, and backups of type snapshot fail", "feature gate VMExport is off",
+		} {
 			if err == nil || !strings.Contains(out, want) {
 				t.Errorf("install (%v) does not say %q:\n%s", err, want, out)
 			}

@@ -52,6 +52,13 @@ foreign_kinds() {
 	done
 }
 
+# kubevirt_gates are the feature gates that KubeVirt's configuration names, each between spaces.
+kubevirt_gates() {
+	gates=$("$kubectl" get kubevirts.kubevirt.io --all-namespaces \
+		-o 'jsonpath={.items[*].spec.configuration.developerConfiguration.featureGates[*]}')
+	echo " $gates "
+}
+
 # kubevirt_operators are the operators of KubeVirt that are installed, as namespace/name.
 kubevirt_operators() {
 	"$kubectl" get deployments --all-namespaces -l kubevirt.io=virt-operator \

@@ -197,6 +197,9 @@ func (in *input) checkTracking(name string) *plan {
 	default:
 		return nil
 	}
+	if in.beside && p.refused != "" {
+		p.refused += untrackedHint
+	}
 	return &p
 }
 
