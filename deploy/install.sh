@@ -61,7 +61,10 @@ if [ -n "$foreign$operators" ]; then
 		"VMExport:backups of machines" "Snapshot:backups of type snapshot"; do
 		case "$enabled" in
 		*" ${need%%:*} "*) ;;
-		*) echo "install: KubeVirt's feature gate ${need%%:*} is off, and ${need#*:} fail without it: docs/kubevirt.md shows how to add it" ;;
+		*)
+			echo "install: KubeVirt's feature gate ${need%%:*} is off, and ${need#*:} fail without it:" \
+				"docs/kubevirt.md shows how to add it"
+			;;
 		esac
 	done
 	echo "install: off: Varve's own machines, and exports and snapshots of Varve's own"

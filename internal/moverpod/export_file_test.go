@@ -17,8 +17,8 @@ func newFileUpload() datamove.Job {
 	return job
 }
 
-// KubeVirt's exports have no map: all of the disk is read, in requests for ranges, and what is zero is not stored. The next
-// backup reads all of it again, and stores what differs.
+// KubeVirt's exports have no map: all of the disk is read, in requests for ranges, and what is zero is not stored. The
+// next backup reads all of it again, and stores what differs.
 func TestExportUpload_readsAFile(t *testing.T) {
 	t.Parallel()
 	s, m := newSite(t), newMachine(diskBytes, 31)
@@ -41,8 +41,8 @@ func TestExportUpload_readsAFile(t *testing.T) {
 	s.wantRestored(t, second, m)
 }
 
-// The pod of an export that is started again while the disk is read may serve other bytes: KubeVirt does so after a run of
-// the machine.
+// The pod of an export that is started again while the disk is read may serve other bytes: KubeVirt does so after a run
+// of the machine.
 func TestExportUpload_readsOneRunOfAFile(t *testing.T) {
 	t.Parallel()
 	s, m := newSite(t), newMachine(48*mib, 32)

@@ -20,8 +20,8 @@ import (
 // FakeFilePath is where a FakeFile has its disk.
 const FakeFilePath = "/volumes/root/dir/disk.img"
 
-// FakeFile is a fake of KubeVirt's export server: it has a disk as one file, answers requests for ranges, knows no map and
-// no entity tags, and has another certificate after each start.
+// FakeFile is a fake of KubeVirt's export server: it has a disk as one file, answers requests for ranges, knows no map
+// and no entity tags, and has another certificate after each start.
 type FakeFile struct {
 	*Site
 

@@ -27,8 +27,8 @@ func (w *world) notReadySince(vm *kubevirtv1.VirtualMachine, since time.Time) {
 	})
 }
 
-// exportedBeside: KubeVirt's export pods mount the claims, and their volumes do not say that it is read-only. They are no
-// writers, whether they are there before the backup or come with it; other pods are.
+// exportedBeside: KubeVirt's export pods mount the claims, and their volumes do not say that it is read-only. They are
+// no writers, whether they are there before the backup or come with it; other pods are.
 func exportedBeside(w *world) {
 	w.stopped()
 	mounts := func(name string, owner *metav1.OwnerReference) {
@@ -86,8 +86,8 @@ func startedBeside(w *world) {
 	w.failsWithNothingLeft(b, uploads, "virtual machine web was started while its disks were read")
 }
 
-// snapshotBeside: KubeVirt's snapshot is made with a deadline for the time that it may freeze the guest, may have the claim
-// with the machine's state beside the disks, and is deleted with the backup.
+// snapshotBeside: KubeVirt's snapshot is made with a deadline for the time that it may freeze the guest, may have the
+// claim with the machine's state beside the disks, and is deleted with the backup.
 func snapshotBeside(w *world) {
 	w.running()
 	b := w.newSnapshot("monday", nil)

@@ -32,8 +32,8 @@ func TestRawDisk_isADiskSource(t *testing.T) {
 	})
 }
 
-// A disk that is read over connections that break has the same bytes, and none is asked for twice but those of a request
-// that was cut.
+// A disk that is read over connections that break has the same bytes, and none is asked for twice but those of a
+// request that was cut.
 func TestRawDisk_goesOnAfterCuts(t *testing.T) {
 	t.Parallel()
 	content := exporttest.NewVolume("root", 9<<20+512, false, 8).Content

@@ -135,8 +135,8 @@ func asKubeVirtExport(e *exportv1.VirtualMachineExport, format exportv1.ExportVo
 	link.Backups = nil
 }
 
-// exportServesFile: on a Block volume, or one that a DataVolume has made, KubeVirt serves the disk itself, and on others
-// the directory with its file.
+// exportServesFile: on a Block volume, or one that a DataVolume has made, KubeVirt serves the disk itself, and on
+// others the directory with its file.
 func exportServesFile(w *world) {
 	for format, path := range map[exportv1.ExportVolumeFormat]string{
 		exportv1.FormatRaw: "/disk.img", exportv1.FormatDir: "/dir",

@@ -12,9 +12,9 @@ import (
 // diskFile is the disk in the root directory of a Filesystem volume.
 const diskFile = "disk.img"
 
-// exportedFile returns where the disk of a claim is read as one file in an export that is Ready. KubeVirt's exports have
-// disks so, and no maps: as the format raw, or, on a Filesystem volume that no DataVolume has made, as a file in the
-// format dir. Both answer requests for ranges.
+// exportedFile returns where the disk of a claim is read as one file in an export that is Ready. KubeVirt's exports
+// have disks so, and no maps: as the format raw, or, on a Filesystem volume that no DataVolume has made, as a file in
+// the format dir. Both answer requests for ranges.
 func exportedFile(name string, o *exportv1.VirtualMachineExport, claim string) (*datamove.EndpointSource, error) {
 	volumes := o.Status.Links.Internal.Volumes
 	i := slices.IndexFunc(volumes, func(v exportv1.VirtualMachineExportVolume) bool { return v.Name == claim })
@@ -54,6 +54,6 @@ func checkFileURL(address, namespace, claim string) error {
 	if isServiceOf(u, namespace) && slices.Contains([]string{raw + diskFile, raw + "dir/" + diskFile}, u.EscapedPath()) {
 		return nil
 	}
-	return fmt.Errorf("the address %.200q of PersistentVolumeClaim %s is not that of its disk at a Service in namespace %s",
-		address, claim, namespace)
+	return fmt.Errorf("the address %.200q of PersistentVolumeClaim %s is not that of its disk at a Service in "+
+		"namespace %s", address, claim, namespace)
 }

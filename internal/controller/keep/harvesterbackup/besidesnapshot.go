@@ -12,10 +12,10 @@ import (
 	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 )
 
-// KubeVirt's own VirtualMachineSnapshots differ from Varve's in what they do with a guest and with volumes. KubeVirt always
-// freezes a guest whose agent answers, and thaws it when all VolumeSnapshots are taken, or, if nobody does that, after the
-// snapshot's failureDeadline. It leaves no volume out whose storage makes snapshots, and adds the claim with the machine's
-// state.
+// KubeVirt's own VirtualMachineSnapshots differ from Varve's in what they do with a guest and with volumes. KubeVirt
+// always freezes a guest whose agent answers, and thaws it when all VolumeSnapshots are taken, or, if nobody does that,
+// after the snapshot's failureDeadline. It leaves no volume out whose storage makes snapshots, and adds the claim with
+// the machine's state.
 
 // KubeVirt's feature gates that a backup may need. None is on by itself in KubeVirt 1.8.
 const (
@@ -23,8 +23,8 @@ const (
 	gateExport   = "VMExport"
 )
 
-// freezeDeadline is how long KubeVirt may take until all VolumeSnapshots of a machine are taken, which is as long as its
-// guest may be frozen. It is KubeVirt's default.
+// freezeDeadline is how long KubeVirt may take until all VolumeSnapshots of a machine are taken, which is as long as
+// its guest may be frozen. It is KubeVirt's default.
 const freezeDeadline = 5 * time.Minute
 
 // stateVolumePrefix begins the name that KubeVirt gives to the volume with the state of a machine.

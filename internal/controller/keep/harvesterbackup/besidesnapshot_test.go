@@ -53,7 +53,8 @@ func TestDescribeLateSnapshot(t *testing.T) {
 		t.Errorf("in time: %q", got)
 	}
 	late := made.Add(7 * time.Hour)
-	if got := describeLateSnapshot(s, late); !strings.HasPrefix(got, "waited 6h10m0s for VirtualMachineSnapshot g to be ready") {
+	const waited = "waited 6h10m0s for VirtualMachineSnapshot g to be ready"
+	if got := describeLateSnapshot(s, late); !strings.HasPrefix(got, waited) {
 		t.Errorf("late: %q", got)
 	}
 	s.Status = &vmsnapshotv1.VirtualMachineSnapshotStatus{ReadyToUse: ptr.To(true)}

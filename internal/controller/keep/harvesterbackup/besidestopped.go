@@ -12,9 +12,9 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-// Beside KubeVirt, nobody writes on a claim which runs could write to it, and KubeVirt's export does not keep its machine
-// from starting: it ends when an instance is there, and begins anew when the instance is gone. What changes with each run
-// is the instance itself, and, when it is gone, since when the machine's condition Ready is what it is.
+// Beside KubeVirt, nobody writes on a claim which runs could write to it, and KubeVirt's export does not keep its
+// machine from starting: it ends when an instance is there, and begins anew when the instance is gone. What changes
+// with each run is the instance itself, and, when it is gone, since when the machine's condition Ready is what it is.
 
 // untrackedHint says what can be done with a running machine of KubeVirt's before it is tracked.
 const untrackedHint = ". Until then, back it up while it is stopped, or set spec.type to snapshot"
@@ -24,7 +24,7 @@ func latestRun(vm *unstructured.Unstructured, instance *kubevirtv1.VirtualMachin
 	if instance != nil {
 		return string(instance.UID)
 	}
-	conditions, _, _ := unstructured.NestedSlice(vm.Object, "status", "conditions") //nolint:errcheck // then it has none
+	conditions, _, _ := unstructured.NestedSlice(vm.Object, "status", "conditions")
 	for _, c := range conditions {
 		fields, _ := c.(map[string]any)
 		if fields["type"] == "Ready" {
@@ -35,10 +35,10 @@ func latestRun(vm *unstructured.Unstructured, instance *kubevirtv1.VirtualMachin
 	return ""
 }
 
-// hasInstance says whether a machine's status has an instance. KubeVirt writes that together with the conditions: as long
-// as it is so without an instance, they are of before its end.
+// hasInstance says whether a machine's status has an instance. KubeVirt writes that together with the conditions: as
+// long as it is so without an instance, they are of before its end.
 func hasInstance(vm *unstructured.Unstructured) bool {
-	created, _, _ := unstructured.NestedBool(vm.Object, "status", "created") //nolint:errcheck // then it is not created
+	created, _, _ := unstructured.NestedBool(vm.Object, "status", "created")
 	return created
 }
 
@@ -47,8 +47,8 @@ func hasRunSince(noted *harvesterv1.StoppedMachine, latest string) bool {
 	return slices.ContainsFunc(noted.Claims, func(c harvesterv1.StoppedClaim) bool { return c.Run != latest })
 }
 
-// isExportPod says whether a pod serves a VirtualMachineExport. KubeVirt mounts the claims of such pods read-only, which
-// their volumes do not say.
+// isExportPod says whether a pod serves a VirtualMachineExport. KubeVirt mounts the claims of such pods read-only,
+// which their volumes do not say.
 func isExportPod(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(pod)
 	return owner != nil && owner.Kind == "VirtualMachineExport" &&

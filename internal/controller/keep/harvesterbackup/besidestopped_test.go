@@ -68,7 +68,8 @@ func TestPlan_besideRecordsTheLatestRun(t *testing.T) {
 	if err := unstructured.SetNestedField(behind.machine.Object, true, "status", "created"); err != nil {
 		t.Fatal(err)
 	}
-	if p := makePlan(behind); p.status != nil || !strings.Contains(p.waiting, "KubeVirt to note that virtual machine app/web has stopped") {
+	const note = "KubeVirt to note that virtual machine app/web has stopped"
+	if p := makePlan(behind); p.status != nil || !strings.Contains(p.waiting, note) {
 		t.Errorf("a status of before the end: %+v", p)
 	}
 	gone := besideInput(t)

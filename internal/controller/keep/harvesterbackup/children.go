@@ -37,14 +37,7 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 	if refused, err := r.makeDefinition(ctx, b); refused != "" || err != nil {
 		return "", refused, err
 	}
-	var source client.Object = scratchClaim(b)
-	if b.Status.Stopped != nil {
-		source = machineExport(b)
-	}
-	if refused, err := r.children.Make(ctx, b.UID, source); refused != "" || err != nil {
-		if b.Status.Stopped != nil {
-			refused = r.nameGate(refused, gateExport)
-		}
+	if refused, err := r.makeSource(ctx, b); refused != "" || err != nil {
 		return "", refused, err
 	}
 	if r.BesideKubeVirt && b.Status.Stopped == nil {
@@ -64,6 +57,15 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 		all[v.VolumeName] = u
 	}
 	return "", "", child.NoteMade(ctx, r.cached, b)
+}
+
+// makeSource makes the export that the disks are read from, or the claim for what the guest overwrites meanwhile.
+func (r *reconciler) makeSource(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (refused string, err error) {
+	if b.Status.Stopped == nil {
+		return r.children.Make(ctx, b.UID, scratchClaim(b))
+	}
+	refused, err = r.children.Make(ctx, b.UID, machineExport(b))
+	return r.nameGate(refused, gateExport), err
 }
 
 // makeTracker makes the tracker of the machine and the location, which goes with the machine.

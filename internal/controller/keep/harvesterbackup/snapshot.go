@@ -85,12 +85,9 @@ func (r *reconciler) takeSnapshot(ctx context.Context, b *harvesterv1.VirtualMac
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	failed := describeSnapshotFailure(b, s)
+	failed := describeSnapshotFailure(b, s, now)
 	if content != nil {
 		observeContent(&b.Status, content)
-	}
-	if failed == "" {
-		failed = describeLateSnapshot(s, now)
 	}
 	if failed == "" && !s.IsReady() {
 		setProgressing(&b.Status, now, describeSnapshotProgress(s))
@@ -200,7 +197,7 @@ func newSnapshot(b *harvesterv1.VirtualMachineBackup) *vmsnapshotv1.VirtualMachi
 }
 
 // describeSnapshotFailure says why a VirtualMachineSnapshot will never be ready, or "".
-func describeSnapshotFailure(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMachineSnapshot) string {
+func describeSnapshotFailure(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMachineSnapshot, now time.Time) string {
 	switch {
 	case s == nil || s.DeletionTimestamp != nil:
 		return fmt.Sprintf("VirtualMachineSnapshot %s was deleted by somebody else: create another backup",
@@ -212,7 +209,7 @@ func describeSnapshotFailure(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv
 		return fmt.Sprintf("virtual machine %s was made again before its snapshot was taken: create another backup",
 			b.Spec.Source.Name)
 	}
-	return ""
+	return describeLateSnapshot(s, now)
 }
 
 func errorOf(s *vmsnapshotv1.VirtualMachineSnapshot) string {

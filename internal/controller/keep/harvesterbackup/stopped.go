@@ -178,19 +178,8 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 	const another = ": create another backup"
 	name := b.Spec.Source.Name
 	started := fmt.Sprintf("virtual machine %s was started while its disks were read%s", name, another)
-	for _, c := range b.Status.Stopped.Claims {
-		key := types.NamespacedName{Namespace: b.Namespace, Name: c.Name}
-		claim, err := reconcile.Find(ctx, r.live, key, &corev1.PersistentVolumeClaim{})
-		switch {
-		case err != nil:
-			return "", err
-		case claim == nil || claim.UID != c.UID:
-			return fmt.Sprintf("PersistentVolumeClaim %s was deleted, or made again, while it was read%s", c.Name,
-				another), nil
-		}
-		if epoch, err := runepoch.Of(claim); !r.BesideKubeVirt && (err != nil || epoch.Run != c.Run) {
-			return started, nil //nolint:nilerr // the record of the claim's runs is another one
-		}
+	if why, err := r.findOtherClaim(ctx, b, started); why != "" || err != nil {
+		return why, err
 	}
 	key := types.NamespacedName{Namespace: b.Namespace, Name: name}
 	vm, err := reconcile.Find(ctx, r.live, key, definition.NewMachine())
@@ -225,6 +214,28 @@ func (r *reconciler) findWriter(ctx context.Context, b *harvesterv1.VirtualMachi
 		if claim != "" && !slices.Contains(b.Status.Stopped.EndedPods, pod.UID) {
 			return fmt.Sprintf("pod %s could write to PersistentVolumeClaim %s while it was read%s", pod.Name, claim,
 				another), nil
+		}
+	}
+	return "", nil
+}
+
+// findOtherClaim says which claim of a stopped machine is another one by now, or returns started if a run that could write
+// to one was noted on it since the backup was planned, or "".
+func (r *reconciler) findOtherClaim(ctx context.Context, b *harvesterv1.VirtualMachineBackup, started string) (string, error) {
+	for _, c := range b.Status.Stopped.Claims {
+		key := types.NamespacedName{Namespace: b.Namespace, Name: c.Name}
+		claim, err := reconcile.Find(ctx, r.live, key, &corev1.PersistentVolumeClaim{})
+		switch {
+		case err != nil:
+			return "", err
+		case claim == nil || claim.UID != c.UID:
+			return fmt.Sprintf("PersistentVolumeClaim %s was deleted, or made again, while it was read: create another "+
+				"backup", c.Name), nil
+		case r.BesideKubeVirt:
+			continue // there, the machine itself tells its runs
+		}
+		if epoch, err := runepoch.Of(claim); err != nil || epoch.Run != c.Run {
+			return started, nil //nolint:nilerr // the record of the claim's runs is another one
 		}
 	}
 	return "", nil
