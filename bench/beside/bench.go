@@ -25,10 +25,12 @@ const (
 	mib       = int64(1) << 20
 
 	dataDisk = "data"
-	// dataBytes at the beginning of the data disk are random. Extents are written behind them.
-	dataBytes     = 256 * mib
-	extents       = 600
-	extentBytes   = 64 << 10
+	// dataBytes at the beginning of the data disk are 16 MiB of random bytes, again and again. extents of extentBytes are
+	// written behind them.
+	dataBytes   = 256 * mib
+	extents     = 600
+	extentBytes = 64 << 10
+
 	stepTimeout   = 5 * time.Minute
 	deleteTimeout = 3 * time.Minute
 )
@@ -77,7 +79,9 @@ func (b *bench) add(id string, value float64) {
 	b.figures[id] = append(b.figures[id], value)
 }
 
-func (b *bench) logf(format string, args ...any) { fmt.Fprintf(os.Stderr, b.runtime+": "+format+"\n", args...) }
+func (b *bench) logf(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, b.runtime+": "+format+"\n", args...)
+}
 
 // loadAverage returns that of the last minute, and of the last five and fifteen.
 func loadAverage() string {
@@ -86,7 +90,10 @@ func loadAverage() string {
 	return strings.Join(fields[:min(3, len(fields))], " ")
 }
 
-// bootMachine makes the machine of the tests beside KubeVirt, with a larger data disk, and fills that.
+// claimSizes are those of the machine's claims.
+var claimSizes = map[string]string{"machine-root": "512Mi", "machine-data": "2Gi"}
+
+// bootMachine makes the machine of the tests beside KubeVirt, with larger disks, and fills the data disk.
 func (b *bench) bootMachine(ctx context.Context) error {
 	image, err := b.Image("varve-guest-test")
 	if err != nil {
@@ -97,7 +104,6 @@ func (b *bench) bootMachine(ctx context.Context) error {
 		return err
 	}
 	text = bytes.ReplaceAll(text, []byte("image: IMAGE"), []byte("image: "+image))
-	text = bytes.ReplaceAll(text, []byte("storage: 1Gi"), []byte("storage: 2Gi"))
 	objects := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
 	for {
 		o := &unstructured.Unstructured{}
@@ -111,8 +117,13 @@ func (b *bench) bootMachine(ctx context.Context) error {
 			labels[lab.TrackingLabel] = "true" // Varve's runtime is configured for it.
 			o.SetLabels(labels)
 		}
+		if size, ok := claimSizes[o.GetName()]; ok {
+			if err := unstructured.SetNestedField(o.Object, size, "spec", "resources", "requests", "storage"); err != nil {
+				return fmt.Errorf("claim %s: %w", o.GetName(), err)
+			}
+		}
 		if err := b.Create(ctx, o); err != nil {
-			return err
+			return fmt.Errorf("create %s: %w", o.GetName(), err)
 		}
 	}
 	if _, err := b.WaitAgent(ctx, vmName, stepTimeout); err != nil {
@@ -123,7 +134,8 @@ func (b *bench) bootMachine(ctx context.Context) error {
 	}
 	// Random numbers cost an emulated processor more than writing them.
 	return b.runInGuest(ctx, fmt.Sprintf(`dd if=/dev/urandom of=/tmp/random bs=1M count=16
-		i=0; while [ $i -lt %d ]; do dd if=/tmp/random of=$data bs=1M seek=$i conv=notrunc; i=$((i+16)); done`, dataBytes/mib))
+		i=0; while [ $i -lt %d ]; do dd if=/tmp/random of=$data bs=1M seek=$i conv=notrunc; i=$((i+16)); done`,
+		dataBytes/mib))
 }
 
 // runInGuest runs a script in the guest, after which its disks hold what it wrote. The variable data is the device of

@@ -39,7 +39,9 @@ func TestCompareHalves(t *testing.T) {
 func TestCutPieces(t *testing.T) {
 	t.Parallel()
 	got := cutPieces(extent.NewSet(extent.Extent{Offset: 5, Length: 7}, extent.Extent{Offset: mib, Length: 2*mib + 1}))
-	want := []extent.Extent{{Offset: 5, Length: 7}, {Offset: mib, Length: mib}, {Offset: 2 * mib, Length: mib}, {Offset: 3 * mib, Length: 1}}
+	want := []extent.Extent{
+		{Offset: 5, Length: 7}, {Offset: mib, Length: mib}, {Offset: 2 * mib, Length: mib}, {Offset: 3 * mib, Length: 1},
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

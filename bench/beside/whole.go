@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -120,7 +121,9 @@ func (b *bench) measurePush(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) tracker(name string) *backupv1.VirtualMachineBackupTracker { return b.Tracker(name, vmName) }
+func (b *bench) tracker(name string) *backupv1.VirtualMachineBackupTracker {
+	return b.Tracker(name, vmName)
+}
 
 // newBackup returns a backup that both runtimes know.
 func (b *bench) newBackup(name, tracker string, mode backupv1.BackupMode, claim string) *backupv1.VirtualMachineBackup {
@@ -142,7 +145,7 @@ func (b *bench) waitCondition(ctx context.Context, backup *backupv1.VirtualMachi
 			return false, "", err
 		}
 		done := apimeta.FindStatusCondition(backup.Status.Conditions, backupv1.ConditionDone)
-		if done != nil && done.Status == "True" && done.Reason != backupv1.DoneSucceeded && condition != backupv1.ConditionExportReady {
+		if done != nil && done.Status == metav1.ConditionTrue && done.Reason != backupv1.DoneSucceeded {
 			return false, "", fmt.Errorf("backup %s: %s %s", backup.Name, done.Reason, done.Message)
 		}
 		is := apimeta.IsStatusConditionTrue(backup.Status.Conditions, condition)
