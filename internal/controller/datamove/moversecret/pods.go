@@ -21,9 +21,9 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-// WatchPods returns a source of requests for the DataUploads whose mover pods are made. Their Secrets are then there
-// before the kubelet mounts them: it says FailedMount for one that is missing, and tries again after half a second,
-// then one, then two, and so on. The source has a cache of its own, because that of mgr has other pods.
+// WatchPods returns a source of requests for the DataUploads whose mover pods are made, so that their Secrets are there
+// when the kubelet mounts them, or when it tries again: it says FailedMount for one that is missing, and waits for half
+// a second, then one, then two, and so on. The source has a cache of its own, because that of mgr has other pods.
 func WatchPods(mgr ctrl.Manager, namespace string) (source.Source, error) {
 	ours, err := labels.NewRequirement(datamove.LabelObject, selection.Exists, nil)
 	if err != nil {
