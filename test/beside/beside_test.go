@@ -27,7 +27,7 @@ import (
 const mib = int64(1) << 20
 
 // TestBeside runs machines of KubeVirt's through the lives that Varve gives them, which end with Varve's removal. Three
-// of them live at one time, because pods start and guests boot for most of it. What all of them would notice comes last.
+// of them live at one time, because pods start and guests boot for most of it. What all of them notice comes last.
 func TestBeside(t *testing.T) {
 	lived, interrupted, steered := newScene(t, "beside"), newScene(t, "beside-interrupted"), newScene(t, "beside-clients")
 	// Two disks of each machine are read at one time.

@@ -93,8 +93,8 @@ func (s *scene) waitShown(ctx context.Context, shown *screen, text string) {
 	}))
 }
 
-// exportStopped stops the machine with virtctl and downloads its disk, which holds what it held while the guest ran. The
-// stopped machine is backed up, lost and restored, and started with virtctl.
+// exportStopped stops the machine with virtctl and downloads its disk, which holds what it held while the guest ran.
+// The stopped machine is backed up, lost and restored, and started with virtctl.
 func (s *scene) exportStopped() {
 	s.t.Helper()
 	ctx := s.t.Context()
