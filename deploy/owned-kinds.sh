@@ -52,11 +52,15 @@ foreign_kinds() {
 	done
 }
 
-# kubevirt_gates are the feature gates that KubeVirt's configuration names, each between spaces.
+# kubevirt_gates are the feature gates that KubeVirt's configuration names, each between spaces. KubeVirt after 1.8 has
+# some on by itself.
 kubevirt_gates() {
 	gates=$("$kubectl" get kubevirts.kubevirt.io --all-namespaces \
 		-o 'jsonpath={.items[*].spec.configuration.developerConfiguration.featureGates[*]}')
-	echo " $gates "
+	case "$("$kubectl" get kubevirts.kubevirt.io --all-namespaces -o 'jsonpath={.items[*].status.observedKubeVirtVersion}')" in
+	"" | v1.8.*) echo " $gates " ;;
+	*) echo " $gates VMExport Snapshot " ;;
+	esac
 }
 
 # kubevirt_operators are the operators of KubeVirt that are installed, as namespace/name.

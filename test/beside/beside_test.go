@@ -58,6 +58,7 @@ func TestBeside(t *testing.T) {
 
 // runBeside runs a test of a scene beside those of other scenes.
 func runBeside(t *testing.T, name string, s *scene, test func(*scene)) {
+	t.Helper()
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
 		part := *s

@@ -125,7 +125,7 @@ func (s *scene) hashArchived(name string, size int64) string {
 	s.t.Helper()
 	f, err := os.Open(name)
 	s.mustSucceed(err)
-	defer f.Close() //nolint:errcheck // opened for reading
+	defer f.Close()
 	files := tar.NewReader(f)
 	for {
 		header, err := files.Next()

@@ -16,13 +16,13 @@ func fakeAPI(t *testing.T, groups string, status int) (c *Client, calls *[]strin
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.URL.Path == "/apis" {
-			fmt.Fprintf(w, `{"kind":"APIGroupList","apiVersion":"v1","groups":[%s]}`, groups) //nolint:errcheck // the client fails
+			fmt.Fprintf(w, `{"kind":"APIGroupList","apiVersion":"v1","groups":[%s]}`, groups)
 			return
 		}
 		*calls = append(*calls, r.Method+" "+r.URL.Path)
 		w.WriteHeader(status)
 		if status >= http.StatusBadRequest {
-			fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"VM is already running","code":%d}`, status) //nolint:errcheck // as above
+			fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"VM is already running","code":%d}`, status)
 		}
 	}))
 	t.Cleanup(server.Close)

@@ -65,7 +65,8 @@ Run strategy Always becomes Halted. With Manual and RerunOnFailure the stop is r
 the machine's status, or of KubeVirt if that runs the machine, and the strategy stays.
 
 A stop waits for a running backup to end; --wait shows that. --force does not wait: the
-backup fails, and the next one starts from the same base.`,
+backup fails, and the next one starts from the same base. A machine that KubeVirt runs
+stops at once: its backup fails.`,
 		Example: `  varve vm stop web --wait
 
   # At once, although a backup runs
@@ -95,7 +96,8 @@ func newRestartCommand(s *resource.Session) *cobra.Command {
 		Long: `Restart a virtual machine: its guest is shut down, and a new instance is started. Changes of
 the machine's spec and of changed block tracking (PendingRestart) apply at a restart.
 
-A restart waits for a running backup to end; --wait shows that, --force does not wait.`,
+A restart waits for a running backup to end; --wait shows that, --force does not wait. A
+machine that KubeVirt runs restarts at once: its backup fails.`,
 		Example: `  # Apply a change of changed block tracking, and wait until it is done
   varve vm restart web --wait`,
 		Args: cmdline.ExactArgs(1, "the name of a virtual machine"), ValidArgsFunction: s.CompleteArgs(resource.NewVMs, 1),
@@ -124,7 +126,7 @@ func changePower(s *resource.Session, cmd *cobra.Command, name string, decide de
 		return nil, nil, err
 	}
 	if force {
-		if err := checkForce(cmd.Context(), s, c); err != nil {
+		if err := checkForce(cmd.Context(), c); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -156,12 +158,12 @@ func changePower(s *resource.Session, cmd *cobra.Command, name string, decide de
 }
 
 // checkForce refuses what only Varve's own runtime knows.
-func checkForce(ctx context.Context, s *resource.Session, c *cluster.Client) error {
+func checkForce(ctx context.Context, c *cluster.Client) error {
 	kubevirt, err := c.RunsKubeVirt(ctx)
 	if err != nil || !kubevirt {
 		return err
 	}
-	return failure.New("leave it out, or see `virtctl stop --help`",
+	return failure.New("leave it out: KubeVirt does not wait for a backup",
 		"--force is for machines of Varve's own runtime, and KubeVirt runs those of this cluster")
 }
 

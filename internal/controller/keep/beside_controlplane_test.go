@@ -112,7 +112,10 @@ func pulled(w *world) {
 		return nil
 	})
 	controlplane.Update(w.T, w.varve, tracker, true, func(t *backupv1.VirtualMachineBackupTracker) {
-		t.Status.LatestCheckpoint.Volumes = append(t.Status.LatestCheckpoint.Volumes, backupv1.CheckpointVolume{VolumeName: "data"})
+		for _, name := range []string{"data", "plugged"} {
+			t.Status.LatestCheckpoint.Volumes = append(t.Status.LatestCheckpoint.Volumes,
+				backupv1.CheckpointVolume{VolumeName: name})
+		}
 	})
 
 	second := w.newBackup("tuesday", nil)

@@ -192,10 +192,12 @@ func halted(w *world) {
 // machine shows it.
 func startsOnRequest(w *world) {
 	vm, guest := w.machine(kubevirtv1.RunStrategyManual)
-	w.start(guest)
+	vmi := w.start(guest)
 	b := w.makeReady("monday")
-	w.must(w.admin.Delete(w.Context(), vm))
-	w.gone(vm)
+	for _, o := range []client.Object{vm, vmi} {
+		w.must(w.varve.Delete(w.Context(), o))
+		w.gone(o)
+	}
 	r := w.newRestore(b)
 	w.create(r)
 	for _, d := range w.downloads(r) {

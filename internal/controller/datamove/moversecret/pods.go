@@ -48,7 +48,8 @@ func WatchPods(mgr ctrl.Manager, namespace string) (source.Source, error) {
 
 // onlyMade drops everything that happens to a pod after it was made.
 var onlyMade = predicate.Funcs{
-	UpdateFunc:  func(event.UpdateEvent) bool { return false },
+	// A pod that was made again under its name while nobody watched comes as an update.
+	UpdateFunc:  func(e event.UpdateEvent) bool { return e.ObjectOld.GetUID() != e.ObjectNew.GetUID() },
 	DeleteFunc:  func(event.DeleteEvent) bool { return false },
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }

@@ -13,6 +13,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/export/podspec"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -67,13 +68,23 @@ func (r *reconciler) needsFull(ctx context.Context, b *harvesterv1.VirtualMachin
 	}
 	t := newTracker(b)
 	tracker, err := reconcile.Find(ctx, r.live, client.ObjectKeyFromObject(t), t)
-	return !hasBitmaps(tracker, b), err
+	if err != nil {
+		return false, err
+	}
+	instance, err := r.findInstance(ctx, client.ObjectKey{Namespace: b.Namespace, Name: b.Spec.Source.Name})
+	if err != nil {
+		return false, err
+	}
+	return !hasBitmaps(tracker, b, instance), nil
 }
 
 // hasBitmaps says whether the tracker's checkpoint has all disks of a backup. KubeVirt asks the hypervisor for the changes
 // of all or of none: with one that was added since, it tries until the backup's time is up.
-func hasBitmaps(tracker *backupv1.VirtualMachineBackupTracker, b *harvesterv1.VirtualMachineBackup) bool {
-	if tracker == nil || tracker.Status.LatestCheckpoint == nil {
+func hasBitmaps(
+	tracker *backupv1.VirtualMachineBackupTracker, b *harvesterv1.VirtualMachineBackup,
+	instance *kubevirtv1.VirtualMachineInstance,
+) bool {
+	if tracker == nil || tracker.Status.LatestCheckpoint == nil || instance == nil {
 		return false
 	}
 	has := map[string]bool{}
@@ -85,8 +96,10 @@ func hasBitmaps(tracker *backupv1.VirtualMachineBackupTracker, b *harvesterv1.Vi
 			return false
 		}
 	}
-	for _, v := range b.Status.ExcludedVolumes { // KubeVirt has all disks that it tracks in its backup
-		if v.Reason == harvesterv1.ExcludedByUser && !has[v.Name] {
+	// KubeVirt has all disks of the guest in its backup, also those that are left out of this one.
+	for _, v := range b.Status.ExcludedVolumes {
+		left := v.Reason == harvesterv1.ExcludedByUser || v.Reason == harvesterv1.HotPlugged
+		if left && !has[v.Name] && claimOf(&instance.Spec, v.Name) != "" {
 			return false
 		}
 	}

@@ -1,7 +1,6 @@
 package harvesterbackup
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -48,12 +47,12 @@ func limitFreeze(b *harvesterv1.VirtualMachineBackup, s *vmsnapshotv1.VirtualMac
 	}
 }
 
-// nameGate adds to a refusal which of KubeVirt's feature gates it may be about. Its own message does not name it.
+// nameGate adds to a refusal for a feature gate which one it is. KubeVirt's own message does not name it as users write it.
 func (r *reconciler) nameGate(refused, gate string) string {
-	if !r.BesideKubeVirt || refused == "" {
+	if !r.BesideKubeVirt || !strings.Contains(refused, "feature gate") {
 		return refused
 	}
 	return fmt.Sprintf("%s. KubeVirt needs its feature gate %s for this: add it to "+
 		"spec.configuration.developerConfiguration.featureGates of the KubeVirt object, and create another backup",
-		cmp.Or(strings.TrimSuffix(refused, "."), "refused"), gate)
+		strings.TrimSuffix(refused, "."), gate)
 }

@@ -72,6 +72,9 @@ func TestNameGate(t *testing.T) {
 	if !strings.HasPrefix(got, denied+". KubeVirt needs its feature gate Snapshot") || r.nameGate("", gateSnapshot) != "" {
 		t.Errorf("%q", got)
 	}
+	if got := r.nameGate("create x: exceeded quota", gateSnapshot); got != "create x: exceeded quota" {
+		t.Errorf("a refusal for something else: %q", got)
+	}
 	if got := (&reconciler{}).nameGate(denied, gateSnapshot); got != denied {
 		t.Errorf("with Varve's own runtime: %q", got)
 	}

@@ -3,7 +3,9 @@ package harvesterrestore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -211,8 +213,13 @@ func (r *reconciler) giveToMachine(ctx context.Context, o *harvesterv1.VirtualMa
 func (r *reconciler) startMachine(ctx context.Context, base, o *harvesterv1.VirtualMachineRestore, vm machine) (ctrl.Result, error) {
 	now := r.Clock.Now()
 	if strategy, pending := vm.GetAnnotations()[annotationStrategy]; pending {
-		if err := r.setStrategy(ctx, vm, strategy); err != nil {
-			return ctrl.Result{}, err
+		if err := r.setStrategy(ctx, o, vm, strategy); err != nil {
+			if now.After(madeTime(o, vm).Add(startDeadline)) {
+				return ctrl.Result{}, r.endFailed(ctx, base, o, fmt.Sprintf(
+					"virtual machine %s is restored, and could not be started within %s: %v", vm.GetName(), startDeadline, err))
+			}
+			setProgressing(&o.Status, now, messageMachine, err.Error())
+			return ctrl.Result{}, errors.Join(err, r.writeStatus(ctx, base, o))
 		}
 	}
 	strategy, _, _ := unstructured.NestedString(vm.Object, "spec", "runStrategy")
@@ -267,12 +274,18 @@ func (r *reconciler) finishMachine(ctx context.Context, base, o *harvesterv1.Vir
 // setStrategy gives the machine the run strategy that it had. One that starts on request gets the strategy first, and then
 // the request: KubeVirt takes a request to start a machine that is halted for one to have it run always. The annotation
 // goes when the request is there, so that it is made again after a restart, or if the machine has changed meanwhile.
-func (r *reconciler) setStrategy(ctx context.Context, vm machine, strategy string) error {
+func (r *reconciler) setStrategy(
+	ctx context.Context, o *harvesterv1.VirtualMachineRestore, vm machine, strategy string,
+) error {
+	instance, err := r.findInstance(ctx, o)
+	if err != nil {
+		return err
+	}
 	changed := vm.DeepCopy()
 	if err := unstructured.SetNestedField(changed.Object, strategy, "spec", "runStrategy"); err != nil {
 		return err
 	}
-	asked := strategy != "Manual" || isAskedToRun(vm)
+	asked := strategy != "Manual" || isAskedToRun(vm, instance)
 	if asked {
 		annotations := changed.GetAnnotations()
 		delete(annotations, annotationStrategy)
@@ -291,11 +304,15 @@ func (r *reconciler) setStrategy(ctx context.Context, vm machine, strategy strin
 	return nil
 }
 
-// isAskedToRun says whether a machine has an instance, or a request for one.
-func isAskedToRun(vm machine) bool {
-	created, _, _ := unstructured.NestedBool(vm.Object, "status", "created")
+// isAskedToRun says whether a machine has an instance, or a request for one. Its status may be that of an instance that
+// is gone.
+func isAskedToRun(vm machine, instance *unstructured.Unstructured) bool {
 	requests, _, _ := unstructured.NestedSlice(vm.Object, "status", "stateChangeRequests")
-	return created || len(requests) > 0
+	isStart := func(request any) bool {
+		fields, _ := request.(map[string]any)
+		return fields["action"] == "Start"
+	}
+	return instance != nil && instance.GetDeletionTimestamp() == nil || slices.ContainsFunc(requests, isStart)
 }
 
 // describeMachine says what a machine that is not ready says of itself.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -257,5 +258,33 @@ func TestPlan_disks(t *testing.T) {
 				t.Errorf("%q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// The status of a machine that has just been halted may still say that it has an instance.
+func TestIsAskedToRun(t *testing.T) {
+	t.Parallel()
+	created := map[string]any{"created": true}
+	requested := func(action string) map[string]any {
+		return map[string]any{"stateChangeRequests": []any{map[string]any{"action": action}}}
+	}
+	going := &unstructured.Unstructured{}
+	going.SetDeletionTimestamp(&metav1.Time{Time: time.Unix(1, 0)})
+	for name, c := range map[string]struct {
+		status   map[string]any
+		instance *unstructured.Unstructured
+		want     bool
+	}{
+		"nothing":                {nil, nil, false},
+		"an instance that was":   {created, nil, false},
+		"an instance that goes":  {created, going, false},
+		"an instance":            {nil, &unstructured.Unstructured{}, true},
+		"its start is asked for": {requested("Start"), nil, true},
+		"its stop was asked for": {requested("Stop"), nil, false},
+	} {
+		vm := &unstructured.Unstructured{Object: map[string]any{"status": c.status}}
+		if got := isAskedToRun(vm, c.instance); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
 	}
 }
