@@ -43,7 +43,7 @@ func (c *Client) machinePower() (*rest.RESTClient, error) {
 	config := rest.CopyConfig(c.config)
 	config.GroupVersion, config.APIPath = &subresources, "/apis"
 	config.NegotiatedSerializer = clientgoscheme.Codecs.WithoutConversion()
-	config.AcceptContentTypes, config.ContentType = "application/json", "application/json"
+	config.ContentType = "application/json" // and anything is accepted: KubeVirt answers without content
 	api, err := rest.RESTClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -17,6 +18,10 @@ func fakeAPI(t *testing.T, groups string, status int) (c *Client, calls *[]strin
 		w.Header().Set("Content-Type", "application/json")
 		if r.URL.Path == "/apis" {
 			fmt.Fprintf(w, `{"kind":"APIGroupList","apiVersion":"v1","groups":[%s]}`, groups)
+			return
+		}
+		if !strings.Contains(r.Header.Get("Accept"), "*/*") { // as KubeVirt does
+			w.WriteHeader(http.StatusNotAcceptable)
 			return
 		}
 		*calls = append(*calls, r.Method+" "+r.URL.Path)
