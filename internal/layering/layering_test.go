@@ -33,7 +33,7 @@ var layers = [][]string{
 		"internal/launcher/launcherpb", "internal/manifest", "internal/metricsaccess", "internal/nodeselector",
 		"internal/privatesocket",
 		"internal/qmp", "internal/reconcile", "internal/reporter", "internal/repository/storage",
-		"internal/retention", "internal/sparse", "internal/templatediff", "internal/tracking",
+		"internal/retention", "internal/sparse", "internal/subresource", "internal/templatediff", "internal/tracking",
 	},
 	{"internal/backupstate", "internal/datamove", "internal/instancepod", "internal/nbd", "internal/podtool", "internal/repository/table", "internal/runepoch", "internal/schedule", "internal/stateclaim", "internal/store/disk", "internal/store/handover", "internal/store/loop", "internal/store/upload"},
 	{"internal/admission", "internal/disk", "internal/domain", "internal/export", "internal/location", "internal/repository/engine", "internal/repository/files", "internal/store/diskguard", "internal/store/diskset", "internal/store/download", "internal/store/names", "internal/store/reflink", "internal/store/spdk"},
