@@ -41,6 +41,20 @@ const (
 	AnnotationDriver = layout.Prefix + "data-mover-driver"
 )
 
+// FormatOwner returns AnnotationOwner of what is made for an object.
+func FormatOwner(kind Kind, object types.NamespacedName) string {
+	return string(kind) + "/" + object.String()
+}
+
+// ParseOwner returns the object that something with this AnnotationOwner was made for.
+func ParseOwner(owner string) (kind Kind, object types.NamespacedName, ok bool) {
+	parts := strings.Split(owner, "/")
+	if len(parts) != 3 {
+		return "", types.NamespacedName{}, false
+	}
+	return Kind(parts[0]), types.NamespacedName{Namespace: parts[1], Name: parts[2]}, true
+}
+
 // HistoryUser and HistoryHost are those of the histories of volumes, in kopia's user@host:path. The path is /namespace/claim.
 const (
 	HistoryUser = "varve"

@@ -37,7 +37,7 @@ func (o Object) CheckImage(wanted UID) error {
 	case o.UID != wanted:
 		return errclass.Errorf(errclass.NotFound, "it has the UID %s, not %s", o.UID, wanted)
 	case o.Kind != KindImage:
-		return errclass.Errorf(errclass.Invalid, "it is no image, but a %s", o.Kind)
+		return errclass.Errorf(errclass.Invalid, "it is a %s, not an image", o.Kind)
 	}
 	return nil
 }
@@ -47,7 +47,7 @@ func (o Object) CheckImage(wanted UID) error {
 func (s Seal) CheckHead(head Object, sealing bool, leases int) error {
 	switch {
 	case head.Kind != KindHead:
-		return errclass.Errorf(errclass.Invalid, "%q is no head, but a %s: clone it", head.Name, head.Kind)
+		return errclass.Errorf(errclass.Invalid, "%q is a %s, not a head: clone it", head.Name, head.Kind)
 	case s.Bytes > head.Bytes:
 		return errclass.Errorf(errclass.Invalid, "%d bytes are more than the %d that %q has", s.Bytes, head.Bytes, head.Name)
 	case sealing:

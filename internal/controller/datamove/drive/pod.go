@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -310,7 +311,9 @@ func fieldVariable(name, path string) corev1.EnvVar {
 	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
 }
 
-func ownerOf(v *Object) string { return string(v.Kind) + "/" + v.Namespace + "/" + v.Name }
+func ownerOf(v *Object) string {
+	return datamove.FormatOwner(v.Kind, types.NamespacedName{Namespace: v.Namespace, Name: v.Name})
+}
 
 // merged returns both; b counts where they have the same key.
 func merged(a, b map[string]string) map[string]string {

@@ -193,11 +193,11 @@ var moreThanProgress = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) boo
 
 // requestOfOwner maps what was made for an object to that object.
 func (r *Reconciler) requestOfOwner(_ context.Context, o client.Object) []ctrl.Request {
-	parts := strings.Split(o.GetAnnotations()[datamove.AnnotationOwner], "/")
-	if len(parts) != 3 || parts[0] != string(r.Kind) {
+	kind, object, ok := datamove.ParseOwner(o.GetAnnotations()[datamove.AnnotationOwner])
+	if !ok || kind != r.Kind {
 		return nil
 	}
-	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: parts[1], Name: parts[2]}}}
+	return []ctrl.Request{{NamespacedName: object}}
 }
 
 // requestsWhere returns requests for the objects that fit and of which anything is left to do.

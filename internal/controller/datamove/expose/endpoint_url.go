@@ -1,7 +1,6 @@
 package expose
 
 import (
-	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -12,8 +11,8 @@ import (
 // checkEndpointURL refuses a URL that is not that of a disk's map or data in a namespace. A mover pod is in Varve's namespace, and reaches
 // what tenants do not: so it asks a Service of the backup's own namespace, or a proxy for an export of that namespace, and nobody else.
 func checkEndpointURL(address, namespace, volume, kind string) error {
-	u, err := parseEndpointURL(address)
-	if err != nil {
+	u := parseEndpointURL(address)
+	if u == nil {
 		return fmt.Errorf("the %s endpoint %.200q of volume %s is no https URL", kind, address, volume)
 	}
 	disk := "/exports/" + url.PathEscape(volume) + "/" + kind
@@ -23,15 +22,14 @@ func checkEndpointURL(address, namespace, volume, kind string) error {
 	return fmt.Errorf("the %s endpoint %.200q of volume %s is neither that of a Service in namespace %s nor that of an export proxy", kind, address, volume, namespace)
 }
 
-var errNoEndpoint = errors.New("no https URL")
-
-// parseEndpointURL parses an https URL that has a host and a path alone.
-func parseEndpointURL(address string) (*url.URL, error) {
+// parseEndpointURL parses an https URL that has a host and a path alone. It returns nil for everything else.
+func parseEndpointURL(address string) *url.URL {
 	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "https" || u.User != nil || u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.Opaque != "" {
-		return nil, errNoEndpoint
+	if err != nil || u.Scheme != "https" || u.User != nil || u.Host == "" || u.RawQuery != "" || u.Fragment != "" ||
+		u.Opaque != "" {
+		return nil
 	}
-	return u, nil
+	return u
 }
 
 // isServiceOf says that a URL leads to the HTTPS port of a Service in a namespace.

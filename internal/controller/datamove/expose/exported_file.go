@@ -9,9 +9,6 @@ import (
 	"github.com/varvebackup/varve/internal/datamove"
 )
 
-// diskFile is the disk in the root directory of a Filesystem volume.
-const diskFile = "disk.img"
-
 // exportedFile returns where the disk of a claim is read as one file in an export that is Ready. KubeVirt's exports
 // have disks so, and no maps: as the format raw, or, on a Filesystem volume that no DataVolume has made, as a file in
 // the format dir. Both answer requests for ranges.
@@ -31,7 +28,7 @@ func exportedFile(name string, o *exportv1.VirtualMachineExport, claim string) (
 		address = urls[exportv1.FormatRaw]
 	case urls[exportv1.FormatDir] != "":
 		var err error
-		if address, err = url.JoinPath(urls[exportv1.FormatDir], diskFile); err != nil {
+		if address, err = url.JoinPath(urls[exportv1.FormatDir], datamove.ImageFile); err != nil {
 			return nil, refuse("%s: the address of PersistentVolumeClaim %s: %w", name, claim, err)
 		}
 	default:
@@ -46,12 +43,13 @@ func exportedFile(name string, o *exportv1.VirtualMachineExport, claim string) (
 
 // checkFileURL is checkEndpointURL for a disk that KubeVirt's exports have as one file.
 func checkFileURL(address, namespace, claim string) error {
-	u, err := parseEndpointURL(address)
-	if err != nil {
-		return fmt.Errorf("the address %.200q of PersistentVolumeClaim %s is no https URL", address, claim)
+	u := parseEndpointURL(address)
+	if u == nil {
+		return fmt.Errorf("the address %.200q of PersistentVolumeClaim %s is not an https URL", address, claim)
 	}
 	raw := "/volumes/" + url.PathEscape(claim) + "/"
-	if isServiceOf(u, namespace) && slices.Contains([]string{raw + diskFile, raw + "dir/" + diskFile}, u.EscapedPath()) {
+	files := []string{raw + datamove.ImageFile, raw + "dir/" + datamove.ImageFile}
+	if isServiceOf(u, namespace) && slices.Contains(files, u.EscapedPath()) {
 		return nil
 	}
 	return fmt.Errorf("the address %.200q of PersistentVolumeClaim %s is not that of its disk at a Service in "+

@@ -21,7 +21,7 @@ func childMeta(kind datamove.Kind, owner client.Object, namespace string) metav1
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: datamove.ChildName(kind, owner.GetUID()),
 		Labels:      map[string]string{datamove.LabelObject: string(owner.GetUID())},
-		Annotations: map[string]string{datamove.AnnotationOwner: string(kind) + "/" + owner.GetNamespace() + "/" + owner.GetName()},
+		Annotations: map[string]string{datamove.AnnotationOwner: datamove.FormatOwner(kind, client.ObjectKeyFromObject(owner))},
 	}
 }
 

@@ -3,13 +3,11 @@ package moversecret
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,9 +54,9 @@ var onlyMade = predicate.Funcs{
 
 // requestOfUpload maps a mover pod to its DataUpload.
 func requestOfUpload(_ context.Context, pod client.Object) []ctrl.Request {
-	parts := strings.Split(pod.GetAnnotations()[datamove.AnnotationOwner], "/")
-	if len(parts) != 3 || parts[0] != string(datamove.Upload) {
+	kind, upload, ok := datamove.ParseOwner(pod.GetAnnotations()[datamove.AnnotationOwner])
+	if !ok || kind != datamove.Upload {
 		return nil
 	}
-	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: parts[1], Name: parts[2]}}}
+	return []ctrl.Request{{NamespacedName: upload}}
 }

@@ -58,7 +58,7 @@ func (r *reconciler) needsFull(ctx context.Context, b *harvesterv1.VirtualMachin
 			o.Status.Location == nil || *o.Status.Location != *b.Status.Location || o.CreationTimestamp.Before(&latest) {
 			continue
 		}
-		// Of those of one second, nobody knows which ran last.
+		// Times have whole seconds: of several backups of one second, any may have run last.
 		isStored := o.IsReady() && o.DeletionTimestamp == nil
 		stored = isStored && (stored || latest.Before(&o.CreationTimestamp))
 		latest = o.CreationTimestamp

@@ -42,7 +42,7 @@ func hasInstance(vm *unstructured.Unstructured) bool {
 	return created
 }
 
-// hasRunSince says whether the latest run of a machine is another one than when it was noted.
+// hasRunSince says whether the machine has run again since its latest run was noted.
 func hasRunSince(noted *harvesterv1.StoppedMachine, latest string) bool {
 	return slices.ContainsFunc(noted.Claims, func(c harvesterv1.StoppedClaim) bool { return c.Run != latest })
 }

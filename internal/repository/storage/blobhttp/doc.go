@@ -11,6 +11,6 @@
 // for its turn, or is being made durable, the handler says so at times (102 Processing).
 //
 // Nothing here encrypts the connection: serve the handler only at an address that nobody but its client reaches. Blobs
-// are encrypted already, but whoever asks can delete them. Where others reach the address, use Protect, which asks for
-// the client's Key.
+// are encrypted already, but anyone who can reach the handler can delete them. If others can reach the address, use
+// Protect, which asks for the client's Key.
 package blobhttp
