@@ -1,18 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/bench/report"
@@ -52,12 +48,12 @@ func openBench(ctx context.Context, o *options) (*bench, error) {
 	return &bench{Lab: l, options: o, figures: map[string]report.Sample{}, facts: map[string]any{}}, nil
 }
 
-// close removes everything that the run has made.
-func (b *bench) close(ctx context.Context) error {
+// removeAll removes everything that the run has made.
+func (b *bench) removeAll(ctx context.Context) error {
 	return errors.Join(b.DeleteUploads(ctx, deleteTimeout), b.DeleteNamespace(ctx, stepTimeout))
 }
 
-func (b *bench) measure(ctx context.Context) error {
+func (b *bench) measureAll(ctx context.Context) error {
 	for _, step := range []struct {
 		name string
 		run  func(context.Context) error
@@ -68,26 +64,23 @@ func (b *bench) measure(ctx context.Context) error {
 		if err := step.run(ctx); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
-		b.logf("%s took %.0f s; load %s", step.name, time.Since(began).Seconds(), loadAverage())
+		load, err := report.ReadLoad()
+		if err != nil {
+			return err
+		}
+		b.facts["load"] = load
+		b.logLine("%s took %.0f s; load %s", step.name, time.Since(began).Seconds(), load)
 	}
-	b.facts["load"] = loadAverage()
 	return nil
 }
 
-func (b *bench) add(id string, value float64) {
-	b.logf("%s: %.2f", id, value)
+func (b *bench) addFigure(id string, value float64) {
+	b.logLine("%s: %.2f", id, value)
 	b.figures[id] = append(b.figures[id], value)
 }
 
-func (b *bench) logf(format string, args ...any) {
+func (b *bench) logLine(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, b.runtime+": "+format+"\n", args...)
-}
-
-// loadAverage returns that of the last minute, and of the last five and fifteen.
-func loadAverage() string {
-	text, _ := os.ReadFile("/proc/loadavg")
-	fields := strings.Fields(string(text))
-	return strings.Join(fields[:min(3, len(fields))], " ")
 }
 
 // claimSizes are those of the machine's claims.
@@ -95,36 +88,20 @@ var claimSizes = map[string]string{"machine-root": "512Mi", "machine-data": "2Gi
 
 // bootMachine makes the machine of the tests beside KubeVirt, with larger disks, and fills the data disk.
 func (b *bench) bootMachine(ctx context.Context) error {
-	image, err := b.Image("varve-guest-test")
-	if err != nil {
-		return err
-	}
-	text, err := os.ReadFile(filepath.Join(b.build, "../test/kubevirt/machine.yaml"))
-	if err != nil {
-		return err
-	}
-	text = bytes.ReplaceAll(text, []byte("image: IMAGE"), []byte("image: "+image))
-	objects := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
-	for {
-		o := &unstructured.Unstructured{}
-		if err := objects.Decode(&o.Object); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return err
-		}
-		o.SetNamespace(namespace)
+	manifest := filepath.Join(b.build, "../test/kubevirt/machine.yaml")
+	err := b.CreateKubeVirtMachine(ctx, manifest, func(o *unstructured.Unstructured) error {
 		if labels := o.GetLabels(); labels != nil {
 			labels[lab.TrackingLabel] = "true" // Varve's runtime is configured for it.
 			o.SetLabels(labels)
 		}
-		if size, ok := claimSizes[o.GetName()]; ok {
-			if err := unstructured.SetNestedField(o.Object, size, "spec", "resources", "requests", "storage"); err != nil {
-				return fmt.Errorf("claim %s: %w", o.GetName(), err)
-			}
+		size, ok := claimSizes[o.GetName()]
+		if !ok {
+			return nil
 		}
-		if err := b.Create(ctx, o); err != nil {
-			return fmt.Errorf("create %s: %w", o.GetName(), err)
-		}
+		return unstructured.SetNestedField(o.Object, size, "spec", "resources", "requests", "storage")
+	})
+	if err != nil {
+		return err
 	}
 	if _, err := b.WaitAgent(ctx, vmName, stepTimeout); err != nil {
 		return err

@@ -55,8 +55,8 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.close(context.WithoutCancel(ctx))) }()
-	if err := b.measure(ctx); err != nil {
+	defer func() { err = errors.Join(err, b.removeAll(context.WithoutCancel(ctx))) }()
+	if err := b.measureAll(ctx); err != nil {
 		return err
 	}
 	return report.Write(o.halfFile(o.runtime), half{Figures: b.figures, Facts: b.facts})
@@ -158,8 +158,8 @@ func compareHalves(own, theirs *half) ([]report.Row, error) {
 	return all, nil
 }
 
-// dialect is that of the runtime's endpoints.
-func (o *options) dialect() endpoint.Dialect {
+// chooseDialect returns that of the runtime's endpoints.
+func (o *options) chooseDialect() endpoint.Dialect {
 	if o.runtime == kubeVirtRuntime {
 		return endpoint.KubeVirt
 	}

@@ -39,7 +39,7 @@ func (b *bench) measurePull(ctx context.Context) error {
 	secret := &corev1.Secret{
 		ObjectMeta: gen.Meta(namespace, "token"), Data: map[string][]byte{podspec.TokenKey: []byte(token)},
 	}
-	for _, o := range []client.Object{secret, b.tracker(pullTracker)} {
+	for _, o := range []client.Object{secret, b.newTracker(pullTracker)} {
 		if err := b.Create(ctx, o); err != nil {
 			return fmt.Errorf("create what a pull backup needs: %w", err)
 		}
@@ -75,7 +75,7 @@ func (b *bench) whilePulled(ctx context.Context, name string, act func(context.C
 	if err := b.waitCondition(ctx, backup, backupv1.ConditionExportReady); err != nil {
 		return err
 	}
-	b.logf("%s: create to ExportReady %.1f s", name, time.Since(began).Seconds())
+	b.logLine("%s: create to ExportReady %.1f s", name, time.Since(began).Seconds())
 	disk, err := b.findEndpoints(ctx, backup)
 	if err == nil {
 		err = act(ctx, disk)
@@ -107,7 +107,7 @@ func (b *bench) findEndpoints(ctx context.Context, backup *backupv1.VirtualMachi
 			if len(s.Endpoints) > 0 && len(s.Endpoints[0].Addresses) > 0 && len(s.Ports) > 0 && s.Ports[0].Port != nil {
 				address := net.JoinHostPort(s.Endpoints[0].Addresses[0], strconv.Itoa(int(*s.Ports[0].Port)))
 				volume := endpoint.Volume{
-					Name: dataDisk, Map: v.MapEndpoint, Data: v.DataEndpoint, Dialect: b.dialect(), Incremental: true,
+					Name: dataDisk, Map: v.MapEndpoint, Data: v.DataEndpoint, Dialect: b.chooseDialect(), Incremental: true,
 				}
 				return &pulled{volume, b.endpointOptions(backup.Status.EndpointCert, address)}, nil
 			}
@@ -124,7 +124,7 @@ func (b *bench) endpointOptions(authorities, address string) endpoint.Options {
 		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, address)
 		},
-		Retrying: func(err error) { b.logf("the endpoints are asked again: %v", err) },
+		Retrying: func(err error) { b.logLine("the endpoints are asked again: %v", err) },
 	}
 }
 
@@ -133,13 +133,13 @@ func (b *bench) measureData(ctx context.Context, p *pulled) error {
 	first := make([]byte, dataBytes)
 	for i := range b.rounds {
 		for _, connections := range []int{1, 4} {
-			seconds, err := p.read(ctx, connections, func(*endpoint.Disk) ([]extent.Extent, error) {
+			seconds, err := p.timeReads(ctx, connections, func(*endpoint.Disk) ([]extent.Extent, error) {
 				return cutPieces(extent.NewSet(extent.Extent{Length: dataBytes})), nil
 			}, first)
 			if err != nil {
 				return err
 			}
-			b.add(fmt.Sprintf("beside-data-%d", connections), float64(dataBytes/mib)/seconds.data)
+			b.addFigure(fmt.Sprintf("beside-data-%d", connections), float64(dataBytes/mib)/seconds.data)
 		}
 		// The guest has written the same 16 MiB again and again.
 		if period := int(16 * mib); i == 0 && !bytes.Equal(first[period:], first[:len(first)-period]) {
@@ -153,7 +153,7 @@ func (b *bench) measureData(ctx context.Context, p *pulled) error {
 func (b *bench) measureScattered(ctx context.Context, p *pulled) error {
 	for range b.rounds {
 		found := 0
-		seconds, err := p.read(ctx, 4, func(disk *endpoint.Disk) ([]extent.Extent, error) {
+		seconds, err := p.timeReads(ctx, 4, func(disk *endpoint.Disk) ([]extent.Extent, error) {
 			changed, err := disk.Changes(ctx)
 			if err != nil {
 				return nil, err
@@ -168,7 +168,7 @@ func (b *bench) measureScattered(ctx context.Context, p *pulled) error {
 		if found < extents {
 			return fmt.Errorf("the map of the incremental has %d pieces, and the guest wrote %d", found, extents)
 		}
-		b.add("beside-scattered", seconds.whole)
+		b.addFigure("beside-scattered", seconds.whole)
 	}
 	return nil
 }
@@ -186,8 +186,8 @@ func cutPieces(s extent.Set) (all []extent.Extent) {
 // timing is how long the data alone took, and the map and the data.
 type timing struct{ data, whole float64 }
 
-// read opens the disk, and reads extents of it over a number of connections. to gets the bytes if it is not nil.
-func (p *pulled) read(
+// timeReads opens the disk, and reads extents of it over a number of connections. to gets the bytes if it is not nil.
+func (p *pulled) timeReads(
 	ctx context.Context, connections int, which func(*endpoint.Disk) ([]extent.Extent, error), to []byte,
 ) (timing, error) {
 	c := endpoint.New(p.options)

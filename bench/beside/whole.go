@@ -44,7 +44,7 @@ func (b *bench) runWholeRound(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	b.add("beside-sparse", float64(read)/float64(mib))
+	b.addFigure("beside-sparse", float64(read)/float64(mib))
 	if full, err = b.backUp(ctx, "beside-backup-empty", fmt.Sprintf("empty-%d", i), at); err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (b *bench) runWholeRound(ctx context.Context, i int) error {
 	if _, err := b.RestoreMachine(ctx, full, again, stepTimeout); err != nil {
 		return err
 	}
-	b.add("beside-restore", time.Since(began).Seconds())
+	b.addFigure("beside-restore", time.Since(began).Seconds())
 	vm := &kubevirtv1.VirtualMachine{ObjectMeta: gen.Meta(namespace, again)}
 	if err := b.Delete(ctx, vm); err != nil {
 		return fmt.Errorf("delete machine %s: %w", again, err)
@@ -66,7 +66,7 @@ func (b *bench) backUp(ctx context.Context, id, name string, at *lab.Location) (
 	if err != nil {
 		return nil, err
 	}
-	b.add(id, time.Since(began).Seconds())
+	b.addFigure(id, time.Since(began).Seconds())
 	return backup, nil
 }
 
@@ -102,7 +102,7 @@ func (b *bench) measurePush(ctx context.Context) error {
 	if err := b.Claim(ctx, "target", 6<<30, corev1.PersistentVolumeFilesystem); err != nil {
 		return err
 	}
-	if err := b.Create(ctx, b.tracker("push")); err != nil {
+	if err := b.Create(ctx, b.newTracker("push")); err != nil {
 		return fmt.Errorf("create the tracker: %w", err)
 	}
 	for i := range b.rounds + 1 {
@@ -115,13 +115,13 @@ func (b *bench) measurePush(ctx context.Context) error {
 			return err
 		}
 		if i > 0 {
-			b.add("beside-empty-push", time.Since(began).Seconds())
+			b.addFigure("beside-empty-push", time.Since(began).Seconds())
 		}
 	}
 	return nil
 }
 
-func (b *bench) tracker(name string) *backupv1.VirtualMachineBackupTracker {
+func (b *bench) newTracker(name string) *backupv1.VirtualMachineBackupTracker {
 	return b.Tracker(name, vmName)
 }
 

@@ -199,7 +199,7 @@ func (b *bench) collectFacts(ctx context.Context) (map[string]any, error) {
 		}
 		versions[program], _, _ = strings.Cut(string(out), "\n")
 	}
-	load, err := readLoad()
+	load, err := report.ReadLoad()
 	if err != nil {
 		return nil, err
 	}
@@ -207,13 +207,4 @@ func (b *bench) collectFacts(ctx context.Context) (map[string]any, error) {
 		"rounds": b.rounds, "imageMiB": b.imageMiB, "clones": b.clones, "ioSeconds": b.ioTime.Seconds(),
 		"versions": versions, "loadAfter": load,
 	}, nil
-}
-
-// readLoad returns the machine's load averages of 1, 5 and 15 minutes.
-func readLoad() (string, error) {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "", err
-	}
-	return strings.Join(strings.Fields(string(text))[:3], " "), nil
 }

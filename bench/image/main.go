@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	loadBefore, err := readLoad()
+	loadBefore, err := report.ReadLoad()
 	if err != nil {
 		return err
 	}

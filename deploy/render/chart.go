@@ -115,7 +115,7 @@ func chartObjects(base string) (map[string]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("render the kustomization %s: %w", path, err)
 		}
-		if *documents, err = templates(built); err != nil {
+		if *documents, err = makeTemplates(built); err != nil {
 			return nil, fmt.Errorf("render the kustomization %s: %w", path, err)
 		}
 	}
@@ -141,7 +141,7 @@ func chartObjects(base string) (map[string]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read what the chart has for some clusters: %w", err)
 		}
-		files[optional.name] = onlyIf(optional.condition, escape(string(text)))
+		files[optional.name] = onlyIf(optional.condition, escapeBraces(string(text)))
 	}
 	return files, nil
 }
@@ -159,13 +159,13 @@ func onlyIf(condition, text string) string {
 	return "{{- if " + condition + " }}\n" + strings.TrimSuffix(text, "\n") + "\n{{- end }}\n"
 }
 
-// escape keeps Helm from taking braces of the text for its own.
-func escape(text string) string {
+// escapeBraces keeps Helm from taking braces of the text for its own.
+func escapeBraces(text string) string {
 	return strings.ReplaceAll(text, "{{", "{{ `{{` }}")
 }
 
-// templates are the objects of a kustomization as Helm's templates, without kinds and namespaces.
-func templates(built resmap.ResMap) ([]string, error) {
+// makeTemplates returns the objects of a kustomization as Helm's templates, without kinds and namespaces.
+func makeTemplates(built resmap.ResMap) ([]string, error) {
 	var documents []string
 	for _, r := range built.Resources() {
 		if r.GetKind() == "CustomResourceDefinition" || r.GetKind() == "Namespace" {
@@ -175,7 +175,7 @@ func templates(built resmap.ResMap) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("write %s %s: %w", r.GetKind(), r.GetName(), err)
 		}
-		documents = append(documents, fromValues.Replace(escape(string(text))))
+		documents = append(documents, fromValues.Replace(escapeBraces(string(text))))
 	}
 	return documents, nil
 }
@@ -210,7 +210,7 @@ func chartKinds(base string) (kinds, error) {
 		name := plural + "." + group
 		names = append(names, name)
 		fmt.Fprintf(&all, "{{- $origin := include \"varve.origin\" (list . %q) }}\n", name)
-		all.WriteString(onlyIf(`eq $origin "own"`, escape(kept)))
+		all.WriteString(onlyIf(`eq $origin "own"`, escapeBraces(kept)))
 		all.WriteString(onlyIf(`eq $origin "theirs"`, fmt.Sprintf("{{ include \"varve.copy\" %q }}", name)))
 	}
 	return kinds{all.String(), `{{- define "varve.kinds" }}` + strings.Join(names, " ") + "{{ end -}}\n"}, nil

@@ -74,15 +74,7 @@ func objectsByName(t *testing.T, texts ...string) map[string]object {
 // but those of the groups that it leaves out.
 func installed(t *testing.T, profile string, without ...string) map[string]object {
 	t.Helper()
-	dir := t.TempDir()
-	file := filepath.Join(dir, "images.json")
-	if err := os.WriteFile(file, []byte(index), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out := filepath.Join(dir, "out")
-	if err := run(file, "..", out); err != nil {
-		t.Fatal(err)
-	}
+	out := renderManifests(t, index)
 	var texts []string
 	directories := []string{profile, "store"}
 	if slices.Contains(without, ".longhorn.io") {

@@ -18,8 +18,8 @@ const index = `{"varve":{"ref":"varve.local/varve:0123","digest":"sha256:0123","
 // kustomizing is held while kustomize runs: it keeps the schemas of kinds in variables that it does not guard.
 var kustomizing sync.Mutex
 
-// build renders the real manifests and builds the result with kustomize itself.
-func build(t *testing.T, index string) map[string]string {
+// renderManifests renders the real manifests with the images of an index, and returns the directory.
+func renderManifests(t *testing.T, index string) string {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "images.json")
@@ -30,6 +30,13 @@ func build(t *testing.T, index string) map[string]string {
 	if err := run(file, "..", out); err != nil {
 		t.Fatal(err)
 	}
+	return out
+}
+
+// build renders the real manifests and builds the result with kustomize itself.
+func build(t *testing.T, index string) map[string]string {
+	t.Helper()
+	out := renderManifests(t, index)
 	kustomizing.Lock()
 	defer kustomizing.Unlock()
 	built, err := buildKustomization(out)

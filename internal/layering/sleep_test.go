@@ -11,7 +11,7 @@ import (
 
 // sleeps is how many calls of time.Sleep there are in tests that have no clock of synctest. It only falls: a test waits for
 // an event that the product names, because on a busy machine no time is long enough.
-const sleeps = 77
+const sleeps = 76
 
 func TestTests_doNotSleep(t *testing.T) {
 	t.Parallel()

@@ -11,11 +11,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/varvebackup/varve/internal/datamove"
 	"github.com/varvebackup/varve/internal/repository"
@@ -60,21 +61,18 @@ func (b *bucket) count(w http.ResponseWriter, r *http.Request, next http.Handler
 	next.ServeHTTP(countingWriter{w, &b.fetched}, r)
 }
 
-// slow takes the bytes of all requests at 50 MiB a second, and counts those of a request that has come as a whole: not what a
-// client that is gone has begun to send.
-func (b *bucket) slow() s3.Fault {
-	var line sync.Mutex
+// throttle takes the bytes of all requests at 50 MiB a second, and counts those of a request that has come as a whole:
+// not what a client that is gone has begun to send.
+func (b *bucket) throttle() s3.Fault {
+	limiter := rate.NewLimiter(rate.Limit(50*mib), int(mib))
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		var body bytes.Buffer
 		for {
-			_, err := io.CopyN(&body, r.Body, mib)
-			line.Lock()
-			time.Sleep(20 * time.Millisecond)
-			line.Unlock()
+			n, err := io.CopyN(&body, r.Body, mib)
 			if errors.Is(err, io.EOF) {
 				break
 			}
-			if err != nil {
+			if err != nil || limiter.WaitN(r.Context(), int(n)) != nil {
 				panic(http.ErrAbortHandler)
 			}
 		}
@@ -130,11 +128,13 @@ func TestKilledMover_goesOn(t *testing.T) {
 	up := b.newPod(t, newUpload(block), device)
 	up.limits.flush = 200 * time.Millisecond
 	var indexed atomic.Int64 // what was sent before the latest index that is stored
-	b.set(s3.Rule{Method: http.MethodPut, Key: prefix + "p", Fault: b.slow()}, s3.Rule{Method: http.MethodPut, Key: prefix + "xn", Fault: func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	noteIndex := func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		sent := b.sent.Load()
 		next.ServeHTTP(w, r)
 		indexed.Store(sent)
-	}})
+	}
+	b.set(s3.Rule{Method: http.MethodPut, Key: prefix + "p", Fault: b.throttle()},
+		s3.Rule{Method: http.MethodPut, Key: prefix + "xn", Fault: noteIndex})
 	first := up.startChild(t)
 	waitFor(t, "an index of half of the data", func() bool { return indexed.Load() >= 96*mib })
 	first.kill()

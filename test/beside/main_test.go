@@ -5,11 +5,8 @@
 package beside
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -19,7 +16,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
@@ -121,23 +117,7 @@ func (s *scene) explainFailure() {
 // bootMachine creates the machine of test/kubevirt, and waits for its guest and until KubeVirt tracks its changes.
 func (s *scene) bootMachine() {
 	s.t.Helper()
-	ctx := s.t.Context()
-	image, err := s.Image("varve-guest-test")
-	s.mustSucceed(err)
-	text, err := os.ReadFile(filepath.Join(cluster.root, "test/kubevirt/machine.yaml"))
-	s.mustSucceed(err)
-	text = bytes.ReplaceAll(text, []byte("image: IMAGE"), []byte("image: "+image))
-	objects := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
-	for {
-		o := &unstructured.Unstructured{}
-		if err := objects.Decode(&o.Object); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			s.t.Fatal(err)
-		}
-		o.SetNamespace(s.Namespace)
-		s.mustSucceed(s.Create(ctx, o))
-	}
+	s.mustSucceed(s.CreateKubeVirtMachine(s.t.Context(), filepath.Join(cluster.root, "test/kubevirt/machine.yaml"), nil))
 	s.waitTracked()
 }
 
