@@ -146,7 +146,7 @@ func TestRepair_fails(t *testing.T) {
 		"not what was sealed": {"image", "i", wrong, errclass.Corrupt},
 		"in use":              {"image", "i", inUse, errclass.Conflict},
 		"not j":               {"image", "j", wrong, errclass.NotFound},
-		"no image":            {"clone", "c", wrong, errclass.Invalid},
+		"not an image":        {"clone", "c", wrong, errclass.Invalid},
 		"has no":              {"another", "i", wrong, errclass.NotFound},
 	} {
 		err := d.Repair(t.Context(), c.name, c.uid, c.fetch)

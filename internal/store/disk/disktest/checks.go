@@ -127,7 +127,7 @@ func checkSnapshot(t *testing.T, d Disk) {
 		t.Error(diff)
 	}
 	wantClass(t, d.Snapshot(ctx, "h", "s3", seal), errclass.Conflict)
-	wantClass(t, d.Snapshot(ctx, "s1", "s3", disk.Seal{UID: "s3", Kind: disk.KindSnapshot}), errclass.Invalid, "no head")
+	wantClass(t, d.Snapshot(ctx, "s1", "s3", disk.Seal{UID: "s3", Kind: disk.KindSnapshot}), errclass.Invalid, "not a head")
 	seal.Kind = disk.KindImage
 	wantClass(t, d.Snapshot(ctx, "h", "s1", seal), errclass.Conflict)
 
@@ -287,7 +287,7 @@ func checkDamage(t *testing.T, d Disk) {
 	d.NewHead("h", "h", "i", mib)
 	wantClass(t, d.MarkDamaged(ctx, "none", "i", "a bit"), errclass.NotFound)
 	wantClass(t, d.MarkDamaged(ctx, "i", "another", "a bit"), errclass.NotFound)
-	wantClass(t, d.MarkDamaged(ctx, "h", "h", "a bit"), errclass.Invalid, "no image")
+	wantClass(t, d.MarkDamaged(ctx, "h", "h", "a bit"), errclass.Invalid, "not an image")
 	d.must(d.MarkDamaged(ctx, "i", "i", "a bit"))
 	d.must(d.MarkDamaged(ctx, "i", "i", "another bit"))
 	if o := d.Find("i"); o.State != disk.StateDamaged { // and it is so when the disk is opened again

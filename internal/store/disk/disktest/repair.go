@@ -24,7 +24,7 @@ func checkRepair(t *testing.T, d Disk) {
 	}
 	wantClass(t, d.Repair(ctx, "none", "i", none), errclass.NotFound)
 	wantClass(t, d.Repair(ctx, "i", "another", none), errclass.NotFound)
-	wantClass(t, d.Repair(ctx, "h", "h", none), errclass.Invalid, "no image")
+	wantClass(t, d.Repair(ctx, "h", "h", none), errclass.Invalid, "not an image")
 	d.must(d.MarkDamaged(ctx, "i", "i", "a bit"))
 	checkReadPiece(t, d, data)
 	before := d.Find("i")
@@ -48,7 +48,7 @@ func checkReadPiece(t *testing.T, d Disk, data []byte) {
 	wantBytes(t, "pieces", slices.Concat(whole, rest), data)
 	wantClass(t, d.ReadPiece(ctx, "none", "i", 0, whole), errclass.NotFound)
 	wantClass(t, d.ReadPiece(ctx, "i", "another", 0, whole), errclass.NotFound)
-	wantClass(t, d.ReadPiece(ctx, "h", "h", 0, whole), errclass.Invalid, "no image")
+	wantClass(t, d.ReadPiece(ctx, "h", "h", 0, whole), errclass.Invalid, "not an image")
 	for piece, p := range map[int][]byte{-1: whole, 0: rest, 1: whole, 2: rest} {
 		wantClass(t, d.ReadPiece(ctx, "i", "i", piece, p), errclass.Invalid, "no such piece")
 	}
