@@ -13,6 +13,7 @@ import (
 	"github.com/varvebackup/varve/box/internal/cgroup"
 	"github.com/varvebackup/varve/box/internal/hostnet"
 	"github.com/varvebackup/varve/box/internal/layout"
+	"github.com/varvebackup/varve/box/internal/loop"
 	"github.com/varvebackup/varve/box/internal/netplan"
 	"github.com/varvebackup/varve/box/internal/xfs"
 )
@@ -105,6 +106,7 @@ func (s *State) removeOutside(ctx context.Context, dir layout.Box) error {
 	defer cancel()
 	return errors.Join(
 		cgroup.Remove(ctx, dir.Cgroup(), killProcess),
+		loop.DetachTree(dir.SharedVolumes()),
 		xfs.Remove(ctx, dir.VolumeImage(), dir.Volumes()),
 		hostnet.RemoveBridge(s.Bridge, string(dir)),
 	)

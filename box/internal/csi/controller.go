@@ -121,12 +121,14 @@ func describeCapabilities(all []*csi.VolumeCapability) (volumeSpec, error) {
 		switch mode := c.GetAccessMode().GetMode(); {
 		case isReader(mode):
 			next.readOnly = true
+		case mode == csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
+			next.shared = true
 		case isLocalWriter(mode):
 		default:
-			return spec, status.Errorf(codes.InvalidArgument, "access mode %s: the box's volumes lie on one node", mode)
+			return spec, status.Errorf(codes.InvalidArgument, "access mode %s: a volume is written by one node or by all", mode)
 		}
 		if i > 0 && next != spec {
-			return spec, status.Error(codes.InvalidArgument, "a volume is either read-only or not, and either a file system or a device")
+			return spec, status.Error(codes.InvalidArgument, "a volume is either read-only or not, shared or not, and a file system or a device")
 		}
 		spec = next
 	}

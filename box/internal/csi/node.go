@@ -139,7 +139,7 @@ func (n *nodeServer) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeS
 		return nil, grpcError("measure", r.GetVolumeId(), err)
 	}
 	if !info.IsDir() {
-		file, err := n.store.volumeFile(r.GetVolumeId())
+		file, _, err := n.store.attachableFile(r.GetVolumeId())
 		if err == nil {
 			info, err = os.Stat(file)
 		}

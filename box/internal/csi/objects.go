@@ -123,8 +123,11 @@ func Registered(ctx context.Context, c kubernetes.Interface, node string) error 
 	return nil
 }
 
-// nodeAffinity pins a volume to the node whose disk has it.
-func nodeAffinity(node string) *corev1.VolumeNodeAffinity {
+// nodeAffinity pins a volume to the node whose disk has it, unless its access modes let all nodes write to it.
+func nodeAffinity(node string, modes []corev1.PersistentVolumeAccessMode) *corev1.VolumeNodeAffinity {
+	if slices.Contains(modes, corev1.ReadWriteMany) {
+		return nil
+	}
 	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchExpressions: []corev1.NodeSelectorRequirement{{
 			Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node},

@@ -101,7 +101,7 @@ func (p *provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 			PersistentVolumeReclaimPolicy: *o.StorageClass.ReclaimPolicy,
 			MountOptions:                  o.StorageClass.MountOptions,
 			VolumeMode:                    &mode,
-			NodeAffinity:                  nodeAffinity(p.node),
+			NodeAffinity:                  nodeAffinity(p.node, o.PVC.Spec.AccessModes),
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				Driver: p.driver.name, VolumeHandle: created.GetVolume().GetVolumeId(), VolumeAttributes: created.GetVolume().GetVolumeContext(),
 			}},
@@ -125,8 +125,6 @@ func checkClaim(claim *corev1.PersistentVolumeClaim, d driver) error {
 	modes := claim.Spec.AccessModes
 	sourced := claim.Spec.DataSource != nil || claim.Spec.DataSourceRef != nil
 	switch {
-	case slices.Contains(modes, corev1.ReadWriteMany):
-		return fmt.Errorf("access mode %s: the box's volumes lie on one node", corev1.ReadWriteMany)
 	case slices.Contains(modes, corev1.ReadOnlyMany) && len(modes) > 1:
 		return fmt.Errorf("access modes %v: a volume of the box that has readers on many nodes has no writer", modes)
 	case slices.Contains(modes, corev1.ReadOnlyMany) && !sourced:
@@ -151,7 +149,10 @@ func capabilities(mode corev1.PersistentVolumeMode, access []corev1.PersistentVo
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 	}
-	if slices.Contains(access, corev1.ReadOnlyMany) {
+	switch {
+	case slices.Contains(access, corev1.ReadWriteMany):
+		c.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	case slices.Contains(access, corev1.ReadOnlyMany):
 		c.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 	}
 	if mode == corev1.PersistentVolumeBlock {

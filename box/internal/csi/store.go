@@ -92,11 +92,28 @@ type volumeSpec struct {
 	filesystem bool   // contains an ext4 of the volume's size, empty unless it has a source
 	source     string // the file with the volume's first content, or ""
 	readOnly   bool
+	shared     bool // any node may write to it
+}
+
+// attachableFile returns the path of the volume id that this node can attach: its own, or one that all nodes share.
+func (s store) attachableFile(id string) (file string, shared bool, err error) {
+	file, err = store{root: s.root, node: layout.SharedName, folder: s.folder}.volumeFile(id)
+	if err != nil {
+		return "", false, err
+	}
+	if _, err := os.Stat(file); err == nil {
+		return file, true, nil
+	}
+	file, err = s.volumeFile(id)
+	return file, false, err
 }
 
 // createVolume creates the volume id. An existing volume is kept. The file gets its name when it is complete, so that a
 // volume is never half-formatted.
 func (s store) createVolume(ctx context.Context, id string, spec volumeSpec) error {
+	if spec.shared {
+		s.node = layout.SharedName
+	}
 	file, err := s.volumeFile(id)
 	if err != nil {
 		return err
@@ -172,9 +189,10 @@ func (s store) removeVolume(id string) error {
 	return nil
 }
 
-// attachVolume returns the loop device of the volume id, and whether it is read-only.
+// attachVolume returns the loop device of the volume id, and whether it is read-only. The nodes have one kernel, so that a
+// shared volume has one device, and one file system, wherever it is mounted.
 func (s store) attachVolume(id string) (dev loop.Device, readOnly bool, err error) {
-	file, err := s.volumeFile(id)
+	file, _, err := s.attachableFile(id)
 	if err != nil {
 		return loop.Device{}, false, err
 	}
@@ -200,9 +218,11 @@ func (s store) statVolume(id string) (string, fs.FileInfo, error) {
 	return file, info, err
 }
 
+// detachVolume detaches the volume id from this node. A shared one keeps its device until it is removed, because another node
+// may use it.
 func (s store) detachVolume(id string) error {
-	file, err := s.volumeFile(id)
-	if err != nil {
+	file, shared, err := s.attachableFile(id)
+	if err != nil || shared {
 		return err
 	}
 	return detachFile(file)

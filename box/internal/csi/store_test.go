@@ -59,6 +59,34 @@ func TestCreateIsIdempotentAndSparse(t *testing.T) {
 	}
 }
 
+// A volume that all nodes may write to is one file, whichever node made it, and no node detaches it from the others.
+func TestShared_isOneVolumeOnAllNodes(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	one, two := store{root: root, node: "node1"}, store{root: root, node: "node2"}
+	for _, s := range []store{one, two} {
+		if err := s.createVolume(context.Background(), "v", volumeSpec{bytes: 4096, shared: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, shared, err := one.attachableFile("v")
+	if err != nil || !shared {
+		t.Fatalf("%s, %v, %v", first, shared, err)
+	}
+	if second, shared, err := two.attachableFile("v"); err != nil || !shared || second != first {
+		t.Errorf("%s and %s, %v, %v", first, second, shared, err)
+	}
+	if found, err := two.findVolume("v"); err != nil || found != first {
+		t.Errorf("found %s, %v", found, err)
+	}
+	if err := two.removeVolume("v"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(first); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left: %v", err)
+	}
+}
+
 // What a kill in the middle of a creation has left is not a volume, and is replaced.
 func TestCreateOverRemains(t *testing.T) {
 	t.Parallel()
@@ -96,7 +124,7 @@ func TestCheckClaim_refusesWhatVolumesCannotDo(t *testing.T) {
 	}{
 		"one node":            {modes: []corev1.PersistentVolumeAccessMode{once}},
 		"one pod":             {modes: []corev1.PersistentVolumeAccessMode{pod}},
-		"writers on all":      {modes: []corev1.PersistentVolumeAccessMode{many}, refused: map[string]string{DriverName: "ReadWriteMany", PlainDriverName: "ReadWriteMany"}},
+		"writers on all":      {modes: []corev1.PersistentVolumeAccessMode{many}},
 		"readers of nothing":  {modes: []corev1.PersistentVolumeAccessMode{readers}, refused: map[string]string{DriverName: "empty", PlainDriverName: "empty"}},
 		"readers and writers": {modes: []corev1.PersistentVolumeAccessMode{once, readers}, spec: corev1.PersistentVolumeClaimSpec{DataSource: source}, refused: map[string]string{DriverName: "no writer", PlainDriverName: "no writer"}},
 		"readers":             {modes: []corev1.PersistentVolumeAccessMode{readers}, spec: corev1.PersistentVolumeClaimSpec{DataSource: source}, refused: map[string]string{PlainDriverName: "neither snapshots"}},

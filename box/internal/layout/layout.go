@@ -46,6 +46,12 @@ func (b Box) VolumeImage() string { return b.join("volumes.xfs") }
 // each node in a directory of the node's name, and the snapshots.
 func (b Box) Volumes() string { return b.join("volumes") }
 
+// SharedName is the directory in Volumes with the volumes that belong to no node, because all may write to them.
+const SharedName = "shared"
+
+// SharedVolumes has the volumes that all nodes may write to.
+func (b Box) SharedVolumes() string { return filepath.Join(b.Volumes(), SharedName) }
+
 // CRDs has the definitions of the VolumeSnapshot API.
 func (b Box) CRDs() string { return b.join("crd") }
 
