@@ -64,6 +64,12 @@ const (
 	LauncherGroup = 107
 )
 
+// MigrationPort is the TCP port at which the target pod of a migration takes the guest.
+const MigrationPort = 49152
+
+// MigrationToken is the key of the token in the Secret of MigrationSecret.
+const MigrationToken = "token"
+
 // Names of the launcher pod's emptyDir volumes.
 const (
 	SocketsVolume = "sockets"
@@ -116,6 +122,10 @@ const (
 	LabelState = "varvebackup.io/state-of"
 	// LabelNodeName is on an instance from Scheduled on; its value is the node's name.
 	LabelNodeName = "kubevirt.io/nodeName"
+	// LabelMigrationJob is on a migration's target pod; its value is the migration's UID.
+	LabelMigrationJob = "kubevirt.io/migrationJobUID"
+	// LabelMigrationTarget is on a migration once its target pod has a node; its value is the node's name.
+	LabelMigrationTarget = "kubevirt.io/migrationTargetNodeName"
 	// LabelApp is "virt-launcher" on launcher pods, "varve-attachment" on attachment pods and "virt-exporter" on what
 	// belongs to an export.
 	LabelApp = "kubevirt.io"
@@ -162,6 +172,14 @@ func NodeUtilityDir(podsDir string, launcherPod types.UID) string {
 func LauncherPod(instance string, uid types.UID) string {
 	return boundedName("virt-launcher-"+instance, instance+"/"+string(uid))
 }
+
+// MigrationPod returns the name of the launcher pod that a migration moves the instance to.
+func MigrationPod(instance string, uid, migration types.UID) string {
+	return boundedName("virt-launcher-"+instance, instance+"/"+string(uid)+"/"+string(migration))
+}
+
+// MigrationSecret returns the name of the Secret by which the two launcher pods of a migration know each other.
+func MigrationSecret(migration types.UID) string { return "migration-" + string(migration) }
 
 // AttachmentPod returns the name of the pod that brings a utility volume to an instance's node.
 func AttachmentPod(instance string, uid types.UID, utilityVolume string) string {

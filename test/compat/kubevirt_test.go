@@ -11,6 +11,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/layout"
 )
 
 func TestKubeVirtTypesAreUpstreams(t *testing.T) {
@@ -18,13 +19,18 @@ func TestKubeVirtTypesAreUpstreams(t *testing.T) {
 	kv := full[kubevirtv1.KubeVirt](t)
 	vm := full[kubevirtv1.VirtualMachine](t)
 	vmi := full[kubevirtv1.VirtualMachineInstance](t)
+	vmim := full[kubevirtv1.VirtualMachineInstanceMigration](t)
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: "name", Labels: map[string]string{"a": "b"}}
-	kv.ObjectMeta, vm.ObjectMeta, vmi.ObjectMeta = meta, meta, meta
+	kv.ObjectMeta, vm.ObjectMeta, vmi.ObjectMeta, vmim.ObjectMeta = meta, meta, meta, meta
 	vm.Spec.Template.ObjectMeta = kubevirtv1.TemplateMetadata{Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}}
 
 	t.Run("KubeVirt", func(t *testing.T) { t.Parallel(); roundTrip(t, kv, &upstream.KubeVirt{}) })
 	t.Run("VirtualMachine", func(t *testing.T) { t.Parallel(); roundTrip(t, vm, &upstream.VirtualMachine{}) })
 	t.Run("VirtualMachineInstance", func(t *testing.T) { t.Parallel(); roundTrip(t, vmi, &upstream.VirtualMachineInstance{}) })
+	t.Run("VirtualMachineInstanceMigration", func(t *testing.T) {
+		t.Parallel()
+		roundTrip(t, vmim, &upstream.VirtualMachineInstanceMigration{})
+	})
 }
 
 // roundTrip checks that theirs has every field of ours, and that nothing of ours is lost or changed on the way
@@ -100,6 +106,21 @@ func TestKubeVirtConstantsAreUpstreams(t *testing.T) {
 		{string(kubevirtv1.VolumeDetaching), string(upstream.HotplugVolumeDetaching)},
 		{string(kubevirtv1.VolumeUnMountedFromPod), string(upstream.HotplugVolumeUnMounted)},
 		{string(kubevirtv1.UtilityVolumeBackup), string(upstream.Backup)},
+		{string(kubevirtv1.MigrationPending), string(upstream.MigrationPending)},
+		{string(kubevirtv1.MigrationScheduling), string(upstream.MigrationScheduling)},
+		{string(kubevirtv1.MigrationScheduled), string(upstream.MigrationScheduled)},
+		{string(kubevirtv1.MigrationPreparingTarget), string(upstream.MigrationPreparingTarget)},
+		{string(kubevirtv1.MigrationTargetReady), string(upstream.MigrationTargetReady)},
+		{string(kubevirtv1.MigrationRunning), string(upstream.MigrationRunning)},
+		{string(kubevirtv1.MigrationSucceeded), string(upstream.MigrationSucceeded)},
+		{string(kubevirtv1.MigrationFailed), string(upstream.MigrationFailed)},
+		{string(kubevirtv1.MigrationPreCopy), string(upstream.MigrationPreCopy)},
+		{string(kubevirtv1.MigrationAbortRequested), string(upstream.VirtualMachineInstanceMigrationAbortRequested)},
+		{string(kubevirtv1.MigrationRejectedByResourceQuota), string(upstream.VirtualMachineInstanceMigrationRejectedByResourceQuota)},
+		{string(kubevirtv1.MigrationBlockedByUtilityVolumes), string(upstream.VirtualMachineInstanceMigrationBlockedByUtilityVolumes)},
+		{string(kubevirtv1.MigrationBlockedByBackup), string(upstream.VirtualMachineInstanceMigrationBlockedByBackup)},
+		{layout.LabelMigrationJob, upstream.MigrationJobLabel},
+		{layout.LabelMigrationTarget, upstream.MigrationTargetNodeNameLabel},
 		{string(kubevirtv1.ConditionReady), string(upstream.VirtualMachineInstanceReady)},
 		{string(kubevirtv1.ConditionPaused), string(upstream.VirtualMachineInstancePaused)},
 		{string(kubevirtv1.ConditionAgentConnected), string(upstream.VirtualMachineInstanceAgentConnected)},

@@ -55,6 +55,10 @@ type KubeVirtConfiguration struct {
 	// +optional
 	// +nullable
 	ChangedBlockTrackingLabelSelectors *ChangedBlockTrackingSelectors `json:"changedBlockTrackingLabelSelectors,omitempty"`
+
+	// migrations limits the moves of running guests from node to node.
+	// +optional
+	MigrationConfiguration *MigrationConfiguration `json:"migrations,omitempty"`
 }
 
 // DeveloperConfiguration holds feature gates and the choice of software emulation.

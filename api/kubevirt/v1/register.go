@@ -15,6 +15,7 @@ func AddToScheme(s *runtime.Scheme) error {
 		&KubeVirt{}, &KubeVirtList{},
 		&VirtualMachine{}, &VirtualMachineList{},
 		&VirtualMachineInstance{}, &VirtualMachineInstanceList{},
+		&VirtualMachineInstanceMigration{}, &VirtualMachineInstanceMigrationList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

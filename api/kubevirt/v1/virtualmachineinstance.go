@@ -207,6 +207,10 @@ type VirtualMachineInstanceStatus struct {
 	// +optional
 	// +nullable
 	ChangedBlockTracking *ChangedBlockTrackingStatus `json:"changedBlockTracking,omitempty"`
+	// migrationState is the state of the instance's last migration. The controller creates it, and the handlers of both nodes
+	// report in it.
+	// +optional
+	MigrationState *MigrationState `json:"migrationState,omitempty"`
 }
 
 // PhaseTransitionTimestamp says when a phase was entered.
