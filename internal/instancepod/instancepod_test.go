@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -79,5 +80,60 @@ func TestIsOrphan_needsNameAndFinalizer(t *testing.T) {
 		if got := IsOrphan(pod, "vm", "uid"); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
+	}
+}
+
+func TestActiveLauncher_followsTheGuest(t *testing.T) {
+	t.Parallel()
+	first := layout.LauncherPod("vm", "uid")
+	for name, c := range map[string]struct {
+		state *kubevirtv1.MigrationState
+		want  string
+	}{
+		"never moved":          {nil, first},
+		"is being moved":       {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b"}, "a"},
+		"moved":                {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b", Completed: true}, "b"},
+		"could not be moved":   {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b", Failed: true}, "a"},
+		"completed in vain":    {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b", Completed: true, Failed: true}, "a"},
+		"no target pod so far": {&kubevirtv1.MigrationState{SourcePod: first}, first},
+	} {
+		vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Name: "vm", UID: "uid"}}
+		vmi.Status.MigrationState = c.state
+		if got := ActiveLauncher(vmi); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+func TestIsLauncher_knowsTargetPods(t *testing.T) {
+	t.Parallel()
+	target := func() *corev1.Pod {
+		pod := attachmentPod()
+		pod.Name, pod.Labels = layout.MigrationPod("vm", "uid", "m"), map[string]string{layout.LabelMigrationJob: "m"}
+		return pod
+	}
+	if !IsLauncher(target(), "vm", "uid") || IsMigrationSource(target(), "vm", "uid", "m") {
+		t.Error("a target pod is not known")
+	}
+	for name, forge := range map[string]func(*corev1.Pod){
+		"of another migration": func(p *corev1.Pod) { p.Labels[layout.LabelMigrationJob] = "n" },
+		"without its label":    func(p *corev1.Pod) { p.Labels = nil },
+		"without its owner":    func(p *corev1.Pod) { p.OwnerReferences = nil },
+	} {
+		pod := target()
+		forge(pod)
+		if IsLauncher(pod, "vm", "uid") {
+			t.Errorf("a pod %s is taken for a target pod", name)
+		}
+	}
+	orphan := target()
+	orphan.OwnerReferences, orphan.Finalizers = nil, []string{layout.FinalizerLauncher}
+	if !IsOrphan(orphan, "vm", "uid") {
+		t.Error("an orphaned target pod is not known")
+	}
+	source := attachmentPod()
+	source.Name = layout.MigrationSourcePod("vm", "uid", "m")
+	if !IsMigrationSource(source, "vm", "uid", "m") || IsMigrationSource(source, "vm", "uid", "n") || IsLauncher(source, "vm", "uid") {
+		t.Error("the pod with the token on the source is not told from others")
 	}
 }

@@ -82,6 +82,10 @@ const AttachmentVolume = "target"
 // TunnelVolume is the volume of an attachment pod that has the Secret of TunnelSecret, if there is one.
 const TunnelVolume = "tunnel"
 
+// MigrationVolume is the volume that has the Secret of MigrationSecret: in the target pod of a migration, and in the pod of
+// MigrationSourcePod. Handlers may not read Secrets; the kubelet brings it to the node.
+const MigrationVolume = "migration"
+
 // Labels, annotations and finalizers.
 const (
 	// Prefix is the prefix of labels and annotations that no spec defines. deploy/admission protects those that
@@ -176,6 +180,11 @@ func LauncherPod(instance string, uid types.UID) string {
 // MigrationPod returns the name of the launcher pod that a migration moves the instance to.
 func MigrationPod(instance string, uid, migration types.UID) string {
 	return boundedName("virt-launcher-"+instance, instance+"/"+string(uid)+"/"+string(migration))
+}
+
+// MigrationSourcePod returns the name of the pod that brings a migration's token to the node that the instance leaves.
+func MigrationSourcePod(instance string, uid, migration types.UID) string {
+	return boundedName("migrate-"+instance, instance+"/"+string(uid)+"/"+string(migration))
 }
 
 // MigrationSecret returns the name of the Secret by which the two launcher pods of a migration know each other.
