@@ -54,6 +54,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/keep"
 	"github.com/varvebackup/varve/internal/controller/machine/changedblocktracking"
 	"github.com/varvebackup/varve/internal/controller/machine/disruption"
+	"github.com/varvebackup/varve/internal/controller/machine/migration"
 	"github.com/varvebackup/varve/internal/controller/machine/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/machine/virtualmachine"
 	"github.com/varvebackup/varve/internal/controller/machine/virtualmachineinstance"
@@ -333,6 +334,9 @@ func runtimeParts(mgr ctrl.Manager, o Options) []part {
 			return virtualmachineinstance.Setup(mgr, virtualmachineinstance.Options{
 				Configuration: configuration, Images: images, StopWaitsForBackup: o.StopWaitsForBackup, Clock: o.Clock,
 			})
+		}},
+		{"migration", func() error {
+			return migration.Setup(mgr, migration.Options{Configuration: configuration, Images: images, Clock: o.Clock})
 		}},
 		{"utilityvolume", func() error {
 			return utilityvolume.Setup(mgr, utilityvolume.Options{Image: image, Clock: o.Clock})

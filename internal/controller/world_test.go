@@ -88,6 +88,11 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 		"a claim that is attached":           attachedDisk,
 		"a disk that is exported":            exportedDisk,
 		"a namespace that restricts pods":    restrictedNamespace,
+		"a guest that moves":                 migrated,
+		"a migration that is aborted":        migrationAborted,
+		"a migration that loses its pods":    migrationLosesPods,
+		"a migration that waits":             migrationWaits,
+		"migrations that are refused":        migrationRefused,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

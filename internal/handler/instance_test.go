@@ -40,9 +40,6 @@ func TestStart_mirrorsTheGuestsStatus(t *testing.T) {
 	if c := w.conditionOf(&s, kubevirtv1.ConditionAgentConnected); c.Status != corev1.ConditionTrue {
 		t.Errorf("AgentConnected: %+v", c)
 	}
-	if c := w.conditionOf(&s, kubevirtv1.ConditionLiveMigratable); c.Status != corev1.ConditionFalse || c.Reason != "LiveMigrationNotSupported" {
-		t.Errorf("LiveMigratable: %+v", c)
-	}
 	if len(s.Interfaces) != 1 || s.Interfaces[0].IP != "" || !slices.Equal(s.Interfaces[0].IPs, []string{"10.0.2.2"}) || s.GuestOSInfo.ID != "debian" {
 		t.Errorf("interfaces %+v, guest %+v", s.Interfaces, s.GuestOSInfo)
 	}

@@ -3,7 +3,7 @@ package handler
 // What the handler's service account may do. Pods, claims, trackers' content and the configuration are read one by one
 // when they are needed, never watched.
 //
-// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances,verbs=get;list;watch
+// +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances;virtualmachineinstancemigrations,verbs=get;list;watch
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachineinstances/status,verbs=patch
 // +kubebuilder:rbac:groups=kubevirt.io,resources=virtualmachines,verbs=get
 // +kubebuilder:rbac:groups=kubevirt.io,resources=kubevirts,verbs=get

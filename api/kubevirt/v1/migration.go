@@ -83,7 +83,7 @@ type VirtualMachineInstanceMigrationStatus struct {
 	// +optional
 	Phase MigrationPhase `json:"phase,omitempty"`
 	// conditions are migrationAbortRequested, migrationRejectedByResourceQuota, migrationBlockedByUtilityVolumes,
-	// migrationBlockedByBackup, varvebackup.io/MigrationWaiting and varvebackup.io/MigrationRefused.
+	// migrationBlockedByBackup, varvebackup.io/MigrationWaiting and varvebackup.io/MigrationFailed.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -120,9 +120,8 @@ const (
 	MigrationBlockedByBackup MigrationConditionType = "migrationBlockedByBackup"
 	// MigrationWaiting is True while the migration waits for something else; the message says for what and how long.
 	MigrationWaiting MigrationConditionType = "varvebackup.io/MigrationWaiting"
-	// MigrationRefused is True on a migration that failed before a target pod was made; reason and message say why, and what
-	// to do.
-	MigrationRefused MigrationConditionType = "varvebackup.io/MigrationRefused"
+	// MigrationEndedInVain is True on a migration in phase Failed; reason and message say why it failed, and what to do.
+	MigrationEndedInVain MigrationConditionType = "varvebackup.io/MigrationFailed"
 )
 
 // MigrationCondition is one aspect of a migration's state. It has KubeVirt's shape.
@@ -237,4 +236,66 @@ type MigrationConfiguration struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	UtilityVolumesTimeout *int64 `json:"utilityVolumesTimeout,omitempty"`
+}
+
+// Defaults of MigrationConfiguration. They are KubeVirt's.
+const (
+	defaultParallelOutboundMigrationsPerNode = 2
+	defaultParallelMigrationsPerCluster      = 5
+	defaultMigrationTimeout                  = 150
+)
+
+// Migrations returns the limits of migrations. It may be nil, and has the defaults then.
+func (kv *KubeVirt) Migrations() *MigrationConfiguration {
+	return kv.Spec.Configuration.MigrationConfiguration
+}
+
+// OutboundPerNode returns how many guests leave one node at a time.
+func (c *MigrationConfiguration) OutboundPerNode() int {
+	if c == nil || c.ParallelOutboundMigrationsPerNode == nil {
+		return defaultParallelOutboundMigrationsPerNode
+	}
+	return int(*c.ParallelOutboundMigrationsPerNode)
+}
+
+// PerCluster returns how many guests move at a time.
+func (c *MigrationConfiguration) PerCluster() int {
+	if c == nil || c.ParallelMigrationsPerCluster == nil {
+		return defaultParallelMigrationsPerCluster
+	}
+	return int(*c.ParallelMigrationsPerCluster)
+}
+
+// Bandwidth returns how many bytes a second a migration may send. 0: no limit.
+func (c *MigrationConfiguration) Bandwidth() int64 {
+	if c == nil || c.BandwidthPerMigration == nil {
+		return 0
+	}
+	return c.BandwidthPerMigration.Value()
+}
+
+// ProgressSeconds returns how many seconds a migration may go on without fewer bytes left to move.
+func (c *MigrationConfiguration) ProgressSeconds() int64 {
+	if c == nil || c.ProgressTimeout == nil {
+		return defaultMigrationTimeout
+	}
+	return *c.ProgressTimeout
+}
+
+// UtilityVolumesSeconds returns how many seconds a migration waits for utility volumes to detach.
+func (c *MigrationConfiguration) UtilityVolumesSeconds() int64 {
+	if c == nil || c.UtilityVolumesTimeout == nil {
+		return defaultMigrationTimeout
+	}
+	return *c.UtilityVolumesTimeout
+}
+
+// CompletionSeconds returns how many seconds a migration of a guest with this many bytes of memory may take. A part of a GiB
+// counts as one.
+func (c *MigrationConfiguration) CompletionSeconds(memoryBytes int64) int64 {
+	perGiB := int64(defaultMigrationTimeout)
+	if c != nil && c.CompletionTimeoutPerGiB != nil {
+		perGiB = *c.CompletionTimeoutPerGiB
+	}
+	return perGiB * max(1, (memoryBytes+1<<30-1)>>30)
 }

@@ -210,7 +210,8 @@ type StartFailure struct {
 // shape, not metav1.Condition: lastProbeTime exists and observedGeneration does not.
 type Condition struct {
 	// type names the condition: Ready, Paused, AgentConnected, LiveMigratable, PodScheduled, Failure,
-	// RestartRequired, Synchronized, varvebackup.io/StopDelayed or varvebackup.io/DiskNotTracked.
+	// RestartRequired, Synchronized, varvebackup.io/StopDelayed, varvebackup.io/MigrationOutcomeUnknown or
+	// varvebackup.io/DiskNotTracked.
 	Type ConditionType `json:"type"`
 	// status is True, False or Unknown.
 	Status corev1.ConditionStatus `json:"status"`
@@ -255,6 +256,9 @@ const (
 	ConditionSynchronized ConditionType = "Synchronized"
 	// ConditionStopDelayed is True while a requested stop waits for a running backup.
 	ConditionStopDelayed ConditionType = "varvebackup.io/StopDelayed"
+	// ConditionMigrationOutcomeUnknown is True after the source pod of a migration has ended, until a handler says where the guest
+	// is; the message says how long the controller waits.
+	ConditionMigrationOutcomeUnknown ConditionType = "varvebackup.io/MigrationOutcomeUnknown"
 	// ConditionDiskNotTracked is True while a disk that should be tracked is not, and is therefore in no backup; the message says why.
 	ConditionDiskNotTracked ConditionType = "varvebackup.io/DiskNotTracked"
 )

@@ -165,7 +165,7 @@ const (
 func (p Phase) Final() bool { return p == PhaseSucceeded || p == PhaseFailed }
 
 // VirtualMachineInstanceStatus is the observed state of an instance. The controller writes phase up
-// to Scheduled, the final phases and activePods; the handler of the instance's node writes the rest.
+// to Scheduled, the final phases, activePods and the condition LiveMigratable; the handler of the instance's node writes the rest.
 type VirtualMachineInstanceStatus struct {
 	// nodeName is the node on which the guest runs.
 	// +optional
@@ -173,8 +173,8 @@ type VirtualMachineInstanceStatus struct {
 	// reason says in one CamelCase word why the instance is in a final phase.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// conditions are Ready, AgentConnected, Paused, LiveMigratable, Synchronized, varvebackup.io/StopDelayed
-	// and varvebackup.io/DiskNotTracked.
+	// conditions are Ready, AgentConnected, Paused, LiveMigratable, Synchronized, varvebackup.io/StopDelayed,
+	// varvebackup.io/MigrationOutcomeUnknown and varvebackup.io/DiskNotTracked.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

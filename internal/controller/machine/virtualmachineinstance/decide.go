@@ -2,6 +2,7 @@ package virtualmachineinstance
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,8 +20,17 @@ type input struct {
 	Now time.Time
 	// Instance is not modified.
 	Instance *kubevirtv1.VirtualMachineInstance
-	// Pod is the launcher pod, or nil if the API server has none.
+	// Pod is the launcher pod that has the guest, or nil if the API server has none.
 	Pod *corev1.Pod
+	// Target is the target pod of a migration that has not ended, or nil if the API server has none.
+	Target *corev1.Pod
+	// Others are the instance's launcher pods besides Pod, with Target among them, and the pods that bring a migration's token
+	// to a node.
+	Others []*corev1.Pod
+	// Migrations are the UIDs of the instance's migrations that exist and are not in a final phase.
+	Migrations map[types.UID]bool
+	// NotMigratable says why the guest cannot be moved. It is nil if it can.
+	NotMigratable *obstacle
 	// Attachments is the number of attachment pods that exist.
 	Attachments int
 	// Missing says what the launcher pod needs and does not have. It is nil if nothing is missing.
@@ -56,6 +66,8 @@ type decision struct {
 	GiveBack bool
 	// ReleasePod removes the launcher pod's finalizer, because its end is recorded.
 	ReleasePod bool
+	// ReleaseOthers are pods that lose their finalizer, and DeleteOthers pods that are deleted, with their grace period.
+	ReleaseOthers, DeleteOthers []*corev1.Pod
 	// Released removes the instance's finalizer.
 	Released bool
 	// RequeueAfter is when the decision changes by the passage of time alone. 0: never.
@@ -79,8 +91,12 @@ func decide(in input) decision {
 		d.enterPhase(in, kubevirtv1.PhasePending)
 	}
 	if !d.Status.Phase.Final() {
+		d.endMigration(in)
 		d.followPod(in)
 	}
+	d.followMove(in)
+	d.setMigratable(in)
+	d.removeOthers(in)
 	// The node's handler finds its instances by the label, so the label is restored if somebody removed it.
 	d.NodeLabel = d.Status.NodeName
 	d.ReleasePod = in.Pod != nil && d.Status.Phase.Final()
@@ -92,11 +108,13 @@ func decide(in input) decision {
 
 // followPod follows the launcher pod, or asks for it.
 func (d *decision) followPod(in input) {
-	if end, wait := outcomeOfPod(in); end != nil {
-		d.enterFinalPhase(in, *end)
+	end, wait := outcomeOfPod(in)
+	d.RequeueAfter = shorterWait(d.RequeueAfter, wait)
+	if end != nil {
+		if !d.awaitMigration(in) {
+			d.enterFinalPhase(in, *end)
+		}
 		return
-	} else if wait > 0 {
-		d.RequeueAfter = wait
 	}
 	if in.Pod == nil {
 		d.requestPod(in)
@@ -148,7 +166,7 @@ func (d *decision) handOver(in input) {
 func (d *decision) finishDeletion(in input) {
 	d.CreatePod = false
 	if in.Pod == nil {
-		d.Released = d.Status.Phase.Final() && in.Attachments == 0
+		d.Released = d.Status.Phase.Final() && in.Attachments == 0 && !slices.ContainsFunc(in.Others, isLauncherPod)
 		return
 	}
 	if in.Pod.DeletionTimestamp != nil {
@@ -192,7 +210,8 @@ func (d *decision) enterFinalPhase(in input, o outcome) {
 	d.GiveBack = o.neverStarted && in.Instance.Status.Phase == kubevirtv1.PhaseScheduled
 	d.Status.FSFreezeStatus = ""
 	d.Status.Conditions = condition.Remove(d.Status.Conditions, kubevirtv1.ConditionPaused, kubevirtv1.ConditionAgentConnected,
-		kubevirtv1.ConditionStopDelayed, kubevirtv1.ConditionDiskNotTracked, kubevirtv1.ConditionPodScheduled, kubevirtv1.ConditionSynchronized)
+		kubevirtv1.ConditionStopDelayed, kubevirtv1.ConditionDiskNotTracked, kubevirtv1.ConditionPodScheduled, kubevirtv1.ConditionSynchronized,
+		kubevirtv1.ConditionMigrationOutcomeUnknown, kubevirtv1.ConditionLiveMigratable)
 	d.setObstacle(in, kubevirtv1.ConditionReady, &obstacle{Reason: o.reason, Message: o.message})
 	d.RequeueAfter = 0
 }

@@ -23,12 +23,19 @@ func (r *reconciler) gatherInput(ctx context.Context, instance *kubevirtv1.Virtu
 	if err := r.findPods(ctx, &in); err != nil {
 		return in, err
 	}
-	if in.Instance.Status.Phase.Final() || handedOver(in.Instance.Status.Phase) {
+	if err := r.findMigrations(ctx, &in); err != nil {
+		return in, err
+	}
+	if in.Instance.Status.Phase.Final() {
 		return in, nil
 	}
 	claims, err := r.readClaims(ctx, r.cached, instance)
 	if err != nil {
 		return in, err
+	}
+	in.NotMigratable = whyNotMigratable(instance, claims)
+	if handedOver(in.Instance.Status.Phase) {
+		return in, nil
 	}
 	in.Missing = missingClaim(instance, claims)
 	if in.Unbound, err = r.findUnboundClaims(ctx, claims); err == nil && in.Missing == nil {
@@ -55,8 +62,10 @@ func (r *reconciler) findPods(ctx context.Context, in *input) error {
 		pod := &list.Items[i]
 		volume := pod.Labels[layout.LabelAttachment]
 		switch {
-		case isLauncher(pod, in.Instance):
+		case isLauncher(pod, in.Instance) && pod.Name == instancepod.ActiveLauncher(in.Instance):
 			in.Pod = pod
+		case isLauncher(pod, in.Instance) || instancepod.IsMigrationSource(pod, in.Instance.Name, in.Instance.UID, types.UID(pod.Labels[layout.LabelMigrationJob])):
+			in.Others = append(in.Others, pod)
 		case volume != "" && instancepod.IsAttachment(pod, in.Instance.Name, in.Instance.UID, volume):
 			in.Attachments++
 		}
@@ -64,7 +73,7 @@ func (r *reconciler) findPods(ctx context.Context, in *input) error {
 	if in.Pod != nil || !started {
 		return nil
 	}
-	// There are attachment pods but no launcher pod: the cache may still be behind.
+	// There are other pods but no launcher pod: the cache may still be behind.
 	pod, err := r.livePod(ctx, in.Instance)
 	if err == nil && pod != nil && isLauncher(pod, in.Instance) {
 		in.Pod = pod
@@ -81,7 +90,54 @@ func isLauncher(pod *corev1.Pod, instance *kubevirtv1.VirtualMachineInstance) bo
 // livePod reads the pod with the launcher pod's name from the API server, whoever made it. It returns nil if there
 // is none.
 func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (*corev1.Pod, error) {
-	return instancepod.Get(ctx, r.live, instance.Namespace, layout.LauncherPod(instance.Name, instance.UID))
+	return instancepod.Get(ctx, r.live, instance.Namespace, instancepod.ActiveLauncher(instance))
+}
+
+// findMigrations reads what decides about the pods of migrations: the migrations that have not ended, and the target pod of the one
+// that the instance's status names. It asks the API server before the caller can conclude that one of them is gone.
+func (r *reconciler) findMigrations(ctx context.Context, in *input) error {
+	state := in.Instance.Status.MigrationState
+	wanted := map[types.UID]bool{}
+	if !state.Ended() {
+		wanted[state.MigrationUID] = true
+		if err := r.findTarget(ctx, in, state.TargetPod); err != nil {
+			return err
+		}
+	}
+	for _, pod := range in.Others {
+		if job := pod.Labels[layout.LabelMigrationJob]; job != "" {
+			wanted[types.UID(job)] = true
+		}
+	}
+	in.Migrations = map[types.UID]bool{}
+	for _, from := range []client.Reader{r.cached, r.live} {
+		if len(wanted) == 0 {
+			return nil
+		}
+		list := &kubevirtv1.VirtualMachineInstanceMigrationList{}
+		if err := from.List(ctx, list, client.InNamespace(in.Instance.Namespace)); err != nil {
+			return fmt.Errorf("list migrations in %s: %w", in.Instance.Namespace, err)
+		}
+		for i := range list.Items {
+			if m := &list.Items[i]; wanted[m.UID] && m.Spec.VMIName == in.Instance.Name {
+				in.Migrations[m.UID] = !m.Status.Phase.Final()
+				delete(wanted, m.UID)
+			}
+		}
+	}
+	return nil
+}
+
+func (r *reconciler) findTarget(ctx context.Context, in *input, name string) error {
+	if i := slices.IndexFunc(in.Others, func(p *corev1.Pod) bool { return p.Name == name }); i >= 0 {
+		in.Target = in.Others[i]
+		return nil
+	}
+	pod, err := instancepod.Get(ctx, r.live, in.Instance.Namespace, name)
+	if err == nil && pod != nil && isLauncher(pod, in.Instance) {
+		in.Target, in.Others = pod, append(in.Others, pod)
+	}
+	return err
 }
 
 // readClaims reads the claims that the launcher pod mounts. A claim that does not exist is absent from the result.

@@ -230,7 +230,21 @@ func (r *reconciler) holderIsGone(ctx context.Context, namespace string, h runep
 		return false, nil
 	}
 	pod, err := instancepod.Get(ctx, r.live, namespace, layout.LauncherPod(h.Instance, h.UID))
-	return err == nil && (pod == nil || podHasEnded(pod)), err
+	if err != nil || pod != nil && !podHasEnded(pod) {
+		return false, err
+	}
+	return r.launchersEnded(ctx, namespace, h.UID)
+}
+
+// launchersEnded reports whether every launcher pod of an instance has ended, also those that a migration made.
+func (r *reconciler) launchersEnded(ctx context.Context, namespace string, instance types.UID) (bool, error) {
+	pods := &corev1.PodList{}
+	err := r.live.List(ctx, pods, client.InNamespace(namespace),
+		client.MatchingLabels{layout.LabelCreatedBy: string(instance), layout.LabelApp: AppLauncher})
+	if err != nil {
+		return false, fmt.Errorf("list launcher pods in %s: %w", namespace, err)
+	}
+	return !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return !podHasEnded(&p) }), nil
 }
 
 // recordDisks notes on the Filesystem claims of a running guest that the guest has disks there. A claim that comes

@@ -69,7 +69,8 @@ func madeFor(pod *corev1.Pod, instance string) (types.UID, bool) {
 // disappears after its finalizer is gone.
 func requestsForLauncher(_ context.Context, o client.Object) []ctrl.Request {
 	name := o.GetLabels()[layout.LabelVM]
-	if name == "" || o.GetName() != layout.LauncherPod(name, types.UID(o.GetLabels()[layout.LabelCreatedBy])) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok || name == "" || pod.Name != instancepod.LauncherName(pod, name, types.UID(pod.Labels[layout.LabelCreatedBy])) {
 		return nil
 	}
 	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}

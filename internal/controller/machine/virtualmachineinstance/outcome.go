@@ -39,6 +39,9 @@ func outcomeOfPod(in input) (*outcome, time.Duration) {
 		return deletedBeforeStart(), 0
 	case in.Pod.Status.Phase == corev1.PodSucceeded:
 		reason, message := computeMessage(in.Pod)
+		if reason == ReasonGuestLost {
+			return explainFailure(in.Pod), 0
+		}
 		if !slices.Contains([]string{ReasonGuestStopped, ReasonGuestKilled}, reason) {
 			reason = ReasonGuestShutdown
 		}
@@ -112,6 +115,7 @@ var ends = map[string]string{
 	"KILLED":             ReasonGuestKilled,
 	"CRASHED":            ReasonGuestCrashed,
 	"START_FAILED":       ReasonStartFailed,
+	"MIGRATED":           ReasonGuestLost,
 }
 
 // computeMessage returns what the launcher left as its termination message: JSON with its word for the end and a

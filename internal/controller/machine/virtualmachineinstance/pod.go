@@ -107,6 +107,7 @@ func podLabels(instance *kubevirtv1.VirtualMachineInstance) map[string]string {
 	}
 	delete(l, layout.LabelNodeName)
 	delete(l, layout.LabelAttachment)
+	delete(l, layout.LabelMigrationJob)
 	l[layout.LabelApp] = AppLauncher
 	l[layout.LabelCreatedBy] = string(instance.UID)
 	l[layout.LabelVM] = instance.Name

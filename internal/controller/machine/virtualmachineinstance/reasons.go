@@ -25,6 +25,8 @@ const (
 	ReasonUnschedulable = "Unschedulable"
 	// ReasonWaitingForVolume: a claim is not bound yet.
 	ReasonWaitingForVolume = "WaitingForVolumeBinding"
+	// ReasonSourcePodEnded: the launcher pod ended while a migration moved the guest.
+	ReasonSourcePodEnded = "SourcePodEnded"
 	// ReasonGuestNotRunning: the guest does not run yet.
 	ReasonGuestNotRunning = "GuestNotRunning"
 )
@@ -39,6 +41,8 @@ const (
 	ReasonGuestKilled = "GuestKilled"
 	// ReasonGuestCrashed: QEMU or libvirt died.
 	ReasonGuestCrashed = "GuestCrashed"
+	// ReasonGuestLost: the guest left the source pod of a migration, and the target pod ended before it was the instance's.
+	ReasonGuestLost = "GuestLostInMigration"
 	// ReasonStartFailed: the guest could not be started; the message says what to fix.
 	ReasonStartFailed = "StartFailed"
 	// ReasonDeletedBeforeStart: the instance was deleted before its guest was started.

@@ -69,6 +69,9 @@ func (r *reconciler) takeStep(ctx context.Context, instance *kubevirtv1.VirtualM
 	if err := r.endPod(ctx, instance, in.Pod, d); err != nil {
 		return ctrl.Result{}, err
 	}
+	if err := r.endOthers(ctx, instance, d); err != nil {
+		return ctrl.Result{}, err
+	}
 	// This comes after everything that the guest's end depends on: a claim that cannot be written to must not hide
 	// the end.
 	if err := r.recordDisks(ctx, instance); err != nil {
@@ -209,6 +212,31 @@ func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMac
 	if d.Overdue {
 		r.events.Eventf(instance, pod, corev1.EventTypeWarning, "HandlerOverdue", "Stop",
 			"The handler of node %s did not stop the guest in time; deleted launcher pod %s, which shuts the guest down.", pod.Spec.NodeName, pod.Name)
+	}
+	return nil
+}
+
+// endOthers removes the finalizers of other pods that have ended, and deletes those that no migration needs. It does so only if
+// the API server has the instance as it was read: in the meantime, the guest could have moved into one of them.
+func (r *reconciler) endOthers(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d decision) error {
+	for _, pod := range d.ReleaseOthers {
+		if !controllerutil.ContainsFinalizer(pod, layout.FinalizerLauncher) {
+			continue
+		}
+		if err := r.releasePod(ctx, pod); err != nil {
+			return err
+		}
+	}
+	if len(d.DeleteOthers) == 0 {
+		return nil
+	}
+	if err := r.isUnchanged(ctx, instance); err != nil {
+		return err
+	}
+	for _, pod := range d.DeleteOthers {
+		if err := r.cached.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package virtualmachineinstance
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -45,6 +46,7 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 		// Launcher pods and attachment pods.
 		Owns(&corev1.Pod{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(requestsForLauncher)).
+		Watches(&kubevirtv1.VirtualMachineInstanceMigration{}, handler.EnqueueRequestsFromMapFunc(instanceOfMigration)).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(reconcile.InstancesOfClaim(r.cached, waitsFor))).
 		WithOptions(reconcile.Options(reconcile.ControllerWorkers)).
 		Complete(r)
@@ -56,6 +58,15 @@ type reconciler struct {
 	cached client.Client
 	live   client.Reader
 	events events.EventRecorder
+}
+
+// instanceOfMigration maps a migration to its instance, whose pods depend on what becomes of it.
+func instanceOfMigration(_ context.Context, o client.Object) []ctrl.Request {
+	m, ok := o.(*kubevirtv1.VirtualMachineInstanceMigration)
+	if !ok || m.Spec.VMIName == "" {
+		return nil
+	}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: m.Namespace, Name: m.Spec.VMIName}}}
 }
 
 // waitsFor reports whether a claim may keep the instance waiting.

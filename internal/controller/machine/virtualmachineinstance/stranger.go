@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/runepoch"
 )
@@ -50,6 +51,6 @@ func isOwnPod(pod *corev1.Pod) bool {
 	if owner == nil || owner.APIVersion != kubevirtv1.GroupVersion.String() || owner.Kind != "VirtualMachineInstance" {
 		return false
 	}
-	return pod.Name == layout.LauncherPod(owner.Name, owner.UID) ||
+	return pod.Name == instancepod.LauncherName(pod, owner.Name, owner.UID) ||
 		pod.Name == layout.AttachmentPod(owner.Name, owner.UID, pod.Labels[layout.LabelAttachment])
 }

@@ -35,8 +35,6 @@ const (
 	ReasonClaimNotFound = "ClaimNotFound"
 	// ReasonMountFailed: a utility volume could not be mounted into, or unmounted from, the launcher.
 	ReasonMountFailed = "UtilityVolumeMountFailed"
-	// ReasonLiveMigrationNotSupported: this version does not migrate guests.
-	ReasonLiveMigrationNotSupported = "LiveMigrationNotSupported"
 	// ReasonBackupInProgress: a stop waits for a backup.
 	ReasonBackupInProgress = "BackupInProgress"
 	// ReasonDiskSize: a disk's size is not a multiple of 512 bytes; grow it.
@@ -129,7 +127,6 @@ func setConditions(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	} else {
 		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionAgentConnected)
 	}
-	setCondition(s, v.Now, kubevirtv1.ConditionLiveMigratable, corev1.ConditionFalse, ReasonLiveMigrationNotSupported, "this version of Varve cannot migrate running guests")
 	switch {
 	case v.Decision.Delayed != "":
 		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue, ReasonBackupInProgress, v.Decision.Delayed)

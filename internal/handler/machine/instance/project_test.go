@@ -75,7 +75,6 @@ func conditions(s *kubevirtv1.VirtualMachineInstanceStatus) map[string]string {
 
 func TestConditions_followTheLauncher(t *testing.T) {
 	t.Parallel()
-	fixed := "False/LiveMigrationNotSupported"
 	silent := errors.New("connection refused")
 	for _, test := range []struct {
 		name string
@@ -87,42 +86,42 @@ func TestConditions_followTheLauncher(t *testing.T) {
 		{
 			"runs",
 			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, AgentConnected: true}}},
-			map[string]string{"Ready": "True/", "AgentConnected": "True/", "LiveMigratable": fixed, "Synchronized": "True/"},
+			map[string]string{"Ready": "True/", "AgentConnected": "True/", "Synchronized": "True/"},
 		},
 		{
 			"paused",
 			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_PAUSED}}},
-			map[string]string{"Ready": "False/GuestPaused", "Paused": "True/GuestPaused", "LiveMigratable": fixed, "Synchronized": "True/"},
+			map[string]string{"Ready": "False/GuestPaused", "Paused": "True/GuestPaused", "Synchronized": "True/"},
 		},
 		{
 			"silent for a moment",
 			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now}},
-			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "False/LauncherNotResponding"},
+			map[string]string{"Ready": "True/", "Synchronized": "False/LauncherNotResponding"},
 		},
 		{
 			"silent for long",
 			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}, Err: silent, Since: now.Add(-time.Minute)}},
-			map[string]string{"Ready": "False/LauncherNotResponding", "LiveMigratable": fixed, "Synchronized": "False/LauncherNotResponding"},
+			map[string]string{"Ready": "False/LauncherNotResponding", "Synchronized": "False/LauncherNotResponding"},
 		},
 		{
 			"a stop that waits",
 			view{Decision: decision{Delayed: "b runs"}, Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}}},
-			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "True/", "varvebackup.io/StopDelayed": "True/BackupInProgress"},
+			map[string]string{"Ready": "True/", "Synchronized": "True/", "varvebackup.io/StopDelayed": "True/BackupInProgress"},
 		},
 		{
 			"a disk of an odd size",
 			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, Disks: []*pb.Disk{{Volume: "root", NotTracked: "1000 bytes"}}}}},
-			map[string]string{"Ready": "True/", "LiveMigratable": fixed, "Synchronized": "True/", "varvebackup.io/DiskNotTracked": "True/DiskSizeNotTrackable"},
+			map[string]string{"Ready": "True/", "Synchronized": "True/", "varvebackup.io/DiskNotTracked": "True/DiskSizeNotTrackable"},
 		},
 		{
 			"did not start",
 			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_ENDED, End: pb.State_START_FAILED, Message: "no disk"}, Err: silent}},
-			map[string]string{"Ready": "False/GuestNotRunning", "LiveMigratable": fixed, "Synchronized": "False/StartFailed"},
+			map[string]string{"Ready": "False/GuestNotRunning", "Synchronized": "False/StartFailed"},
 		},
 		{
 			"a problem",
 			view{Problem: &problem{ReasonClaimNotFound, "m"}, Launcher: launcherclient.Snapshot{State: &pb.State{}}},
-			map[string]string{"Ready": "False/GuestNotRunning", "LiveMigratable": fixed, "Synchronized": "False/ClaimNotFound"},
+			map[string]string{"Ready": "False/GuestNotRunning", "Synchronized": "False/ClaimNotFound"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
