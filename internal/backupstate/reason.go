@@ -18,6 +18,7 @@ var writers = map[string][]Component{
 	backupv1.ReasonTrackerNotFound:     byController,
 	backupv1.ReasonVMNotFound:          byController,
 	backupv1.ReasonVMNotRunning:        byController,
+	backupv1.ReasonMigration:           byController,
 	backupv1.ReasonTrackingNotEnabled:  byController,
 	backupv1.ReasonNoEligibleDisk:      byBoth,
 	backupv1.ReasonPVCNotFound:         byController,

@@ -35,6 +35,7 @@ var samples = map[string]State{
 	"GuestStopping":            GuestStopping("vm"),
 	"GuestEnded":               GuestEnded("vm", kubevirtv1.PhaseFailed),
 	"GuestComing":              GuestComing("vm", ""),
+	"GuestMoves":               GuestMoves("vm", "m"),
 	"TrackingInitializing":     TrackingInitializing("vm"),
 	"TrackingNeedsRestart":     TrackingNeedsRestart("vm"),
 	"TrackingNotSelected":      TrackingNotSelected("vm"),

@@ -8,6 +8,8 @@ const (
 	ReasonVMNotFound = "VirtualMachineNotFound"
 	// ReasonVMNotRunning: the virtual machine has no running guest; start it.
 	ReasonVMNotRunning = "VirtualMachineNotRunning"
+	// ReasonMigration: the guest is being moved to another node; the backup begins when it is there.
+	ReasonMigration = "MigrationInProgress"
 	// ReasonTrackingNotEnabled: changed block tracking is not Enabled yet; select the machine and restart it.
 	ReasonTrackingNotEnabled = "ChangedBlockTrackingNotEnabled"
 	// ReasonNoEligibleDisk: no disk of the machine can be tracked.

@@ -74,6 +74,9 @@ const (
 	MigrationFailed MigrationPhase = "Failed"
 )
 
+// Underway says that the migration has its turn: it counts against the limits, and the instance's backups wait for it.
+func (p MigrationPhase) Underway() bool { return p != "" && p != MigrationPending && !p.Final() }
+
 // Final says that the phase does not change any more.
 func (p MigrationPhase) Final() bool { return p == MigrationSucceeded || p == MigrationFailed }
 

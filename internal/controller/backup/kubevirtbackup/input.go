@@ -26,6 +26,9 @@ type input struct {
 	// VM and Instance are those of the machine to back up.
 	VM       *kubevirtv1.VirtualMachine
 	Instance *kubevirtv1.VirtualMachineInstance
+	// Moves says that a migration moves the guest, and Migration is its name, or empty if it no longer exists.
+	Moves     bool
+	Migration string
 	// Claim is the object that spec.pvcName names.
 	Claim *corev1.PersistentVolumeClaim
 	// ClaimUsers are the machines that have the claim as a disk, running or not. They are read unless the backup is

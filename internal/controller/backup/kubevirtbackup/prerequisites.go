@@ -90,6 +90,8 @@ func missingGuest(in *input) *obstacle {
 		return waitFor(backupstate.GuestEnded(name, in.Instance.Status.Phase))
 	case in.Instance.Status.Phase != kubevirtv1.PhaseRunning:
 		return waitFor(backupstate.GuestComing(name, in.Instance.Status.Phase))
+	case in.Moves:
+		return pollFor(backupstate.GuestMoves(name, in.Migration))
 	}
 	return nil
 }

@@ -120,6 +120,25 @@ func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types
 	return in, r.gatherPull(ctx, c, in)
 }
 
+// findMigration looks for a migration of the guest. It counts from when the migration has its turn, which is before anything about
+// it is in the instance's status: a target pod that is on its way must not wait for a backup that begins now.
+func findMigration(ctx context.Context, c client.Reader, in *input) error {
+	if in.Instance == nil || !isWaiting(in.Backup) && in.Backup.Status.Phase != backupv1.BackupAttaching {
+		return nil
+	}
+	in.Moves = !in.Instance.Status.MigrationState.Ended()
+	list := &kubevirtv1.VirtualMachineInstanceMigrationList{}
+	if err := c.List(ctx, list, client.InNamespace(in.Instance.Namespace)); err != nil {
+		return fmt.Errorf("list migrations in %s: %w", in.Instance.Namespace, err)
+	}
+	for i := range list.Items {
+		if m := &list.Items[i]; m.Spec.VMIName == in.Instance.Name && m.Status.Phase.Underway() {
+			in.Moves, in.Migration = true, m.Name
+		}
+	}
+	return nil
+}
+
 func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *input) error {
 	name := in.machineName()
 	if name == "" {
@@ -131,6 +150,9 @@ func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *inp
 		return err
 	}
 	if in.Instance, err = reconcile.Find(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
+		return err
+	}
+	if err := findMigration(ctx, c, in); err != nil {
 		return err
 	}
 	if isWaiting(in.Backup) {

@@ -52,6 +52,8 @@ func (in *input) checkMachine() *obstacle {
 		return waitFor("virtual machine %s to have stopped", name)
 	case i.Status.Phase != kubevirtv1.PhaseRunning:
 		return waitFor("virtual machine %s to run: its instance is %s", name, i.Status.Phase)
+	case !i.Status.MigrationState.Ended():
+		return waitFor("the migration of virtual machine %s to end", name)
 	case len(i.Status.ActivePods) > 1:
 		return waitFor("virtual machine %s to have one launcher pod: it has %d", name, len(i.Status.ActivePods))
 	}

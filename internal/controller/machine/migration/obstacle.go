@@ -53,17 +53,11 @@ func aheadOf(in input) string {
 		if other.Namespace != m.Namespace || other.Spec.VMIName != m.Spec.VMIName || other.UID == m.UID {
 			continue
 		}
-		if hasTurn(other) || isOlder(other, m) {
+		if other.Status.Phase.Underway() || isOlder(other, m) {
 			return other.Name
 		}
 	}
 	return ""
-}
-
-// hasTurn reports whether a migration counts against the limits. Pending ones do not.
-func hasTurn(m *kubevirtv1.VirtualMachineInstanceMigration) bool {
-	p := m.Status.Phase
-	return p != "" && p != kubevirtv1.MigrationPending && !p.Final()
 }
 
 func isOlder(a, b *kubevirtv1.VirtualMachineInstanceMigration) bool {
@@ -206,7 +200,7 @@ func (d *decision) waitForTurn(in input) bool {
 	for i := range in.Others {
 		other := &in.Others[i]
 		switch waits := findCondition(other.Status.Conditions, kubevirtv1.MigrationWaiting); {
-		case hasTurn(other):
+		case other.Status.Phase.Underway():
 			running++
 			if s := other.Status.MigrationState; s != nil && s.SourceNode == node {
 				outbound++
