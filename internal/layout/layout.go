@@ -104,6 +104,8 @@ const (
 	AnnotationMovesFrom = "varvebackup.io/moves-from"
 	// AnnotationStateGrowth on an instance says how its state claim is being given more room (package stateclaim).
 	AnnotationStateGrowth = "varvebackup.io/state-claim-growth"
+	// AnnotationSharedFilesystems is "true" on a StorageClass whose claims of mode Filesystem can be ReadWriteMany.
+	AnnotationSharedFilesystems = "varvebackup.io/shared-filesystems"
 	// AnnotationCopiesPerNode on the KubeVirt object is how many backups may copy on one node at a time. Default:
 	// 4.
 	AnnotationCopiesPerNode = "varvebackup.io/parallel-backups-per-node"

@@ -3,6 +3,7 @@ package changedblocktracking
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -47,7 +48,7 @@ func StateClaim(vm *kubevirtv1.VirtualMachine, bytes int64, class *string) *core
 // disks. It returns when to look again, or 0.
 func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, instance *kubevirtv1.VirtualMachineInstance) (time.Duration, error) {
 	claims := map[string]*corev1.PersistentVolumeClaim{}
-	var first *corev1.PersistentVolumeClaim
+	var ordered []*corev1.PersistentVolumeClaim
 	for _, v := range instance.Spec.Volumes {
 		claim, err := r.findClaim(ctx, vm.Namespace, v.PersistentVolumeClaim.ClaimName)
 		if err != nil {
@@ -57,9 +58,7 @@ func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 			return 0, nil // Its creation triggers a reconcile.
 		}
 		claims[claim.Name] = claim
-		if first == nil {
-			first = claim
-		}
+		ordered = append(ordered, claim)
 	}
 	disks := virtualmachineinstance.TrackedDiskBytes(instance, claims)
 	in := claimInput{Now: r.clock.Now(), VM: vm, Instance: instance, Bytes: tracking.StateClaimSize(disks)}
@@ -74,20 +73,20 @@ func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 	if err := r.writeGrowth(ctx, instance, d.Growth); err != nil {
 		return 0, err
 	}
-	return d.RequeueAfter, r.applyClaim(ctx, in, d, first, tracking.StateClaimRequest(disks))
+	return d.RequeueAfter, r.applyClaim(ctx, in, d, ordered, tracking.StateClaimRequest(disks))
 }
 
-// applyClaim does what was decided. bytes is the size of a claim that is made or expanded, disk the claim of the machine's
-// first disk, or nil.
-func (r *reconciler) applyClaim(ctx context.Context, in claimInput, d claimDecision, disk *corev1.PersistentVolumeClaim, bytes int64) error {
+// applyClaim does what was decided. bytes is the size of a claim that is made or expanded, disks are the claims of the machine's
+// disks.
+func (r *reconciler) applyClaim(ctx context.Context, in claimInput, d claimDecision, disks []*corev1.PersistentVolumeClaim, bytes int64) error {
 	vm, current := in.VM, in.Claims.Current
 	switch d.Action {
 	case claimCreate:
-		return r.createClaim(ctx, vm, bytes, disk)
+		return r.createClaim(ctx, vm, bytes, disks)
 	case claimExpand:
 		return r.expandClaim(ctx, in, d.Growth, bytes)
 	case claimSucceed:
-		return r.createSuccessor(ctx, in, d.Growth, bytes, disk)
+		return r.createSuccessor(ctx, in, d.Growth, bytes, disks)
 	case claimRetire:
 		r.events.Eventf(vm, current, corev1.EventTypeNormal, ReasonClaimRetired, "Track",
 			"Deleted PersistentVolumeClaim %s: its overlays have moved to %s.", current.Name, in.Claims.Successor.Name)
@@ -127,12 +126,15 @@ func (r *reconciler) findStateClaims(ctx context.Context, vm *kubevirtv1.Virtual
 	return stateclaim.Find(vm.Name, vm.UID, claims), nil
 }
 
-func (r *reconciler) createClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, bytes int64, disk *corev1.PersistentVolumeClaim) error {
-	class, err := r.storageClass(ctx, disk)
+func (r *reconciler) createClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, bytes int64, disks []*corev1.PersistentVolumeClaim) error {
+	class, shared, err := r.storageClass(ctx, disks)
 	if err != nil {
 		return err
 	}
 	claim := StateClaim(vm, bytes, class)
+	if shared {
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	}
 	err = r.cached.Create(ctx, claim)
 	if apierrors.IsAlreadyExists(err) {
 		return nil
@@ -148,22 +150,46 @@ func (r *reconciler) createClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 // defaultClass is the annotation that marks the default StorageClass.
 const defaultClass = "storageclass.kubernetes.io/is-default-class"
 
-// storageClass returns nil, which stands for the cluster's default class, if there is one, and otherwise the class
-// of the machine's first disk.
-func (r *reconciler) storageClass(ctx context.Context, disk *corev1.PersistentVolumeClaim) (*string, error) {
+// storageClass returns the class of the state claim, and whether two nodes are to have it at a time. That is so if the guest could
+// move to another node but for this claim: see sharedClass. Otherwise it returns nil, which stands for the cluster's default
+// class, if there is one, and the class of the machine's first disk if not.
+func (r *reconciler) storageClass(ctx context.Context, disks []*corev1.PersistentVolumeClaim) (class *string, shared bool, err error) {
 	classes := &storagev1.StorageClassList{}
 	if err := r.cached.List(ctx, classes); err != nil {
-		return nil, fmt.Errorf("list storage classes: %w", err)
+		return nil, false, fmt.Errorf("list storage classes: %w", err)
+	}
+	if class := sharedClass(disks, classes.Items); class != nil {
+		return class, true, nil
 	}
 	for _, c := range classes.Items {
 		if c.Annotations[defaultClass] == "true" {
-			return nil, nil
+			return nil, false, nil
 		}
 	}
-	if disk == nil {
-		return nil, nil
+	if len(disks) == 0 {
+		return nil, false, nil
 	}
-	return disk.Spec.StorageClassName, nil
+	return disks[0].Spec.StorageClassName, false, nil
+}
+
+// sharedClass returns the class of a disk whose file systems two nodes can have at a time, if all disks are such that two nodes
+// can have them. A disk with a file system proves it. A block device proves nothing about file systems, and a claim that never
+// got a volume would keep the machine from starting; for its class an administrator says it with an annotation.
+func sharedClass(disks []*corev1.PersistentVolumeClaim, classes []storagev1.StorageClass) *string {
+	var found *string
+	for _, disk := range disks {
+		if !slices.Contains(disk.Spec.AccessModes, corev1.ReadWriteMany) {
+			return nil
+		}
+		class := disk.Spec.StorageClassName
+		says := slices.ContainsFunc(classes, func(c storagev1.StorageClass) bool {
+			return class != nil && c.Name == *class && c.Annotations[layout.AnnotationSharedFilesystems] == "true"
+		})
+		if found == nil && class != nil && *class != "" && (says || !tracking.IsBlock(disk.Spec.VolumeMode)) {
+			found = class
+		}
+	}
+	return found
 }
 
 // dropClaims deletes the state claims of a machine that does not need them.

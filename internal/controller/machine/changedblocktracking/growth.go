@@ -3,6 +3,7 @@ package changedblocktracking
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -61,13 +62,16 @@ func (r *reconciler) noteRefusal(ctx context.Context, in claimInput, growth stat
 }
 
 // createSuccessor creates the claim that the overlays move to. A refusal is written down, and tried again until the deadline.
-func (r *reconciler) createSuccessor(ctx context.Context, in claimInput, growth stateclaim.Growth, bytes int64, disk *corev1.PersistentVolumeClaim) error {
+func (r *reconciler) createSuccessor(ctx context.Context, in claimInput, growth stateclaim.Growth, bytes int64, disks []*corev1.PersistentVolumeClaim) error {
 	current := in.Claims.Current
-	class, err := r.classOfSuccessor(ctx, current, disk)
+	class, shared, err := r.classOfSuccessor(ctx, current, disks)
 	if err != nil {
 		return err
 	}
 	claim := StateClaim(in.VM, bytes, class)
+	if shared {
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	}
 	claim.Name = in.Claims.FreeName(in.VM.Name)
 	claim.Annotations = map[string]string{layout.AnnotationMovesFrom: string(current.UID)}
 	stranger, err := r.findClaim(ctx, claim.Namespace, claim.Name)
@@ -91,16 +95,17 @@ func (r *reconciler) createSuccessor(ctx context.Context, in claimInput, growth 
 	return nil
 }
 
-// classOfSuccessor returns the class of the current claim, which suits the machine's nodes, as long as there is such a class.
-func (r *reconciler) classOfSuccessor(ctx context.Context, current, disk *corev1.PersistentVolumeClaim) (*string, error) {
+// classOfSuccessor returns the class of the current claim, which suits the machine's nodes, as long as there is such a class, and
+// whether two nodes are to have the successor at a time.
+func (r *reconciler) classOfSuccessor(ctx context.Context, current *corev1.PersistentVolumeClaim, disks []*corev1.PersistentVolumeClaim) (name *string, shared bool, err error) {
 	class, err := r.classOf(ctx, current)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if class != nil {
-		return &class.Name, nil
+		return &class.Name, slices.Contains(current.Spec.AccessModes, corev1.ReadWriteMany), nil
 	}
-	return r.storageClass(ctx, disk)
+	return r.storageClass(ctx, disks)
 }
 
 // askClasses reports whether the current claim can be expanded, and whether the successor has a volume or gets one when a pod
