@@ -121,6 +121,8 @@ func writeState(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.V
 			"Guest", vmi.Status.GuestOSInfo.PrettyName,
 			"Running backup", runningBackup(vmi.Status.ChangedBlockTracking),
 			"File systems", vmi.Status.FSFreezeStatus,
+			"Live migratable", migratableSentence(vmi),
+			"Last migration", migrationSentence(p, vmi.Status.MigrationState),
 		)
 	}
 	p.Fields(pairs...)

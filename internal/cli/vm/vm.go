@@ -21,8 +21,8 @@ import (
 
 // NewCommand makes `varve vm`.
 func NewCommand(s *resource.Session) *cobra.Command {
-	return s.GroupCommand("vm", "List, start, stop, back up and restore virtual machines",
-		`List, describe, start, stop, back up and restore virtual machines.
+	return s.GroupCommand("vm", "List, start, stop, move, back up and restore virtual machines",
+		`List, describe, start, stop, move, back up and restore virtual machines.
 
 A machine's disks can be backed up incrementally when the column CBT (changed block
 tracking) says Enabled. PendingRestart means that you must restart the machine first.`,
@@ -34,7 +34,7 @@ tracking) says Enabled. PendingRestart means that you must restart the machine f
   varve vm backups
   varve vm restore web-20261129-020000 --keep-mac --wait`,
 		[]string{"vms", "virtualmachine", "virtualmachines"},
-		newListCommand(s), newDescribeCommand(s), newStartCommand(s), newStopCommand(s), newRestartCommand(s),
+		newListCommand(s), newDescribeCommand(s), newStartCommand(s), newStopCommand(s), newRestartCommand(s), newMigrateCommand(s),
 		newBackupCommand(s), newBackupsCommand(s), newDescribeBackupCommand(s), newDeleteBackupCommand(s),
 		newRestoreCommand(s))
 }
