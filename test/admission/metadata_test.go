@@ -71,7 +71,9 @@ func TestMetadata_thatVarveReliesOnIsProtected(t *testing.T) {
 	pod.Labels = map[string]string{layout.LabelApp: "virt-launcher", layout.LabelCreatedBy: "uid", layout.LabelAttachment: "u", layout.LabelVM: "vm"}
 	claim := gen.Claim(gen.Meta(ns, "claim"))
 	claim.Annotations = map[string]string{"varvebackup.io/run-epoch": "7"}
-	for _, o := range []client.Object{vmi, backup, tracker, pod, claim} {
+	migration := newMigration(ns)
+	migration.Labels = map[string]string{layout.LabelMigrationTarget: "node-1"}
+	for _, o := range []client.Object{vmi, backup, tracker, pod, claim, migration} {
 		o.SetFinalizers(append(o.GetFinalizers(), "varvebackup.io/test"))
 		if o == client.Object(vmi) {
 			o.SetFinalizers([]string{layout.FinalizerInstance})
@@ -100,6 +102,11 @@ func TestMetadata_thatVarveReliesOnIsProtected(t *testing.T) {
 		"a pod that hides":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelApp] = "other" }, "only Varve "},
 		"a pod of another":       {pod, func(o client.Object) { o.GetLabels()[layout.LabelVM] = "other" }, "only Varve "},
 		"a pod of nobody":        {pod, func(o client.Object) { delete(o.GetLabels(), layout.LabelVM) }, "only Varve "},
+		"a pod of a migration":   {pod, func(o client.Object) { o.GetLabels()[layout.LabelMigrationJob] = "m" }, "only Varve "},
+		"a migration's target":   {migration, func(o client.Object) { o.SetLabels(map[string]string{layout.LabelMigrationTarget: "node-2"}) }, "only Varve "},
+		"no migration's target":  {migration, func(o client.Object) { o.SetLabels(nil) }, "only Varve "},
+		"a migration's hold":     {migration, func(o client.Object) { o.SetFinalizers(nil) }, "only Varve changes the finalizers of a migration"},
+		"a migration's own":      {migration, func(o client.Object) { o.GetLabels()["mine"] = "yes" }, ""},
 		"a pod's hold":           {pod, func(o client.Object) { o.SetFinalizers([]string{"varvebackup.io/test"}) }, "only Varve creates and releases"},
 		"a pod's own annotation": {pod, func(o client.Object) { o.SetAnnotations(map[string]string{"mine": "yes"}) }, ""},
 	} {

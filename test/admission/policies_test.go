@@ -122,13 +122,14 @@ func TestStatus_isWrittenByVarveOnly(t *testing.T) {
 
 	vmi, backup, tracker, vm, export := newInstance(ns), newBackup(ns), newTracker(ns), newMachine(ns), newExport(ns)
 	snapshot := gen.MachineSnapshot(gen.Meta(ns, "s"))
-	content := &vmsnapshotv1.VirtualMachineSnapshotContent{ObjectMeta: gen.Meta(ns, "c")}
-	all := []client.Object{vmi, backup, tracker, vm, export, snapshot, content}
+	content, migration := &vmsnapshotv1.VirtualMachineSnapshotContent{ObjectMeta: gen.Meta(ns, "c")}, newMigration(ns)
+	all := []client.Object{vmi, backup, tracker, vm, export, snapshot, content, migration}
 	for _, o := range all {
 		admitted(t, user.Create(t.Context(), o))
 	}
 	vmi.Status.Phase = kubevirtv1.PhaseRunning
 	backup.Status.Phase = backupv1.BackupCopied
+	migration.Status.Phase = kubevirtv1.MigrationSucceeded
 	tracker.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "forged", CreationTime: metav1.Now()}
 	vm.Status.Ready = true
 	vm.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled}

@@ -33,6 +33,14 @@ type rule struct {
 	update func(client.Object)
 }
 
+func migrationOf(instance string) func(string) client.Object {
+	return func(ns string) client.Object {
+		m := newMigration(ns)
+		m.Spec.VMIName = instance
+		return m
+	}
+}
+
 func machineBackup(ns string) client.Object {
 	return &harvesterv1.VirtualMachineBackup{
 		ObjectMeta: gen.Meta(ns, "b"),
@@ -618,6 +626,13 @@ var rules = []rule{
 		"image on no disk", "spec.minNumberOfCopies in body should be greater than or equal to 1",
 		imageWith(func(o *longhornv1.BackingImage) { o.Spec.MinNumberOfCopies = -1 }), nil,
 	},
+	{"migration of nothing", "vmiName is required", migrationOf(""), nil},
+	{"migration of another instance", "spec is immutable: create another migration", migrationOf("vm"), func(o client.Object) {
+		o.(*kubevirtv1.VirtualMachineInstanceMigration).Spec.VMIName = "other"
+	}},
+	{"migration to another node", "spec is immutable: create another migration", migrationOf("vm"), func(o client.Object) {
+		o.(*kubevirtv1.VirtualMachineInstanceMigration).Spec.AddedNodeSelector = map[string]string{"zone": "b"}
+	}},
 	{
 		"machine type", "spec.domain.machine.type",
 		instanceWith(func(s *kubevirtv1.VirtualMachineInstanceSpec) {

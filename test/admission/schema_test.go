@@ -99,7 +99,7 @@ func TestSchema_explainsEveryField(t *testing.T) {
 func TestShortNames(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{
-		"virtualmachines.kubevirt.io": "vm", "virtualmachineinstances.kubevirt.io": "vmi", "kubevirts.kubevirt.io": "kv",
+		"virtualmachines.kubevirt.io": "vm", "virtualmachineinstances.kubevirt.io": "vmi", "virtualmachineinstancemigrations.kubevirt.io": "vmim", "kubevirts.kubevirt.io": "kv",
 		"virtualmachinebackups.backup.kubevirt.io": "vmbackup", "virtualmachinebackuptrackers.backup.kubevirt.io": "vmbackuptracker",
 		"virtualmachineexports.export.kubevirt.io":            "vmexport",
 		"virtualmachinesnapshots.snapshot.kubevirt.io":        "vmsnapshot",
@@ -134,7 +134,8 @@ func TestSchema_columnsOfCompleteObjectsAreFilled(t *testing.T) {
 	ns := cluster.Namespace(t)
 	now := metav1.NewTime(time.Now())
 	vmi, vm, backup, tracker, export := newInstance(ns), newMachine(ns), newBackup(ns), newTracker(ns), newExport(ns)
-	objects := []client.Object{vmi, vm, backup, tracker, export}
+	migration := newMigration(ns)
+	objects := []client.Object{vmi, vm, backup, tracker, export, migration}
 	varve := cluster.Client(t, controlplane.Controller)
 	for _, o := range objects {
 		admitted(t, varve.Create(t.Context(), o))
@@ -145,6 +146,7 @@ func TestSchema_columnsOfCompleteObjectsAreFilled(t *testing.T) {
 		Interfaces: []kubevirtv1.InterfaceStatus{{IP: "10.0.0.1"}},
 		Conditions: []kubevirtv1.Condition{{Type: kubevirtv1.ConditionReady, Status: "True", LastTransitionTime: now}},
 	}
+	migration.Status.Phase = kubevirtv1.MigrationRunning
 	vm.Status.Ready, vm.Status.PrintableStatus, vm.Status.ChangedBlockTracking = true, kubevirtv1.VirtualMachineRunning, cbt
 	backup.Status = backupv1.VirtualMachineBackupStatus{
 		Phase: backupv1.BackupDone, Message: "done", BackupType: backupv1.Full, CheckpointName: "c", SourceName: "vm", MovedBytes: 1, Moved: "1",
