@@ -188,6 +188,8 @@ var sources = map[string]struct{ dir, typ, prefix string }{
 	"Phase":                     {"../api/kubevirt/v1", "Phase", ""},
 	"ConditionType":             {"../api/kubevirt/v1", "ConditionType", ""},
 	"VolumePhase":               {"../api/kubevirt/v1", "VolumePhase", ""},
+	"MigrationPhase":            {"../api/kubevirt/v1", "MigrationPhase", ""},
+	"MigrationCondition":        {"../api/kubevirt/v1", "MigrationConditionType", ""},
 	"BackupPhase":               {"../api/backup/v1alpha1", "BackupPhase", ""},
 	"FullReason":                {"../api/backup/v1alpha1", "FullReason", ""},
 	"ExclusionReason":           {"../api/backup/v1alpha1", "ExclusionReason", ""},

@@ -103,7 +103,8 @@ type VirtualMachineInstanceMigrationStatus struct {
 
 // MigrationPhaseTransitionTimestamp says when a phase was entered.
 type MigrationPhaseTransitionTimestamp struct {
-	// phase is the phase that was entered.
+	// phase is the phase that was entered: Pending, Scheduling, Scheduled, PreparingTarget, TargetReady, Running, Succeeded or
+	// Failed.
 	Phase MigrationPhase `json:"phase,omitempty"`
 	// phaseTransitionTimestamp is when it was entered.
 	PhaseTransitionTimestamp metav1.Time `json:"phaseTransitionTimestamp,omitempty"`
@@ -129,7 +130,8 @@ const (
 
 // MigrationCondition is one aspect of a migration's state. It has KubeVirt's shape.
 type MigrationCondition struct {
-	// type names the condition.
+	// type names the condition: migrationAbortRequested, migrationRejectedByResourceQuota, migrationBlockedByUtilityVolumes,
+	// migrationBlockedByBackup, varvebackup.io/MigrationWaiting or varvebackup.io/MigrationFailed.
 	Type MigrationConditionType `json:"type"`
 	// status is True, False or Unknown.
 	Status corev1.ConditionStatus `json:"status"`

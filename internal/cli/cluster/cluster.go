@@ -92,7 +92,7 @@ func newMapper() meta.RESTMapper {
 		harvesterv1.GroupVersion, velerov2.GroupVersion, velerov1.GroupVersion, snapshotGroupVersion,
 		corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion, longhornv1.GroupVersion,
 	})
-	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance"} {
+	for _, k := range []string{"VirtualMachine", "VirtualMachineInstance", "VirtualMachineInstanceMigration"} {
 		m.Add(kubevirtv1.GroupVersion.WithKind(k), meta.RESTScopeNamespace)
 	}
 	for _, k := range []string{"VirtualMachineBackup", "VirtualMachineBackupTracker"} {
