@@ -8,8 +8,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/condition"
 	"github.com/varvebackup/varve/internal/controller/machine/migration"
@@ -160,6 +162,47 @@ func migrated(w *world) {
 	// The guest's end counts where it is.
 	w.end(target, corev1.PodSucceeded, `{"end":"GUEST_SHUTDOWN"}`)
 	w.vmi(other(vmi.UID))
+}
+
+// trackedMigrated: the overlays of shared disks are shared, too. A backup waits for the migration, and begins where the trackers'
+// checkpoints were validated after it.
+func trackedMigrated(w *world) {
+	claim := gen.Claim(w.meta("root"), gen.SetSize("1Gi"))
+	claim.Spec.AccessModes, claim.Spec.StorageClassName = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, ptr.To("fast")
+	w.create(w.user, claim)
+	w.bind(claim)
+	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
+	w.machine(kubevirtv1.RunStrategyAlways, selected)
+	state := wait(w, w.stateClaim(), exists)
+	if modes := state.Spec.AccessModes; len(modes) != 1 || modes[0] != corev1.ReadWriteMany || *state.Spec.StorageClassName != "fast" {
+		w.Errorf("the claim of the overlays is %+v", state.Spec)
+	}
+	vmi, _ := w.boot()
+	w.overlaysUp(vmi)
+	vmi = w.vmi(migratable(corev1.ConditionTrue, ""))
+	m := w.migrate("m")
+	target := w.underway(vmi, m)
+	b := wait(w, w.backup(), func(b *backupv1.VirtualMachineBackup) error {
+		if b.Status.Reason != backupv1.ReasonMigration || !strings.Contains(b.Status.Message, "VirtualMachineInstanceMigration m") {
+			return fmt.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
+		}
+		return backupIn(backupv1.BackupPending)(b)
+	})
+	w.listens()
+	w.reports("node-2", func(s *kubevirtv1.MigrationState) { s.TargetNodeDomainDetected = true })
+	w.reports("node-1", func(s *kubevirtv1.MigrationState) {
+		now := metav1.Now()
+		s.Completed, s.EndTimestamp = true, &now
+	})
+	vmi = w.vmi(onNode("node-2", target))
+	if s := vmi.Status.ChangedBlockTracking.State; s != kubevirtv1.ChangedBlockTrackingInitializing {
+		w.Errorf("changed block tracking is %s before the checkpoints were validated", s)
+	}
+	wait(w, m, migrationIn(kubevirtv1.MigrationSucceeded, ""))
+	controlplane.Update(w.T, cluster.Client(w.T, controlplane.HandlerOn("node-2")), w.vmi(exists), true, func(i *kubevirtv1.VirtualMachineInstance) {
+		i.Status.ChangedBlockTracking.State = kubevirtv1.ChangedBlockTrackingEnabled
+	})
+	wait(w, b, backupIn(backupv1.BackupAttaching))
 }
 
 // migrationAborted: a deleted migration leaves the guest where it is, before and after the target listens.
