@@ -24,6 +24,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -32,6 +33,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -492,16 +494,23 @@ func policyPorts(policy *networkingv1.NetworkPolicy) (open, guarded []string) {
 // The policies for machines must select Varve's pods, and must not cut a guest's network: it calls from its pod's address.
 func TestNetworkPolicies_ofMachinesLeaveGuestsTheirNetwork(t *testing.T) {
 	t.Parallel()
+	// A guest that moves comes from the launcher pod that it leaves.
+	fromLauncher := networkingv1.NetworkPolicyIngressRule{
+		From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{layout.LabelApp: virtualmachineinstance.AppLauncher}}}},
+		Ports: []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromInt32(layout.MigrationPort)), Protocol: ptr.To(corev1.ProtocolTCP)}},
+	}
 	for name, want := range map[string]struct {
 		app   string
 		types []networkingv1.PolicyType
+		rules []networkingv1.NetworkPolicyIngressRule
 	}{
-		"varve-launchers":   {virtualmachineinstance.AppLauncher, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}},
-		"varve-attachments": {utilityvolume.AppAttachment, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}},
+		"varve-launchers":   {virtualmachineinstance.AppLauncher, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, []networkingv1.NetworkPolicyIngressRule{fromLauncher}},
+		"varve-attachments": {utilityvolume.AppAttachment, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}, nil},
 	} {
 		policy := find[*networkingv1.NetworkPolicy](t, name)
 		selected := map[string]string{layout.LabelApp: want.app}
-		if !maps.Equal(policy.Spec.PodSelector.MatchLabels, selected) || !slices.Equal(policy.Spec.PolicyTypes, want.types) || len(policy.Spec.Ingress)+len(policy.Spec.Egress) > 0 {
+		if !maps.Equal(policy.Spec.PodSelector.MatchLabels, selected) || !slices.Equal(policy.Spec.PolicyTypes, want.types) ||
+			!equality.Semantic.DeepEqual(policy.Spec.Ingress, want.rules) || len(policy.Spec.Egress) > 0 {
 			t.Errorf("policy %s: %+v", name, policy.Spec)
 		}
 	}

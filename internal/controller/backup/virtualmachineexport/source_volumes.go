@@ -9,7 +9,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/export/podspec"
-	"github.com/varvebackup/varve/internal/layout"
+	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/tracking"
 )
 
@@ -129,7 +129,7 @@ func (s *volumeSource) runningMachine() *obstacle {
 		return nil
 	}
 	return waitFor(exportv1.ReasonClaimInUse, "VirtualMachine %s runs, or is about to (pod %s): the export waits until the machine is stopped.",
-		s.vmName, layout.LauncherPod(s.instance.Name, s.instance.UID))
+		s.vmName, instancepod.ActiveLauncher(s.instance))
 }
 
 func (s *volumeSource) ports() []corev1.ServicePort { return nil }
