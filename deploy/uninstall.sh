@@ -65,9 +65,9 @@ keep_machine_snapshots() {
 }
 
 cancel_movement
-# Running backups first, then what they use, then guests.
+# Running backups first, then what they use, then migrations and guests.
 for kind in virtualmachinebackups.backup.kubevirt.io virtualmachinebackuptrackers.backup.kubevirt.io \
-	virtualmachines.kubevirt.io virtualmachineinstances.kubevirt.io; do
+	virtualmachineinstancemigrations.kubevirt.io virtualmachines.kubevirt.io virtualmachineinstances.kubevirt.io; do
 	! ours "$kind" || delete_objects "$kind"
 done
 # Launcher and attachment pods that nobody owns any more. KubeVirt's launchers have the same label as Varve's.

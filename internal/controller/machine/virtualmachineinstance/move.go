@@ -124,9 +124,14 @@ func (d *decision) neededByMigration(in input, pod *corev1.Pod) bool {
 	return in.Migrations[job]
 }
 
+// reasonOldHandler is the reason of the condition LiveMigratable that handlers of older versions write. While one runs, the
+// controller leaves the condition to it, or both would write it in turn without an end. A handler of this version removes it.
+const reasonOldHandler = "LiveMigrationNotSupported"
+
 // setMigratable says in a condition whether the guest can be moved.
 func (d *decision) setMigratable(in input) {
-	if !handedOver(d.Status.Phase) {
+	old := condition.Find(d.Status.Conditions, kubevirtv1.ConditionLiveMigratable)
+	if !handedOver(d.Status.Phase) || old != nil && old.Reason == reasonOldHandler {
 		return
 	}
 	if in.NotMigratable != nil {

@@ -137,6 +137,15 @@ func namesOf(pods []*corev1.Pod) string {
 	return strings.Join(names, " ")
 }
 
+// During an upgrade, a handler of the version before and the controller must not write the condition in turn.
+func TestDecide_leavesLiveMigratableToAnOldHandler(t *testing.T) {
+	t.Parallel()
+	old := with(instanceIn(running), kubevirtv1.Condition{Type: kubevirtv1.ConditionLiveMigratable, Status: corev1.ConditionFalse, Reason: "LiveMigrationNotSupported"})
+	if d := decide(input{Now: now, Instance: old, Pod: podIn(corev1.PodRunning)}); condition.True(d.Status.Conditions, kubevirtv1.ConditionLiveMigratable) {
+		t.Errorf("%+v", d.Status.Conditions)
+	}
+}
+
 // An instance is not let go while a launcher pod of a migration exists: the guest may run in it.
 func TestDecide_instanceOutlivesItsLauncherPods(t *testing.T) {
 	t.Parallel()

@@ -59,14 +59,15 @@ func NodeAffinity(operator corev1.NodeSelectorOperator, node string) *corev1.Aff
 const migrationDirectory = "/run/varve/migration"
 
 // AddMigrationToken has the token of a migration brought to the pod's node, where the handler reads it from the kubelet's directory:
-// the handler may not read Secrets.
+// the handler may not read Secrets. The Secret is there before the pod. It goes when the migration has ended, and the guest's pod
+// must not miss it then.
 func AddMigrationToken(pod *corev1.PodSpec, migration types.UID) {
 	pod.Containers[0].VolumeMounts = append(pod.Containers[0].VolumeMounts,
 		corev1.VolumeMount{Name: layout.MigrationVolume, MountPath: migrationDirectory, ReadOnly: true})
 	pod.Volumes = append(pod.Volumes, corev1.Volume{
 		Name: layout.MigrationVolume,
 		VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
-			SecretName: layout.MigrationSecret(migration), DefaultMode: ptr.To[int32](0o400),
+			SecretName: layout.MigrationSecret(migration), Optional: ptr.To(true), DefaultMode: ptr.To[int32](0o400),
 			Items: []corev1.KeyToPath{{Key: layout.MigrationToken, Path: layout.MigrationToken}},
 		}},
 	})

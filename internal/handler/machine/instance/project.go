@@ -90,6 +90,10 @@ func projectStatus(v view) *kubevirtv1.VirtualMachineInstanceStatus {
 		setNotTracked(v, s)
 	}
 	s.ChangedBlockTracking = trackingStatus(v)
+	// An older version wrote it, and the controller waits until that is gone.
+	if c := condition.Find(s.Conditions, kubevirtv1.ConditionLiveMigratable); c != nil && c.Reason == "LiveMigrationNotSupported" {
+		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionLiveMigratable)
+	}
 	return s
 }
 

@@ -181,3 +181,16 @@ func TestUrgent_isOnlyWhatSomebodyWaitsFor(t *testing.T) {
 		t.Error("a phase is urgent")
 	}
 }
+
+// Whether a guest can be moved is the controller's to say. It waits until what an older handler wrote is gone.
+func TestConditions_leaveLiveMigratableToTheController(t *testing.T) {
+	t.Parallel()
+	for reason, stays := range map[string]bool{"LiveMigrationNotSupported": false, "DisksNotLiveMigratable": true} {
+		v := vmi()
+		v.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionLiveMigratable, Status: corev1.ConditionFalse, Reason: reason}}
+		s := projectStatus(view{Now: now, Instance: v, Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}}})
+		if c := condition.Find(s.Conditions, kubevirtv1.ConditionLiveMigratable); (c != nil) != stays {
+			t.Errorf("%s: %+v", reason, c)
+		}
+	}
+}
