@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -321,5 +322,36 @@ func migrationRefused(w *world) {
 	m := wait(w, w.migrate("one-node"), migrationIn(kubevirtv1.MigrationFailed, virtualmachineinstance.ReasonDisksNotMigratable))
 	if !strings.Contains(m.Status.MigrationState.FailureReason, "PersistentVolumeClaim root") {
 		w.Errorf("%+v", m.Status.MigrationState)
+	}
+	// The last five stay.
+	for i := range 6 {
+		wait(w, w.migrate(fmt.Sprintf("again-%d", i)), migrationIn(kubevirtv1.MigrationFailed, virtualmachineinstance.ReasonDisksNotMigratable))
+	}
+	controlplane.Eventually(w.T, func() error {
+		list := &kubevirtv1.VirtualMachineInstanceMigrationList{}
+		if err := w.kubelet.List(w.Context(), list, client.InNamespace(w.ns)); err != nil || len(list.Items) != 5 {
+			return fmt.Errorf("%d migrations are left: %w", len(list.Items), err)
+		}
+		return nil
+	})
+}
+
+// migrationUnderQuota: a quota that does not admit the target pod is shown, and the migration goes on when it does.
+func migrationUnderQuota(w *world) {
+	vmi, _ := w.sharedMachine()
+	quota := &corev1.ResourceQuota{ObjectMeta: w.meta("pods")}
+	quota.Spec.Hard = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("9")}
+	w.create(w.kubelet, quota)
+	fill := func(used string) { // plays the controller of quotas
+		controlplane.Update(w.T, w.kubelet, quota, true, func(q *corev1.ResourceQuota) {
+			q.Status.Hard, q.Status.Used = q.Spec.Hard, corev1.ResourceList{corev1.ResourcePods: resource.MustParse(used)}
+		})
+	}
+	fill("9")
+	m := wait(w, w.migrate("m"), migrationIn(kubevirtv1.MigrationScheduling, "ExceededQuota"))
+	fill("1")
+	w.underway(vmi, m)
+	if err := migrationIn(kubevirtv1.MigrationPreparingTarget, "ExceededQuota")(m); err == nil {
+		w.Errorf("the quota is still shown: %+v", m.Status.Conditions)
 	}
 }

@@ -94,6 +94,7 @@ func TestControlPlane(t *testing.T) { //nolint:tparallel // not beside TestRun, 
 		"a migration that loses its pods":    migrationLosesPods,
 		"a migration that waits":             migrationWaits,
 		"migrations that are refused":        migrationRefused,
+		"a migration under a quota":          migrationUnderQuota,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

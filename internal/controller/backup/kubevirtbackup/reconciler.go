@@ -121,14 +121,15 @@ func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types
 }
 
 // findMigration looks for a migration of the guest. It counts from when the migration has its turn, which is before anything about
-// it is in the instance's status: a target pod that is on its way must not wait for a backup that begins now.
-func findMigration(ctx context.Context, c client.Reader, in *input) error {
+// it is in the instance's status: a target pod that is on its way must not wait for a backup that begins now. A cache that is
+// behind does no harm, because a migration looks for a lock once more before it begins.
+func findMigration(ctx context.Context, cached client.Reader, in *input) error {
 	if in.Instance == nil || !isWaiting(in.Backup) && in.Backup.Status.Phase != backupv1.BackupAttaching {
 		return nil
 	}
 	in.Moves = !in.Instance.Status.MigrationState.Ended()
 	list := &kubevirtv1.VirtualMachineInstanceMigrationList{}
-	if err := c.List(ctx, list, client.InNamespace(in.Instance.Namespace)); err != nil {
+	if err := cached.List(ctx, list, client.InNamespace(in.Instance.Namespace)); err != nil {
 		return fmt.Errorf("list migrations in %s: %w", in.Instance.Namespace, err)
 	}
 	for i := range list.Items {
@@ -152,7 +153,7 @@ func (r *reconciler) gatherMachine(ctx context.Context, c client.Reader, in *inp
 	if in.Instance, err = reconcile.Find(ctx, c, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
 		return err
 	}
-	if err := findMigration(ctx, c, in); err != nil {
+	if err := findMigration(ctx, r.cached, in); err != nil {
 		return err
 	}
 	if isWaiting(in.Backup) {
