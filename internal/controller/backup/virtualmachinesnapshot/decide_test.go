@@ -140,6 +140,9 @@ func TestDecide(t *testing.T) {
 			"virtual machine ns/vm to have stopped", waits,
 		},
 		"a guest that moves": {planInput, func(in *input) {
+			in.instance.Status.MigrationState = &kubevirtv1.MigrationState{MigrationUID: "m"}
+		}, "InProgress", "the migration of virtual machine", waits},
+		"a guest with two launcher pods": {planInput, func(in *input) {
 			in.instance.Status.ActivePods = map[types.UID]string{"a": "node-1", "b": "node-2"}
 		}, "InProgress", "one launcher pod", waits},
 		"a guest that is about to start": {

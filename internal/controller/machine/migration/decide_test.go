@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -300,5 +301,30 @@ func TestTokenPod_hasNoPrivileges(t *testing.T) {
 	}
 	if p.Spec.Volumes[0].Name != layout.MigrationVolume || p.Spec.Volumes[0].Secret.SecretName != layout.MigrationSecret("m") || !metav1.IsControlledBy(p, guest()) {
 		t.Errorf("%+v", p)
+	}
+}
+
+// The defaults are KubeVirt's. A part of a GiB counts as one.
+func TestSettings_haveDefaults(t *testing.T) {
+	t.Parallel()
+	set := &kubevirtv1.MigrationConfiguration{
+		ParallelMigrationsPerCluster: ptr.To[uint32](7), ParallelOutboundMigrationsPerNode: ptr.To[uint32](3), BandwidthPerMigration: ptr.To(resource.MustParse("64Mi")),
+		ProgressTimeout: ptr.To[int64](1), CompletionTimeoutPerGiB: ptr.To[int64](10), UtilityVolumesTimeout: ptr.To[int64](2),
+	}
+	all := func(c *kubevirtv1.MigrationConfiguration) []int64 {
+		return []int64{
+			int64(c.PerCluster()), int64(c.OutboundPerNode()), c.Bandwidth(), c.ProgressSeconds(), c.UtilityVolumesSeconds(),
+			c.CompletionSeconds(0), c.CompletionSeconds(1 << 30), c.CompletionSeconds(1<<30 + 1),
+		}
+	}
+	defaults := []int64{5, 2, 0, 150, 150, 150, 150, 300}
+	if diff := cmp.Diff(defaults, all((&kubevirtv1.KubeVirt{}).Migrations())); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(defaults, all(&kubevirtv1.MigrationConfiguration{})); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]int64{7, 3, 64 << 20, 1, 2, 10, 10, 20}, all(set)); diff != "" {
+		t.Error(diff)
 	}
 }
