@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -341,7 +342,7 @@ func TestKill_libvirtd(t *testing.T) {
 	}
 }
 
-// killLibvirtd kills the only libvirtd in these namespaces.
+// killLibvirtd kills the launcher's libvirtd, the only one in its namespaces.
 func (p *pod) killLibvirtd() {
 	p.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/comm")
@@ -356,10 +357,19 @@ func (p *pod) killLibvirtd() {
 		if err != nil {
 			p.Fatal(err)
 		}
+		if namespace(pid) != namespace(p.cmd.Process.Pid) {
+			continue // the neighbour's
+		}
 		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 			p.Fatal(err)
 		}
 	}
+}
+
+// namespace returns the PID namespace of a process, or "" of one that has ended.
+func namespace(pid int) string {
+	name, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)) // no link, no process
+	return name
 }
 
 func TestStart_failsWithWords(t *testing.T) {

@@ -36,7 +36,11 @@ import (
 const (
 	launcherVariable = "VARVE_LAUNCHER_TEST"
 	containerRuntime = "runtime"
-	theLauncher      = "launcher"
+	// nodeVariable is the name of the pod's node, and asideVariable a directory that holds what this pod does not share with
+	// that of another launcher.
+	nodeVariable  = "VARVE_LAUNCHER_TEST_NODE"
+	asideVariable = "VARVE_LAUNCHER_TEST_ASIDE"
+	theLauncher   = "launcher"
 )
 
 // The tests run the real program as process 1 of its own PID and mount namespaces, as in a pod: as the user of launcher
@@ -59,6 +63,8 @@ func TestMain(m *testing.M) {
 func becomeLauncher() error {
 	err := errors.Join(
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""),
+		unix.Sethostname([]byte(os.Getenv(nodeVariable))),
+		enterAside(os.Getenv(asideVariable)),
 		unix.Mount("proc", "/proc", "proc", 0, ""),
 		unix.Mount("", "/run", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
 		unix.Mount("", "/tmp", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
@@ -73,6 +79,17 @@ func becomeLauncher() error {
 	return unix.Exec("/usr/bin/setpriv", append(command, os.Args...), os.Environ())
 }
 
+// enterAside gives the launcher sockets and private files of its own.
+func enterAside(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	return errors.Join(
+		unix.Mount(dir+"/sockets", layout.SocketsDir, "", unix.MS_BIND, ""),
+		unix.Mount(dir+"/private", layout.PrivateDir, "", unix.MS_BIND, ""),
+	)
+}
+
 const mib = int64(1) << 20
 
 // pod is a launcher pod. Its volumes outlive the launchers that run in it one after another.
@@ -83,6 +100,8 @@ type pod struct {
 	srcs []*pb.DiskSource
 	// starts is how many runs the claims have had.
 	starts int
+	// node is the name of its node. aside is where its sockets and private files are if not at their usual places (neighbour).
+	node, aside string
 
 	cmd    *exec.Cmd
 	conn   *grpc.ClientConn
@@ -96,7 +115,7 @@ type pod struct {
 // newPod makes the volumes: "fs" (ext4, mounted by the guest), "data" (bare, dataBytes of it random) and the state volume.
 func newPod(tb testing.TB, dataBytes int64) *pod {
 	tb.Helper()
-	p := &pod{TB: tb, dir: tb.TempDir()}
+	p := &pod{TB: tb, dir: tb.TempDir(), node: "source"}
 	tb.Cleanup(p.showLogs)
 	tb.Setenv("LIBVIRT_DEFAULT_URI", domaintest.URI) // for virsh, as in the pod
 	kernel, initrd := domaintest.GuestKernel(tb)
@@ -188,15 +207,17 @@ func (p *pod) launch() {
 	p.Helper()
 	// A container's own files are new each time. Only QEMU's capabilities stay cached, because querying them takes
 	// seconds.
-	p.run("rm", "-rf", layout.LibvirtRunDir, layout.LibvirtConfigDir, filepath.Dir(layout.NBDSocket))
-	log, err := os.OpenFile(p.dir+"/launcher.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	for _, dir := range []string{layout.LibvirtRunDir, layout.LibvirtConfigDir, filepath.Dir(layout.NBDSocket)} {
+		p.run("rm", "-rf", p.place(dir))
+	}
+	log, err := os.OpenFile(p.dir+"/launcher.log"+p.suffix(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		p.Fatal(err)
 	}
-	cmd := exec.Command(os.Args[0], "--log-level=debug", "--serial-log="+p.dir+"/serial.log", "--termination-log="+p.dir+"/termination")
-	cmd.Env = append(os.Environ(), launcherVariable+"="+containerRuntime)
+	cmd := exec.Command(os.Args[0], "--log-level=debug", "--serial-log="+p.dir+"/serial.log", "--termination-log="+p.dir+"/termination"+p.suffix())
+	cmd.Env = append(os.Environ(), launcherVariable+"="+containerRuntime, nodeVariable+"="+p.node, asideVariable+"="+p.aside)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS}
 	if err := errors.Join(cmd.Start(), log.Close()); err != nil {
 		p.Fatal(err)
 	}
@@ -206,7 +227,7 @@ func (p *pod) launch() {
 		exited <- cmd.ProcessState.ExitCode()
 	}()
 	p.cmd, p.exited = cmd, exited
-	p.conn, err = grpc.NewClient("unix://"+layout.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	p.conn, err = grpc.NewClient("unix://"+p.place(layout.Socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -219,7 +240,7 @@ func (p *pod) showLogs() {
 	if !p.Failed() {
 		return
 	}
-	for _, name := range []string{"launcher.log", "serial.log", "termination"} {
+	for _, name := range []string{"launcher.log", "launcher.log-target", "serial.log", "termination", "termination-target"} {
 		data, err := os.ReadFile(filepath.Join(p.dir, name))
 		p.Logf("%s (%v):\n%s", name, err, data[max(0, len(data)-20000):])
 	}
@@ -416,7 +437,7 @@ func (p *pod) domain() *libvirt.Domain {
 	if p.dom != nil {
 		return p.dom
 	}
-	conn, err := libvirt.NewConnect(domaintest.URI)
+	conn, err := libvirt.NewConnect("qemu+unix:///session?socket=" + p.place(layout.LibvirtSocket))
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -540,7 +561,7 @@ func (p *pod) run(name string, args ...string) string {
 
 func (p *pod) termination() termination {
 	p.Helper()
-	data, err := os.ReadFile(p.dir + "/termination")
+	data, err := os.ReadFile(p.dir + "/termination" + p.suffix())
 	if err != nil {
 		p.Fatal(err)
 	}

@@ -65,6 +65,9 @@ func runGuest(ctx context.Context, o options, log *slog.Logger) (launcher.Outcom
 		OpenTarget: func(name string) (*target.Volume, error) {
 			return target.Open(layout.Utility(name), target.MountInfo)
 		},
+		ListenMigration: func(ctx context.Context) (net.Listener, error) {
+			return new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprint(":", layout.MigrationPort))
+		},
 		Paths:        launcher.PodPaths(),
 		SerialLog:    o.serialLog,
 		LibvirtGone:  libvirt.Done(),

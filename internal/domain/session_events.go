@@ -54,6 +54,9 @@ func (s *Session) onLifecycle(_ *libvirt.Connect, _ *libvirt.Domain, e *libvirt.
 	switch e.Event {
 	case libvirt.DOMAIN_EVENT_STARTED, libvirt.DOMAIN_EVENT_RESUMED:
 		out.State = StateRunning
+		if e.Event == libvirt.DOMAIN_EVENT_STARTED && libvirt.DomainEventStartedDetailType(e.Detail) == libvirt.DOMAIN_EVENT_STARTED_MIGRATED {
+			out.State, out.Reason = StatePaused, ReasonMigrating // its memory is about to come
+		}
 	case libvirt.DOMAIN_EVENT_SUSPENDED:
 		out.State, out.Reason = StatePaused, suspendedReason(libvirt.DomainEventSuspendedDetailType(e.Detail))
 	case libvirt.DOMAIN_EVENT_SHUTDOWN:
@@ -72,6 +75,8 @@ func suspendedReason(detail libvirt.DomainEventSuspendedDetailType) Reason {
 	switch detail {
 	case libvirt.DOMAIN_EVENT_SUSPENDED_PAUSED:
 		return ReasonUser
+	case libvirt.DOMAIN_EVENT_SUSPENDED_MIGRATED:
+		return ReasonMigrating
 	case libvirt.DOMAIN_EVENT_SUSPENDED_IOERROR:
 		return ReasonIOError
 	}
@@ -86,6 +91,8 @@ func stoppedReason(detail libvirt.DomainEventStoppedDetailType) Reason {
 		return ReasonDestroyed
 	case libvirt.DOMAIN_EVENT_STOPPED_CRASHED:
 		return ReasonCrashed
+	case libvirt.DOMAIN_EVENT_STOPPED_MIGRATED:
+		return ReasonMigrated
 	case libvirt.DOMAIN_EVENT_STOPPED_FAILED:
 		return ReasonFailed
 	}

@@ -149,6 +149,8 @@ func stateOf(state libvirt.DomainState, detail int) (State, Reason) {
 		return StatePaused, ReasonIOError
 	case libvirt.DOMAIN_PAUSED_USER:
 		return StatePaused, ReasonUser
+	case libvirt.DOMAIN_PAUSED_MIGRATION:
+		return StatePaused, ReasonMigrating
 	case libvirt.DOMAIN_PAUSED_CRASHED:
 		return StatePaused, ReasonCrashed
 	}
@@ -163,6 +165,8 @@ func shutoffReason(reason libvirt.DomainShutoffReason) Reason {
 		return ReasonDestroyed
 	case libvirt.DOMAIN_SHUTOFF_CRASHED:
 		return ReasonCrashed
+	case libvirt.DOMAIN_SHUTOFF_MIGRATED:
+		return ReasonMigrated
 	case libvirt.DOMAIN_SHUTOFF_FAILED:
 		return ReasonFailed
 	}

@@ -38,6 +38,10 @@ const (
 	ReasonIOError Reason = "IOError"
 	// ReasonUser: a user paused it.
 	ReasonUser Reason = "User"
+	// ReasonMigrating: it is paused by a migration, which is about to move it from here or to bring it here.
+	ReasonMigrating Reason = "Migrating"
+	// ReasonMigrated: a migration has moved it from here.
+	ReasonMigrated Reason = "Migrated"
 	// ReasonOther: any other reason that libvirt gives.
 	ReasonOther Reason = "Other"
 )

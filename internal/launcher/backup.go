@@ -40,6 +40,9 @@ func (l *Launcher) BeginBackup(_ context.Context, req *pb.BeginBackupRequest) (*
 	if !l.currentLife().isReady() {
 		return nil, errNotUp("begin backup")
 	}
+	if err := l.errMigrating("begin backup"); err != nil {
+		return nil, err
+	}
 	// The job outlives this call. It ends with the guest, with a failure or with success.
 	job, pulled, err := l.newJob(context.Background(), req)
 	if err != nil {
@@ -192,6 +195,9 @@ func (l *Launcher) DeleteCheckpoints(ctx context.Context, req *pb.DeleteCheckpoi
 func (l *Launcher) checkpointsFree(what string) error {
 	if !l.currentLife().isReady() {
 		return errNotUp(what)
+	}
+	if err := l.errMigrating(what); err != nil {
+		return err
 	}
 	if job := l.currentJob(); job != nil && job.Running() {
 		return status.Errorf(codes.FailedPrecondition, "%s: the backup with UID %s runs", what, job.UID())

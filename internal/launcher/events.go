@@ -35,9 +35,11 @@ func (l *Launcher) handleEvent(e domain.Event) {
 	switch e.Kind {
 	case domain.EventLifecycle:
 		l.changeState(func() {
-			if e.State == domain.StateRunning {
+			switch {
+			case l.migration.explains(e.Reason):
+			case e.State == domain.StateRunning:
 				l.life = l.life.afterRunEvent()
-			} else {
+			default:
 				l.life = l.life.afterReport(e.State, e.Reason)
 			}
 		})
@@ -127,7 +129,9 @@ func (l *Launcher) readAgain(ctx context.Context) {
 		if info.State != domain.StateShutOff {
 			l.info = info
 		}
-		l.life = l.life.afterReport(info.State, info.Reason)
+		if !l.migration.explains(info.Reason) {
+			l.life = l.life.afterReport(info.State, info.Reason)
+		}
 	})
 	l.boundPowerOff()
 }
@@ -144,7 +148,7 @@ func (l *Launcher) watchLibvirt(ctx context.Context) {
 
 // libvirtLost ends QEMU and with it the guest, so that no guest runs without control.
 func (l *Launcher) libvirtLost(message string) {
-	if l.currentLife().hasEnded() {
+	if l.currentLife().hasEnded() || l.hasLeft() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), emulatorGrace)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -35,6 +36,10 @@ type fakeGuest struct {
 	destroyTakes time.Duration
 	job          domain.JobInfo
 	checkpoints  []domain.Checkpoint
+	// migration is what MigrationJob returns, and moved the end of Migrate.
+	migration domain.MigrationJob
+	moved     chan error
+	resumeErr error
 	// frozen: somebody else has frozen it.
 	frozen bool
 }
@@ -138,12 +143,42 @@ func (f *fakeGuest) Redefine(_ context.Context, cp domain.Checkpoint) ([]string,
 	return cp.Volumes[:1], map[string]string{cp.Volumes[1]: "missing"}, nil
 }
 
+// Migrate returns what the test sends to moved, or libvirt's error after AbortMigration.
+func (f *fakeGuest) Migrate(context.Context, domain.Migration) error {
+	f.call("Migrate")
+	return <-f.moved
+}
+
+func (f *fakeGuest) MigrationJob(context.Context) (domain.MigrationJob, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.migration, nil
+}
+
+func (f *fakeGuest) AbortMigration(context.Context) error {
+	f.call("AbortMigration")
+	select {
+	case f.moved <- errors.New("canceled"):
+	default:
+	}
+	return nil
+}
+
 func (f *fakeGuest) DeleteCheckpoint(_ context.Context, name string) error {
 	f.call("DeleteCheckpoint " + name)
 	return nil
 }
 
-func (f *fakeGuest) Resume(context.Context) error { f.call("Resume"); return nil }
+func (f *fakeGuest) Resume(context.Context) error {
+	f.call("Resume")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.info.State == domain.StatePaused && f.resumeErr == nil {
+		f.info.State, f.info.Reason = domain.StateRunning, ""
+	}
+	return f.resumeErr
+}
+
 func (f *fakeGuest) FSFrozen(context.Context, time.Duration) (bool, error) {
 	f.call("FSFrozen")
 	f.mu.Lock()
@@ -271,6 +306,8 @@ type bench struct {
 	cancel   context.CancelFunc
 	outcome  chan Outcome
 	began    time.Time
+	// address is where the launcher listens as the target of a migration.
+	address string
 }
 
 // newBench runs a launcher for a guest with one 1 MiB disk, "root".
@@ -278,7 +315,7 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	dir := t.TempDir()
 	b := &bench{
-		t: t, guest: &fakeGuest{events: make(chan domain.Event, 100), obeys: true},
+		t: t, guest: &fakeGuest{events: make(chan domain.Event, 100), obeys: true, moved: make(chan error, 1)},
 		overlays: &fakeOverlays{overlayDir: dir, prepared: map[string]domain.Identity{}, runs: map[string]domain.Run{}, handedOn: map[string]domain.Run{}},
 		gone:     make(chan struct{}), outcome: make(chan Outcome, 1), began: time.Now(),
 	}
@@ -289,8 +326,15 @@ func newBench(t *testing.T) *bench {
 	b.Launcher = New(Config{
 		Connect:  func() (Guest, error) { return b.guest, nil },
 		Overlays: b.overlays, Images: plainImages{},
-		OpenTarget:   func(string) (*target.Volume, error) { return target.Open(dir, mountInfo(t, dir)) },
-		Paths:        Paths{DiskFile: in, DiskDevice: in, Kernel: "/kernel", Initrd: "/initrd", OverlayDir: in("cbt"), PreviousOverlayDir: in("previous")},
+		OpenTarget: func(string) (*target.Volume, error) { return target.Open(dir, mountInfo(t, dir)) },
+		Paths:      Paths{DiskFile: in, DiskDevice: in, Kernel: "/kernel", Initrd: "/initrd", OverlayDir: in("cbt"), PreviousOverlayDir: in("previous"), MigrationDir: in("migration"), LibvirtSocket: in("libvirtd")},
+		ListenMigration: func(ctx context.Context) (net.Listener, error) {
+			listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+			if err == nil {
+				b.address = listener.Addr().String()
+			}
+			return listener, err
+		},
 		LibvirtGone:  b.gone,
 		EndEmulators: func(context.Context) error { b.ended++; return nil },
 		Clock:        clock.RealClock{}, Log: slog.New(slog.DiscardHandler),

@@ -30,6 +30,11 @@ func (l *Launcher) FreezeGuest(ctx context.Context, r *pb.FreezeGuestRequest) (*
 		}
 		return &pb.FreezeGuestResponse{}, nil
 	}
+	l.freezing.Lock()
+	defer l.freezing.Unlock()
+	if err := l.errMigrating("freeze the guest"); err != nil {
+		return nil, err
+	}
 	frozen, err := l.freezer.FreezeFor(ctx, time.Duration(r.GetLimitMillis())*time.Millisecond)
 	switch {
 	case errors.Is(err, freeze.ErrFrozen) && r.GetOwner() != "":

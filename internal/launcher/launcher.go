@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 
@@ -40,6 +41,9 @@ type Guest interface {
 	Events() <-chan domain.Event
 	Checkpoints(ctx context.Context) (known []domain.Checkpoint, stray []string, err error)
 	Redefine(ctx context.Context, cp domain.Checkpoint) (valid []string, lost map[string]string, err error)
+	Migrate(ctx context.Context, m domain.Migration) error
+	MigrationJob(ctx context.Context) (domain.MigrationJob, error)
+	AbortMigration(ctx context.Context) error
 	Close() error
 }
 
@@ -68,6 +72,8 @@ type Paths struct {
 	PreviousOverlayDir string
 	// NBDSocket is where QEMU serves the disks of a pull backup.
 	NBDSocket string
+	// MigrationDir has the sockets of a migration. It is the same on both sides. LibvirtSocket is where libvirtd listens.
+	MigrationDir, LibvirtSocket string
 }
 
 // PodPaths returns the paths in a launcher pod.
@@ -75,6 +81,7 @@ func PodPaths() Paths {
 	return Paths{
 		DiskFile: layout.DiskFile, DiskDevice: layout.DiskDevice,
 		Kernel: layout.KernelFile, Initrd: layout.InitrdFile, OverlayDir: layout.OverlayDir, PreviousOverlayDir: layout.PreviousOverlayDir, NBDSocket: layout.NBDSocket,
+		MigrationDir: layout.MigrationDir, LibvirtSocket: layout.LibvirtSocket,
 	}
 }
 
@@ -86,7 +93,9 @@ type Config struct {
 	Images   push.Images
 	// OpenTarget opens a utility volume.
 	OpenTarget func(name string) (*target.Volume, error)
-	Paths      Paths
+	// ListenMigration listens for the source's launcher of a migration.
+	ListenMigration func(ctx context.Context) (net.Listener, error)
+	Paths           Paths
 	// SerialLog receives the output of the guest's serial console. Empty: the output is not logged.
 	SerialLog string
 	// LibvirtGone is closed when libvirtd has ended.
@@ -121,6 +130,8 @@ type Launcher struct {
 	work sync.WaitGroup
 	// operations is held by every call that changes checkpoints or begins a backup.
 	operations sync.Mutex
+	// freezing is held while FreezeGuest freezes the guest, and by a migration that begins.
+	freezing sync.Mutex
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change
@@ -130,6 +141,8 @@ type Launcher struct {
 	job     *backupjob.Job
 	// pull is the job if that is a pull backup, or nil.
 	pull *pull.Job
+	// migration is the one that runs, or the last one.
+	migration *migration
 	// frozenByCall is what FreezeGuest froze last, for freezeOwner. It is nil when virt-freezer has thawed it.
 	frozenByCall *freeze.Frozen
 	freezeOwner  string

@@ -23,6 +23,9 @@ func (l *Launcher) Register(s grpc.ServiceRegistrar) { pb.RegisterLauncherServer
 // Start implements launcher.proto.
 func (l *Launcher) Start(ctx context.Context, req *pb.StartRequest) (*pb.StartResponse, error) {
 	s := l.beginStart(req)
+	if l.isTarget() {
+		return nil, status.Error(codes.FailedPrecondition, "start: a migration brings the guest here")
+	}
 	if s == nil { // stopped before the start
 		return &pb.StartResponse{}, nil
 	}

@@ -47,7 +47,7 @@ type start struct {
 func (l *Launcher) beginStart(req *pb.StartRequest) *start {
 	var begun *start
 	l.changeState(func() {
-		if l.start != nil || l.life.hasEnded() {
+		if l.start != nil || l.life.hasEnded() || l.migration != nil {
 			return
 		}
 		l.start = &start{done: make(chan struct{}), grace: defaultGrace}
@@ -173,8 +173,7 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 				errs = append(errs, err)
 				continue
 			}
-			untracked[v.Name] = fmt.Sprintf("the disk of volume %s has %d bytes, which is no multiple of %d, so that QEMU cannot track it: it is in no backup. "+
-				"Stop the machine, grow the disk to a multiple of %d bytes, and start it again", v.Name, size, sectorBytes, sectorBytes)
+			untracked[v.Name] = cannotTrack(v.Name, size)
 		}
 		if tracked {
 			id := domain.Identity{ClaimUID: source.ClaimUid, ContentGeneration: source.ContentGeneration, VirtualBytes: size}
@@ -193,6 +192,12 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 	}
 	l.changeState(func() { s.disks, s.renewed, s.untracked = known, renewed, untracked })
 	return disks, errors.Join(errs...)
+}
+
+// cannotTrack says why a disk is not tracked.
+func cannotTrack(volume string, size int64) string {
+	return fmt.Sprintf("the disk of volume %s has %d bytes, which is no multiple of %d, so that QEMU cannot track it: it is in no backup. "+
+		"Stop the machine, grow the disk to a multiple of %d bytes, and start it again", volume, size, sectorBytes, sectorBytes)
 }
 
 // takeOverlays gets the overlays of the eligible volumes, of which there may be none, to their place and hands them on to this

@@ -21,6 +21,7 @@ func (l *Launcher) State() (*pb.State, <-chan struct{}) {
 		Checkpoints:    toCheckpoints(l.checkpoints),
 		StrayBitmaps:   l.strayBitmaps,
 		Frozen:         frozen,
+		Migration:      l.migration.state(),
 	}
 	job, changed := l.job, l.changed
 	l.mu.Unlock()

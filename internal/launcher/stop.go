@@ -102,6 +102,7 @@ func (l *Launcher) stopGuest(s *stop) {
 		return
 	}
 	l.failJob()
+	l.stopMigration()
 	l.endGuest(s)
 }
 

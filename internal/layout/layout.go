@@ -49,12 +49,15 @@ const (
 	LibvirtCacheDir  = PrivateDir + "/cache"
 	LibvirtRunDir    = PrivateDir + "/run"
 	// LibvirtURI is where libvirtd answers. With a socket in the address no client starts a libvirtd of its own.
-	LibvirtURI  = "qemu+unix:///session?socket=" + LibvirtRunDir + "/libvirt/libvirt-sock"
-	KernelFile  = KernelDir + "/kernel"
-	InitrdFile  = KernelDir + "/initrd"
-	diskImage   = "disk.img"
-	emptyDir    = "volumes/kubernetes.io~empty-dir"
-	KubeletPods = "/var/lib/kubelet/pods"
+	LibvirtURI    = "qemu+unix:///session?socket=" + LibvirtSocket
+	LibvirtSocket = LibvirtRunDir + "/libvirt/libvirt-sock"
+	// MigrationDir has the sockets of a migration.
+	MigrationDir = PrivateDir + "/migration"
+	KernelFile   = KernelDir + "/kernel"
+	InitrdFile   = KernelDir + "/initrd"
+	diskImage    = "disk.img"
+	emptyDir     = "volumes/kubernetes.io~empty-dir"
+	KubeletPods  = "/var/lib/kubelet/pods"
 )
 
 // The user and the group that the launcher, libvirt and QEMU run as: those of user qemu in KubeVirt's images, so that

@@ -100,6 +100,8 @@ const (
 	State_CRASHED State_End = 4
 	// The guest never started.
 	State_START_FAILED State_End = 5
+	// The guest runs on another node.
+	State_MIGRATED State_End = 6
 )
 
 // Enum value maps for State_End.
@@ -111,6 +113,7 @@ var (
 		3: "KILLED",
 		4: "CRASHED",
 		5: "START_FAILED",
+		6: "MIGRATED",
 	}
 	State_End_value = map[string]int32{
 		"END_UNSPECIFIED":    0,
@@ -119,6 +122,7 @@ var (
 		"KILLED":             3,
 		"CRASHED":            4,
 		"START_FAILED":       5,
+		"MIGRATED":           6,
 	}
 )
 
@@ -147,6 +151,65 @@ func (x State_End) Number() protoreflect.EnumNumber {
 // Deprecated: Use State_End.Descriptor instead.
 func (State_End) EnumDescriptor() ([]byte, []int) {
 	return file_launcher_proto_rawDescGZIP(), []int{12, 1}
+}
+
+type Migration_Phase int32
+
+const (
+	Migration_PHASE_UNSPECIFIED Migration_Phase = 0
+	// The target waits for the source.
+	Migration_LISTENING Migration_Phase = 1
+	// The source moves the guest.
+	Migration_RUNNING Migration_Phase = 2
+	// The guest runs on the target.
+	Migration_ENDED Migration_Phase = 3
+	// The guest goes on on the source.
+	Migration_FAILED Migration_Phase = 4
+)
+
+// Enum value maps for Migration_Phase.
+var (
+	Migration_Phase_name = map[int32]string{
+		0: "PHASE_UNSPECIFIED",
+		1: "LISTENING",
+		2: "RUNNING",
+		3: "ENDED",
+		4: "FAILED",
+	}
+	Migration_Phase_value = map[string]int32{
+		"PHASE_UNSPECIFIED": 0,
+		"LISTENING":         1,
+		"RUNNING":           2,
+		"ENDED":             3,
+		"FAILED":            4,
+	}
+)
+
+func (x Migration_Phase) Enum() *Migration_Phase {
+	p := new(Migration_Phase)
+	*p = x
+	return p
+}
+
+func (x Migration_Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Migration_Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_launcher_proto_enumTypes[2].Descriptor()
+}
+
+func (Migration_Phase) Type() protoreflect.EnumType {
+	return &file_launcher_proto_enumTypes[2]
+}
+
+func (x Migration_Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Migration_Phase.Descriptor instead.
+func (Migration_Phase) EnumDescriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{13, 0}
 }
 
 type Backup_Phase int32
@@ -198,11 +261,11 @@ func (x Backup_Phase) String() string {
 }
 
 func (Backup_Phase) Descriptor() protoreflect.EnumDescriptor {
-	return file_launcher_proto_enumTypes[2].Descriptor()
+	return file_launcher_proto_enumTypes[3].Descriptor()
 }
 
 func (Backup_Phase) Type() protoreflect.EnumType {
-	return &file_launcher_proto_enumTypes[2]
+	return &file_launcher_proto_enumTypes[3]
 }
 
 func (x Backup_Phase) Number() protoreflect.EnumNumber {
@@ -211,7 +274,7 @@ func (x Backup_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Phase.Descriptor instead.
 func (Backup_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{32, 0}
+	return file_launcher_proto_rawDescGZIP(), []int{41, 0}
 }
 
 type Backup_Failure int32
@@ -278,11 +341,11 @@ func (x Backup_Failure) String() string {
 }
 
 func (Backup_Failure) Descriptor() protoreflect.EnumDescriptor {
-	return file_launcher_proto_enumTypes[3].Descriptor()
+	return file_launcher_proto_enumTypes[4].Descriptor()
 }
 
 func (Backup_Failure) Type() protoreflect.EnumType {
-	return &file_launcher_proto_enumTypes[3]
+	return &file_launcher_proto_enumTypes[4]
 }
 
 func (x Backup_Failure) Number() protoreflect.EnumNumber {
@@ -291,7 +354,7 @@ func (x Backup_Failure) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Failure.Descriptor instead.
 func (Backup_Failure) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{32, 1}
+	return file_launcher_proto_rawDescGZIP(), []int{41, 1}
 }
 
 type Backup_Quiesce int32
@@ -337,11 +400,11 @@ func (x Backup_Quiesce) String() string {
 }
 
 func (Backup_Quiesce) Descriptor() protoreflect.EnumDescriptor {
-	return file_launcher_proto_enumTypes[4].Descriptor()
+	return file_launcher_proto_enumTypes[5].Descriptor()
 }
 
 func (Backup_Quiesce) Type() protoreflect.EnumType {
-	return &file_launcher_proto_enumTypes[4]
+	return &file_launcher_proto_enumTypes[5]
 }
 
 func (x Backup_Quiesce) Number() protoreflect.EnumNumber {
@@ -350,7 +413,7 @@ func (x Backup_Quiesce) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Backup_Quiesce.Descriptor instead.
 func (Backup_Quiesce) EnumDescriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{32, 2}
+	return file_launcher_proto_rawDescGZIP(), []int{41, 2}
 }
 
 type StartRequest struct {
@@ -962,8 +1025,10 @@ type State struct {
 	PullsBackups bool `protobuf:"varint,12,opt,name=pulls_backups,json=pullsBackups,proto3" json:"pulls_backups,omitempty"`
 	// The launcher knows ConnectBackupRequest.volume. One that does not would offer all volumes to each far end.
 	OffersSingleVolumes bool `protobuf:"varint,13,opt,name=offers_single_volumes,json=offersSingleVolumes,proto3" json:"offers_single_volumes,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The migration that runs or the last one, on either side.
+	Migration     *Migration `protobuf:"bytes,14,opt,name=migration,proto3" json:"migration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *State) Reset() {
@@ -1087,6 +1152,501 @@ func (x *State) GetOffersSingleVolumes() bool {
 	return false
 }
 
+func (x *State) GetMigration() *Migration {
+	if x != nil {
+		return x.Migration
+	}
+	return nil
+}
+
+// Migration is how a migration goes.
+type Migration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Uid   string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Phase Migration_Phase        `protobuf:"varint,2,opt,name=phase,proto3,enum=varve.launcher.v1.Migration_Phase" json:"phase,omitempty"`
+	// For people: why it failed.
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// Of the source: what of the memory has been sent and what is left. The guest dirties memory meanwhile, so that more may be
+	// processed than the total.
+	TotalBytes     uint64 `protobuf:"varint,4,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	ProcessedBytes uint64 `protobuf:"varint,5,opt,name=processed_bytes,json=processedBytes,proto3" json:"processed_bytes,omitempty"`
+	RemainingBytes uint64 `protobuf:"varint,6,opt,name=remaining_bytes,json=remainingBytes,proto3" json:"remaining_bytes,omitempty"`
+	// Of the source, once libvirt knows it: how long the guest stands still, in milliseconds.
+	DowntimeMillis uint64 `protobuf:"varint,7,opt,name=downtime_millis,json=downtimeMillis,proto3" json:"downtime_millis,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Migration) Reset() {
+	*x = Migration{}
+	mi := &file_launcher_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Migration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Migration) ProtoMessage() {}
+
+func (x *Migration) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Migration.ProtoReflect.Descriptor instead.
+func (*Migration) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Migration) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *Migration) GetPhase() Migration_Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return Migration_PHASE_UNSPECIFIED
+}
+
+func (x *Migration) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Migration) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *Migration) GetProcessedBytes() uint64 {
+	if x != nil {
+		return x.ProcessedBytes
+	}
+	return 0
+}
+
+func (x *Migration) GetRemainingBytes() uint64 {
+	if x != nil {
+		return x.RemainingBytes
+	}
+	return 0
+}
+
+func (x *Migration) GetDowntimeMillis() uint64 {
+	if x != nil {
+		return x.DowntimeMillis
+	}
+	return 0
+}
+
+type PrepareMigrationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The VirtualMachineInstanceMigration's UID.
+	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	// What both sides prove to each other that they hold.
+	Token []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	// What a start of the guest here would get.
+	Start         *StartRequest `protobuf:"bytes,3,opt,name=start,proto3" json:"start,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareMigrationRequest) Reset() {
+	*x = PrepareMigrationRequest{}
+	mi := &file_launcher_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareMigrationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareMigrationRequest) ProtoMessage() {}
+
+func (x *PrepareMigrationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareMigrationRequest.ProtoReflect.Descriptor instead.
+func (*PrepareMigrationRequest) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PrepareMigrationRequest) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *PrepareMigrationRequest) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *PrepareMigrationRequest) GetStart() *StartRequest {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+type PrepareMigrationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareMigrationResponse) Reset() {
+	*x = PrepareMigrationResponse{}
+	mi := &file_launcher_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareMigrationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareMigrationResponse) ProtoMessage() {}
+
+func (x *PrepareMigrationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareMigrationResponse.ProtoReflect.Descriptor instead.
+func (*PrepareMigrationResponse) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{15}
+}
+
+type MigrateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Uid   string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	// host:port of the target's launcher.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Token   []byte `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
+	// Bytes a second. 0 is no limit.
+	BandwidthBytes uint64 `protobuf:"varint,4,opt,name=bandwidth_bytes,json=bandwidthBytes,proto3" json:"bandwidth_bytes,omitempty"`
+	// The migration is cancelled when this many seconds pass without fewer bytes remaining, or when it takes this many in all. 0 is no limit.
+	ProgressTimeoutSeconds   int64 `protobuf:"varint,5,opt,name=progress_timeout_seconds,json=progressTimeoutSeconds,proto3" json:"progress_timeout_seconds,omitempty"`
+	CompletionTimeoutSeconds int64 `protobuf:"varint,6,opt,name=completion_timeout_seconds,json=completionTimeoutSeconds,proto3" json:"completion_timeout_seconds,omitempty"`
+	unknownFields            protoimpl.UnknownFields
+	sizeCache                protoimpl.SizeCache
+}
+
+func (x *MigrateRequest) Reset() {
+	*x = MigrateRequest{}
+	mi := &file_launcher_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigrateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigrateRequest) ProtoMessage() {}
+
+func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
+func (*MigrateRequest) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *MigrateRequest) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *MigrateRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *MigrateRequest) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *MigrateRequest) GetBandwidthBytes() uint64 {
+	if x != nil {
+		return x.BandwidthBytes
+	}
+	return 0
+}
+
+func (x *MigrateRequest) GetProgressTimeoutSeconds() int64 {
+	if x != nil {
+		return x.ProgressTimeoutSeconds
+	}
+	return 0
+}
+
+func (x *MigrateRequest) GetCompletionTimeoutSeconds() int64 {
+	if x != nil {
+		return x.CompletionTimeoutSeconds
+	}
+	return 0
+}
+
+type MigrateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigrateResponse) Reset() {
+	*x = MigrateResponse{}
+	mi := &file_launcher_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigrateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigrateResponse) ProtoMessage() {}
+
+func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
+func (*MigrateResponse) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{17}
+}
+
+type FinishMigrationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinishMigrationRequest) Reset() {
+	*x = FinishMigrationRequest{}
+	mi := &file_launcher_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinishMigrationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinishMigrationRequest) ProtoMessage() {}
+
+func (x *FinishMigrationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinishMigrationRequest.ProtoReflect.Descriptor instead.
+func (*FinishMigrationRequest) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *FinishMigrationRequest) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+type FinishMigrationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinishMigrationResponse) Reset() {
+	*x = FinishMigrationResponse{}
+	mi := &file_launcher_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinishMigrationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinishMigrationResponse) ProtoMessage() {}
+
+func (x *FinishMigrationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinishMigrationResponse.ProtoReflect.Descriptor instead.
+func (*FinishMigrationResponse) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{19}
+}
+
+type CancelMigrationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Uid   string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	// For people: why it is cancelled.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelMigrationRequest) Reset() {
+	*x = CancelMigrationRequest{}
+	mi := &file_launcher_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelMigrationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelMigrationRequest) ProtoMessage() {}
+
+func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
+func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *CancelMigrationRequest) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *CancelMigrationRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type CancelMigrationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelMigrationResponse) Reset() {
+	*x = CancelMigrationResponse{}
+	mi := &file_launcher_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelMigrationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelMigrationResponse) ProtoMessage() {}
+
+func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_launcher_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
+func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
+	return file_launcher_proto_rawDescGZIP(), []int{21}
+}
+
 type Interface struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1100,7 +1660,7 @@ type Interface struct {
 
 func (x *Interface) Reset() {
 	*x = Interface{}
-	mi := &file_launcher_proto_msgTypes[13]
+	mi := &file_launcher_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1672,7 @@ func (x *Interface) String() string {
 func (*Interface) ProtoMessage() {}
 
 func (x *Interface) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[13]
+	mi := &file_launcher_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1685,7 @@ func (x *Interface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interface.ProtoReflect.Descriptor instead.
 func (*Interface) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{13}
+	return file_launcher_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Interface) GetName() string {
@@ -1176,7 +1736,7 @@ type GuestOS struct {
 
 func (x *GuestOS) Reset() {
 	*x = GuestOS{}
-	mi := &file_launcher_proto_msgTypes[14]
+	mi := &file_launcher_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1748,7 @@ func (x *GuestOS) String() string {
 func (*GuestOS) ProtoMessage() {}
 
 func (x *GuestOS) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[14]
+	mi := &file_launcher_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1761,7 @@ func (x *GuestOS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestOS.ProtoReflect.Descriptor instead.
 func (*GuestOS) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{14}
+	return file_launcher_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GuestOS) GetId() string {
@@ -1258,7 +1818,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_launcher_proto_msgTypes[15]
+	mi := &file_launcher_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1830,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[15]
+	mi := &file_launcher_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1843,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{15}
+	return file_launcher_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Disk) GetVolume() string {
@@ -1340,7 +1900,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_launcher_proto_msgTypes[16]
+	mi := &file_launcher_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1912,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[16]
+	mi := &file_launcher_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1925,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{16}
+	return file_launcher_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Checkpoint) GetName() string {
@@ -1398,7 +1958,7 @@ type RedefineCheckpointsRequest struct {
 
 func (x *RedefineCheckpointsRequest) Reset() {
 	*x = RedefineCheckpointsRequest{}
-	mi := &file_launcher_proto_msgTypes[17]
+	mi := &file_launcher_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +1970,7 @@ func (x *RedefineCheckpointsRequest) String() string {
 func (*RedefineCheckpointsRequest) ProtoMessage() {}
 
 func (x *RedefineCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[17]
+	mi := &file_launcher_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +1983,7 @@ func (x *RedefineCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedefineCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*RedefineCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{17}
+	return file_launcher_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RedefineCheckpointsRequest) GetCheckpoints() []*Checkpoint {
@@ -1442,7 +2002,7 @@ type RedefineCheckpointsResponse struct {
 
 func (x *RedefineCheckpointsResponse) Reset() {
 	*x = RedefineCheckpointsResponse{}
-	mi := &file_launcher_proto_msgTypes[18]
+	mi := &file_launcher_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1454,7 +2014,7 @@ func (x *RedefineCheckpointsResponse) String() string {
 func (*RedefineCheckpointsResponse) ProtoMessage() {}
 
 func (x *RedefineCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[18]
+	mi := &file_launcher_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1467,7 +2027,7 @@ func (x *RedefineCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedefineCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*RedefineCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{18}
+	return file_launcher_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RedefineCheckpointsResponse) GetResults() []*RedefineCheckpointsResponse_Result {
@@ -1486,7 +2046,7 @@ type DeleteCheckpointsRequest struct {
 
 func (x *DeleteCheckpointsRequest) Reset() {
 	*x = DeleteCheckpointsRequest{}
-	mi := &file_launcher_proto_msgTypes[19]
+	mi := &file_launcher_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1498,7 +2058,7 @@ func (x *DeleteCheckpointsRequest) String() string {
 func (*DeleteCheckpointsRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[19]
+	mi := &file_launcher_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1511,7 +2071,7 @@ func (x *DeleteCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{19}
+	return file_launcher_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteCheckpointsRequest) GetNames() []string {
@@ -1529,7 +2089,7 @@ type DeleteCheckpointsResponse struct {
 
 func (x *DeleteCheckpointsResponse) Reset() {
 	*x = DeleteCheckpointsResponse{}
-	mi := &file_launcher_proto_msgTypes[20]
+	mi := &file_launcher_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +2101,7 @@ func (x *DeleteCheckpointsResponse) String() string {
 func (*DeleteCheckpointsResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[20]
+	mi := &file_launcher_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +2114,7 @@ func (x *DeleteCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{20}
+	return file_launcher_proto_rawDescGZIP(), []int{29}
 }
 
 type BeginBackupRequest struct {
@@ -1594,7 +2154,7 @@ type BeginBackupRequest struct {
 
 func (x *BeginBackupRequest) Reset() {
 	*x = BeginBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[21]
+	mi := &file_launcher_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +2166,7 @@ func (x *BeginBackupRequest) String() string {
 func (*BeginBackupRequest) ProtoMessage() {}
 
 func (x *BeginBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[21]
+	mi := &file_launcher_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +2179,7 @@ func (x *BeginBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginBackupRequest.ProtoReflect.Descriptor instead.
 func (*BeginBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{21}
+	return file_launcher_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *BeginBackupRequest) GetUid() string {
@@ -1747,7 +2307,7 @@ type ExcludedVolume struct {
 
 func (x *ExcludedVolume) Reset() {
 	*x = ExcludedVolume{}
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +2319,7 @@ func (x *ExcludedVolume) String() string {
 func (*ExcludedVolume) ProtoMessage() {}
 
 func (x *ExcludedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[22]
+	mi := &file_launcher_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +2332,7 @@ func (x *ExcludedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExcludedVolume.ProtoReflect.Descriptor instead.
 func (*ExcludedVolume) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{22}
+	return file_launcher_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExcludedVolume) GetVolume() string {
@@ -1808,7 +2368,7 @@ type BackupVolume struct {
 
 func (x *BackupVolume) Reset() {
 	*x = BackupVolume{}
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +2380,7 @@ func (x *BackupVolume) String() string {
 func (*BackupVolume) ProtoMessage() {}
 
 func (x *BackupVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[23]
+	mi := &file_launcher_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +2393,7 @@ func (x *BackupVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupVolume.ProtoReflect.Descriptor instead.
 func (*BackupVolume) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{23}
+	return file_launcher_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *BackupVolume) GetVolume() string {
@@ -1866,7 +2426,7 @@ type AbortBackupRequest struct {
 
 func (x *AbortBackupRequest) Reset() {
 	*x = AbortBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +2438,7 @@ func (x *AbortBackupRequest) String() string {
 func (*AbortBackupRequest) ProtoMessage() {}
 
 func (x *AbortBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[24]
+	mi := &file_launcher_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +2451,7 @@ func (x *AbortBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortBackupRequest.ProtoReflect.Descriptor instead.
 func (*AbortBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{24}
+	return file_launcher_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AbortBackupRequest) GetUid() string {
@@ -1909,7 +2469,7 @@ type AbortBackupResponse struct {
 
 func (x *AbortBackupResponse) Reset() {
 	*x = AbortBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2481,7 @@ func (x *AbortBackupResponse) String() string {
 func (*AbortBackupResponse) ProtoMessage() {}
 
 func (x *AbortBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[25]
+	mi := &file_launcher_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2494,7 @@ func (x *AbortBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortBackupResponse.ProtoReflect.Descriptor instead.
 func (*AbortBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{25}
+	return file_launcher_proto_rawDescGZIP(), []int{34}
 }
 
 type ConnectBackupRequest struct {
@@ -1955,7 +2515,7 @@ type ConnectBackupRequest struct {
 
 func (x *ConnectBackupRequest) Reset() {
 	*x = ConnectBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[26]
+	mi := &file_launcher_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2527,7 @@ func (x *ConnectBackupRequest) String() string {
 func (*ConnectBackupRequest) ProtoMessage() {}
 
 func (x *ConnectBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[26]
+	mi := &file_launcher_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2540,7 @@ func (x *ConnectBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectBackupRequest.ProtoReflect.Descriptor instead.
 func (*ConnectBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{26}
+	return file_launcher_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ConnectBackupRequest) GetUid() string {
@@ -2033,7 +2593,7 @@ type ConnectBackupResponse struct {
 
 func (x *ConnectBackupResponse) Reset() {
 	*x = ConnectBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[27]
+	mi := &file_launcher_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2605,7 @@ func (x *ConnectBackupResponse) String() string {
 func (*ConnectBackupResponse) ProtoMessage() {}
 
 func (x *ConnectBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[27]
+	mi := &file_launcher_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2058,7 +2618,7 @@ func (x *ConnectBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectBackupResponse.ProtoReflect.Descriptor instead.
 func (*ConnectBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{27}
+	return file_launcher_proto_rawDescGZIP(), []int{36}
 }
 
 type FinishBackupRequest struct {
@@ -2070,7 +2630,7 @@ type FinishBackupRequest struct {
 
 func (x *FinishBackupRequest) Reset() {
 	*x = FinishBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[28]
+	mi := &file_launcher_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2642,7 @@ func (x *FinishBackupRequest) String() string {
 func (*FinishBackupRequest) ProtoMessage() {}
 
 func (x *FinishBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[28]
+	mi := &file_launcher_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2655,7 @@ func (x *FinishBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishBackupRequest.ProtoReflect.Descriptor instead.
 func (*FinishBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{28}
+	return file_launcher_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FinishBackupRequest) GetUid() string {
@@ -2113,7 +2673,7 @@ type FinishBackupResponse struct {
 
 func (x *FinishBackupResponse) Reset() {
 	*x = FinishBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[29]
+	mi := &file_launcher_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2685,7 @@ func (x *FinishBackupResponse) String() string {
 func (*FinishBackupResponse) ProtoMessage() {}
 
 func (x *FinishBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[29]
+	mi := &file_launcher_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2698,7 @@ func (x *FinishBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishBackupResponse.ProtoReflect.Descriptor instead.
 func (*FinishBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{29}
+	return file_launcher_proto_rawDescGZIP(), []int{38}
 }
 
 type ForgetBackupRequest struct {
@@ -2150,7 +2710,7 @@ type ForgetBackupRequest struct {
 
 func (x *ForgetBackupRequest) Reset() {
 	*x = ForgetBackupRequest{}
-	mi := &file_launcher_proto_msgTypes[30]
+	mi := &file_launcher_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +2722,7 @@ func (x *ForgetBackupRequest) String() string {
 func (*ForgetBackupRequest) ProtoMessage() {}
 
 func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[30]
+	mi := &file_launcher_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +2735,7 @@ func (x *ForgetBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupRequest.ProtoReflect.Descriptor instead.
 func (*ForgetBackupRequest) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{30}
+	return file_launcher_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ForgetBackupRequest) GetUid() string {
@@ -2193,7 +2753,7 @@ type ForgetBackupResponse struct {
 
 func (x *ForgetBackupResponse) Reset() {
 	*x = ForgetBackupResponse{}
-	mi := &file_launcher_proto_msgTypes[31]
+	mi := &file_launcher_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2765,7 @@ func (x *ForgetBackupResponse) String() string {
 func (*ForgetBackupResponse) ProtoMessage() {}
 
 func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[31]
+	mi := &file_launcher_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2778,7 @@ func (x *ForgetBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBackupResponse.ProtoReflect.Descriptor instead.
 func (*ForgetBackupResponse) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{31}
+	return file_launcher_proto_rawDescGZIP(), []int{40}
 }
 
 // Backup is how a backup goes.
@@ -2254,7 +2814,7 @@ type Backup struct {
 
 func (x *Backup) Reset() {
 	*x = Backup{}
-	mi := &file_launcher_proto_msgTypes[32]
+	mi := &file_launcher_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2826,7 @@ func (x *Backup) String() string {
 func (*Backup) ProtoMessage() {}
 
 func (x *Backup) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[32]
+	mi := &file_launcher_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2839,7 @@ func (x *Backup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backup.ProtoReflect.Descriptor instead.
 func (*Backup) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{32}
+	return file_launcher_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Backup) GetUid() string {
@@ -2419,7 +2979,7 @@ type Tunnel struct {
 
 func (x *Tunnel) Reset() {
 	*x = Tunnel{}
-	mi := &file_launcher_proto_msgTypes[33]
+	mi := &file_launcher_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2431,7 +2991,7 @@ func (x *Tunnel) String() string {
 func (*Tunnel) ProtoMessage() {}
 
 func (x *Tunnel) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[33]
+	mi := &file_launcher_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2444,7 +3004,7 @@ func (x *Tunnel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tunnel.ProtoReflect.Descriptor instead.
 func (*Tunnel) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{33}
+	return file_launcher_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Tunnel) GetConnected() bool {
@@ -2495,7 +3055,7 @@ type BackedUpVolume struct {
 
 func (x *BackedUpVolume) Reset() {
 	*x = BackedUpVolume{}
-	mi := &file_launcher_proto_msgTypes[34]
+	mi := &file_launcher_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +3067,7 @@ func (x *BackedUpVolume) String() string {
 func (*BackedUpVolume) ProtoMessage() {}
 
 func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[34]
+	mi := &file_launcher_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +3080,7 @@ func (x *BackedUpVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackedUpVolume.ProtoReflect.Descriptor instead.
 func (*BackedUpVolume) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{34}
+	return file_launcher_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *BackedUpVolume) GetVolume() string {
@@ -2592,7 +3152,7 @@ type RedefineCheckpointsResponse_Result struct {
 
 func (x *RedefineCheckpointsResponse_Result) Reset() {
 	*x = RedefineCheckpointsResponse_Result{}
-	mi := &file_launcher_proto_msgTypes[35]
+	mi := &file_launcher_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +3164,7 @@ func (x *RedefineCheckpointsResponse_Result) String() string {
 func (*RedefineCheckpointsResponse_Result) ProtoMessage() {}
 
 func (x *RedefineCheckpointsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_launcher_proto_msgTypes[35]
+	mi := &file_launcher_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +3177,7 @@ func (x *RedefineCheckpointsResponse_Result) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use RedefineCheckpointsResponse_Result.ProtoReflect.Descriptor instead.
 func (*RedefineCheckpointsResponse_Result) Descriptor() ([]byte, []int) {
-	return file_launcher_proto_rawDescGZIP(), []int{18, 0}
+	return file_launcher_proto_rawDescGZIP(), []int{27, 0}
 }
 
 func (x *RedefineCheckpointsResponse_Result) GetName() string {
@@ -2675,7 +3235,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\rgrace_seconds\x18\x01 \x01(\x03R\fgraceSeconds\"\x12\n" +
 	"\x10ShutdownResponse\"\r\n" +
 	"\vExitRequest\"\x0e\n" +
-	"\fExitResponse\"\xa9\x06\n" +
+	"\fExitResponse\"\xf3\x06\n" +
 	"\x05State\x124\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1e.varve.launcher.v1.State.PhaseR\x05phase\x12.\n" +
 	"\x03end\x18\x02 \x01(\x0e2\x1c.varve.launcher.v1.State.EndR\x03end\x12\x18\n" +
@@ -2692,7 +3252,8 @@ const file_launcher_proto_rawDesc = "" +
 	" \x01(\bR\x06frozen\x12#\n" +
 	"\rstray_bitmaps\x18\v \x03(\tR\fstrayBitmaps\x12#\n" +
 	"\rpulls_backups\x18\f \x01(\bR\fpullsBackups\x122\n" +
-	"\x15offers_single_volumes\x18\r \x01(\bR\x13offersSingleVolumes\"V\n" +
+	"\x15offers_single_volumes\x18\r \x01(\bR\x13offersSingleVolumes\x12:\n" +
+	"\tmigration\x18\x0e \x01(\v2\x1c.varve.launcher.v1.MigrationR\tmigration\"V\n" +
 	"\x05Phase\x12\b\n" +
 	"\x04IDLE\x10\x00\x12\f\n" +
 	"\bSTARTING\x10\x01\x12\v\n" +
@@ -2700,7 +3261,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\n" +
 	"\x06PAUSED\x10\x03\x12\x11\n" +
 	"\rSHUTTING_DOWN\x10\x04\x12\t\n" +
-	"\x05ENDED\x10\x05\"q\n" +
+	"\x05ENDED\x10\x05\"\x7f\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eGUEST_SHUTDOWN\x10\x01\x12\x16\n" +
@@ -2708,7 +3269,44 @@ const file_launcher_proto_rawDesc = "" +
 	"\n" +
 	"\x06KILLED\x10\x03\x12\v\n" +
 	"\aCRASHED\x10\x04\x12\x10\n" +
-	"\fSTART_FAILED\x10\x05\"\x81\x01\n" +
+	"\fSTART_FAILED\x10\x05\x12\f\n" +
+	"\bMIGRATED\x10\x06\"\xe0\x02\n" +
+	"\tMigration\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x128\n" +
+	"\x05phase\x18\x02 \x01(\x0e2\".varve.launcher.v1.Migration.PhaseR\x05phase\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x1f\n" +
+	"\vtotal_bytes\x18\x04 \x01(\x04R\n" +
+	"totalBytes\x12'\n" +
+	"\x0fprocessed_bytes\x18\x05 \x01(\x04R\x0eprocessedBytes\x12'\n" +
+	"\x0fremaining_bytes\x18\x06 \x01(\x04R\x0eremainingBytes\x12'\n" +
+	"\x0fdowntime_millis\x18\a \x01(\x04R\x0edowntimeMillis\"Q\n" +
+	"\x05Phase\x12\x15\n" +
+	"\x11PHASE_UNSPECIFIED\x10\x00\x12\r\n" +
+	"\tLISTENING\x10\x01\x12\v\n" +
+	"\aRUNNING\x10\x02\x12\t\n" +
+	"\x05ENDED\x10\x03\x12\n" +
+	"\n" +
+	"\x06FAILED\x10\x04\"x\n" +
+	"\x17PrepareMigrationRequest\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\fR\x05token\x125\n" +
+	"\x05start\x18\x03 \x01(\v2\x1f.varve.launcher.v1.StartRequestR\x05start\"\x1a\n" +
+	"\x18PrepareMigrationResponse\"\xf3\x01\n" +
+	"\x0eMigrateRequest\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05token\x18\x03 \x01(\fR\x05token\x12'\n" +
+	"\x0fbandwidth_bytes\x18\x04 \x01(\x04R\x0ebandwidthBytes\x128\n" +
+	"\x18progress_timeout_seconds\x18\x05 \x01(\x03R\x16progressTimeoutSeconds\x12<\n" +
+	"\x1acompletion_timeout_seconds\x18\x06 \x01(\x03R\x18completionTimeoutSeconds\"\x11\n" +
+	"\x0fMigrateResponse\"*\n" +
+	"\x16FinishMigrationRequest\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x19\n" +
+	"\x17FinishMigrationResponse\"B\n" +
+	"\x16CancelMigrationRequest\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x19\n" +
+	"\x17CancelMigrationResponse\"\x81\x01\n" +
 	"\tInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03mac\x18\x02 \x01(\tR\x03mac\x12\x1d\n" +
@@ -2866,7 +3464,7 @@ const file_launcher_proto_rawDesc = "" +
 	"\x06sha256\x18\x06 \x01(\tR\x06sha256\x12\x1b\n" +
 	"\tbase_lost\x18\a \x01(\bR\bbaseLost\x12\x1f\n" +
 	"\vfull_reason\x18\b \x01(\tR\n" +
-	"fullReason2\xab\t\n" +
+	"fullReason2\xbe\f\n" +
 	"\bLauncher\x12J\n" +
 	"\x05Start\x12\x1f.varve.launcher.v1.StartRequest\x1a .varve.launcher.v1.StartResponse\x12D\n" +
 	"\x05Watch\x12\x1f.varve.launcher.v1.WatchRequest\x1a\x18.varve.launcher.v1.State0\x01\x12S\n" +
@@ -2879,7 +3477,11 @@ const file_launcher_proto_rawDesc = "" +
 	"\fFinishBackup\x12&.varve.launcher.v1.FinishBackupRequest\x1a'.varve.launcher.v1.FinishBackupResponse\x12\\\n" +
 	"\vFreezeGuest\x12%.varve.launcher.v1.FreezeGuestRequest\x1a&.varve.launcher.v1.FreezeGuestResponse\x12V\n" +
 	"\tThawGuest\x12#.varve.launcher.v1.ThawGuestRequest\x1a$.varve.launcher.v1.ThawGuestResponse\x12_\n" +
-	"\fForgetBackup\x12&.varve.launcher.v1.ForgetBackupRequest\x1a'.varve.launcher.v1.ForgetBackupResponse\x12G\n" +
+	"\fForgetBackup\x12&.varve.launcher.v1.ForgetBackupRequest\x1a'.varve.launcher.v1.ForgetBackupResponse\x12k\n" +
+	"\x10PrepareMigration\x12*.varve.launcher.v1.PrepareMigrationRequest\x1a+.varve.launcher.v1.PrepareMigrationResponse\x12P\n" +
+	"\aMigrate\x12!.varve.launcher.v1.MigrateRequest\x1a\".varve.launcher.v1.MigrateResponse\x12h\n" +
+	"\x0fFinishMigration\x12).varve.launcher.v1.FinishMigrationRequest\x1a*.varve.launcher.v1.FinishMigrationResponse\x12h\n" +
+	"\x0fCancelMigration\x12).varve.launcher.v1.CancelMigrationRequest\x1a*.varve.launcher.v1.CancelMigrationResponse\x12G\n" +
 	"\x04Exit\x12\x1e.varve.launcher.v1.ExitRequest\x1a\x1f.varve.launcher.v1.ExitResponseB;Z9github.com/varvebackup/varve/internal/launcher/launcherpbb\x06proto3"
 
 var (
@@ -2894,105 +3496,126 @@ func file_launcher_proto_rawDescGZIP() []byte {
 	return file_launcher_proto_rawDescData
 }
 
-var file_launcher_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_launcher_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_launcher_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_launcher_proto_goTypes = []any{
 	(State_Phase)(0),                           // 0: varve.launcher.v1.State.Phase
 	(State_End)(0),                             // 1: varve.launcher.v1.State.End
-	(Backup_Phase)(0),                          // 2: varve.launcher.v1.Backup.Phase
-	(Backup_Failure)(0),                        // 3: varve.launcher.v1.Backup.Failure
-	(Backup_Quiesce)(0),                        // 4: varve.launcher.v1.Backup.Quiesce
-	(*StartRequest)(nil),                       // 5: varve.launcher.v1.StartRequest
-	(*DiskSource)(nil),                         // 6: varve.launcher.v1.DiskSource
-	(*StartResponse)(nil),                      // 7: varve.launcher.v1.StartResponse
-	(*FreezeGuestRequest)(nil),                 // 8: varve.launcher.v1.FreezeGuestRequest
-	(*FreezeGuestResponse)(nil),                // 9: varve.launcher.v1.FreezeGuestResponse
-	(*ThawGuestRequest)(nil),                   // 10: varve.launcher.v1.ThawGuestRequest
-	(*ThawGuestResponse)(nil),                  // 11: varve.launcher.v1.ThawGuestResponse
-	(*WatchRequest)(nil),                       // 12: varve.launcher.v1.WatchRequest
-	(*ShutdownRequest)(nil),                    // 13: varve.launcher.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),                   // 14: varve.launcher.v1.ShutdownResponse
-	(*ExitRequest)(nil),                        // 15: varve.launcher.v1.ExitRequest
-	(*ExitResponse)(nil),                       // 16: varve.launcher.v1.ExitResponse
-	(*State)(nil),                              // 17: varve.launcher.v1.State
-	(*Interface)(nil),                          // 18: varve.launcher.v1.Interface
-	(*GuestOS)(nil),                            // 19: varve.launcher.v1.GuestOS
-	(*Disk)(nil),                               // 20: varve.launcher.v1.Disk
-	(*Checkpoint)(nil),                         // 21: varve.launcher.v1.Checkpoint
-	(*RedefineCheckpointsRequest)(nil),         // 22: varve.launcher.v1.RedefineCheckpointsRequest
-	(*RedefineCheckpointsResponse)(nil),        // 23: varve.launcher.v1.RedefineCheckpointsResponse
-	(*DeleteCheckpointsRequest)(nil),           // 24: varve.launcher.v1.DeleteCheckpointsRequest
-	(*DeleteCheckpointsResponse)(nil),          // 25: varve.launcher.v1.DeleteCheckpointsResponse
-	(*BeginBackupRequest)(nil),                 // 26: varve.launcher.v1.BeginBackupRequest
-	(*ExcludedVolume)(nil),                     // 27: varve.launcher.v1.ExcludedVolume
-	(*BackupVolume)(nil),                       // 28: varve.launcher.v1.BackupVolume
-	(*AbortBackupRequest)(nil),                 // 29: varve.launcher.v1.AbortBackupRequest
-	(*AbortBackupResponse)(nil),                // 30: varve.launcher.v1.AbortBackupResponse
-	(*ConnectBackupRequest)(nil),               // 31: varve.launcher.v1.ConnectBackupRequest
-	(*ConnectBackupResponse)(nil),              // 32: varve.launcher.v1.ConnectBackupResponse
-	(*FinishBackupRequest)(nil),                // 33: varve.launcher.v1.FinishBackupRequest
-	(*FinishBackupResponse)(nil),               // 34: varve.launcher.v1.FinishBackupResponse
-	(*ForgetBackupRequest)(nil),                // 35: varve.launcher.v1.ForgetBackupRequest
-	(*ForgetBackupResponse)(nil),               // 36: varve.launcher.v1.ForgetBackupResponse
-	(*Backup)(nil),                             // 37: varve.launcher.v1.Backup
-	(*Tunnel)(nil),                             // 38: varve.launcher.v1.Tunnel
-	(*BackedUpVolume)(nil),                     // 39: varve.launcher.v1.BackedUpVolume
-	(*RedefineCheckpointsResponse_Result)(nil), // 40: varve.launcher.v1.RedefineCheckpointsResponse.Result
-	nil,                           // 41: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
-	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(Migration_Phase)(0),                       // 2: varve.launcher.v1.Migration.Phase
+	(Backup_Phase)(0),                          // 3: varve.launcher.v1.Backup.Phase
+	(Backup_Failure)(0),                        // 4: varve.launcher.v1.Backup.Failure
+	(Backup_Quiesce)(0),                        // 5: varve.launcher.v1.Backup.Quiesce
+	(*StartRequest)(nil),                       // 6: varve.launcher.v1.StartRequest
+	(*DiskSource)(nil),                         // 7: varve.launcher.v1.DiskSource
+	(*StartResponse)(nil),                      // 8: varve.launcher.v1.StartResponse
+	(*FreezeGuestRequest)(nil),                 // 9: varve.launcher.v1.FreezeGuestRequest
+	(*FreezeGuestResponse)(nil),                // 10: varve.launcher.v1.FreezeGuestResponse
+	(*ThawGuestRequest)(nil),                   // 11: varve.launcher.v1.ThawGuestRequest
+	(*ThawGuestResponse)(nil),                  // 12: varve.launcher.v1.ThawGuestResponse
+	(*WatchRequest)(nil),                       // 13: varve.launcher.v1.WatchRequest
+	(*ShutdownRequest)(nil),                    // 14: varve.launcher.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),                   // 15: varve.launcher.v1.ShutdownResponse
+	(*ExitRequest)(nil),                        // 16: varve.launcher.v1.ExitRequest
+	(*ExitResponse)(nil),                       // 17: varve.launcher.v1.ExitResponse
+	(*State)(nil),                              // 18: varve.launcher.v1.State
+	(*Migration)(nil),                          // 19: varve.launcher.v1.Migration
+	(*PrepareMigrationRequest)(nil),            // 20: varve.launcher.v1.PrepareMigrationRequest
+	(*PrepareMigrationResponse)(nil),           // 21: varve.launcher.v1.PrepareMigrationResponse
+	(*MigrateRequest)(nil),                     // 22: varve.launcher.v1.MigrateRequest
+	(*MigrateResponse)(nil),                    // 23: varve.launcher.v1.MigrateResponse
+	(*FinishMigrationRequest)(nil),             // 24: varve.launcher.v1.FinishMigrationRequest
+	(*FinishMigrationResponse)(nil),            // 25: varve.launcher.v1.FinishMigrationResponse
+	(*CancelMigrationRequest)(nil),             // 26: varve.launcher.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),            // 27: varve.launcher.v1.CancelMigrationResponse
+	(*Interface)(nil),                          // 28: varve.launcher.v1.Interface
+	(*GuestOS)(nil),                            // 29: varve.launcher.v1.GuestOS
+	(*Disk)(nil),                               // 30: varve.launcher.v1.Disk
+	(*Checkpoint)(nil),                         // 31: varve.launcher.v1.Checkpoint
+	(*RedefineCheckpointsRequest)(nil),         // 32: varve.launcher.v1.RedefineCheckpointsRequest
+	(*RedefineCheckpointsResponse)(nil),        // 33: varve.launcher.v1.RedefineCheckpointsResponse
+	(*DeleteCheckpointsRequest)(nil),           // 34: varve.launcher.v1.DeleteCheckpointsRequest
+	(*DeleteCheckpointsResponse)(nil),          // 35: varve.launcher.v1.DeleteCheckpointsResponse
+	(*BeginBackupRequest)(nil),                 // 36: varve.launcher.v1.BeginBackupRequest
+	(*ExcludedVolume)(nil),                     // 37: varve.launcher.v1.ExcludedVolume
+	(*BackupVolume)(nil),                       // 38: varve.launcher.v1.BackupVolume
+	(*AbortBackupRequest)(nil),                 // 39: varve.launcher.v1.AbortBackupRequest
+	(*AbortBackupResponse)(nil),                // 40: varve.launcher.v1.AbortBackupResponse
+	(*ConnectBackupRequest)(nil),               // 41: varve.launcher.v1.ConnectBackupRequest
+	(*ConnectBackupResponse)(nil),              // 42: varve.launcher.v1.ConnectBackupResponse
+	(*FinishBackupRequest)(nil),                // 43: varve.launcher.v1.FinishBackupRequest
+	(*FinishBackupResponse)(nil),               // 44: varve.launcher.v1.FinishBackupResponse
+	(*ForgetBackupRequest)(nil),                // 45: varve.launcher.v1.ForgetBackupRequest
+	(*ForgetBackupResponse)(nil),               // 46: varve.launcher.v1.ForgetBackupResponse
+	(*Backup)(nil),                             // 47: varve.launcher.v1.Backup
+	(*Tunnel)(nil),                             // 48: varve.launcher.v1.Tunnel
+	(*BackedUpVolume)(nil),                     // 49: varve.launcher.v1.BackedUpVolume
+	(*RedefineCheckpointsResponse_Result)(nil), // 50: varve.launcher.v1.RedefineCheckpointsResponse.Result
+	nil,                           // 51: varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
 }
 var file_launcher_proto_depIdxs = []int32{
-	6,  // 0: varve.launcher.v1.StartRequest.disks:type_name -> varve.launcher.v1.DiskSource
+	7,  // 0: varve.launcher.v1.StartRequest.disks:type_name -> varve.launcher.v1.DiskSource
 	0,  // 1: varve.launcher.v1.State.phase:type_name -> varve.launcher.v1.State.Phase
 	1,  // 2: varve.launcher.v1.State.end:type_name -> varve.launcher.v1.State.End
-	18, // 3: varve.launcher.v1.State.interfaces:type_name -> varve.launcher.v1.Interface
-	19, // 4: varve.launcher.v1.State.guest_os:type_name -> varve.launcher.v1.GuestOS
-	20, // 5: varve.launcher.v1.State.disks:type_name -> varve.launcher.v1.Disk
-	21, // 6: varve.launcher.v1.State.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	37, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
-	42, // 8: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
-	21, // 9: varve.launcher.v1.RedefineCheckpointsRequest.checkpoints:type_name -> varve.launcher.v1.Checkpoint
-	40, // 10: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
-	28, // 11: varve.launcher.v1.BeginBackupRequest.volumes:type_name -> varve.launcher.v1.BackupVolume
-	27, // 12: varve.launcher.v1.BeginBackupRequest.excluded_volumes:type_name -> varve.launcher.v1.ExcludedVolume
-	2,  // 13: varve.launcher.v1.Backup.phase:type_name -> varve.launcher.v1.Backup.Phase
-	3,  // 14: varve.launcher.v1.Backup.failure:type_name -> varve.launcher.v1.Backup.Failure
-	4,  // 15: varve.launcher.v1.Backup.quiesce:type_name -> varve.launcher.v1.Backup.Quiesce
-	42, // 16: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
-	39, // 17: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
-	38, // 18: varve.launcher.v1.Backup.tunnel:type_name -> varve.launcher.v1.Tunnel
-	41, // 19: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
-	5,  // 20: varve.launcher.v1.Launcher.Start:input_type -> varve.launcher.v1.StartRequest
-	12, // 21: varve.launcher.v1.Launcher.Watch:input_type -> varve.launcher.v1.WatchRequest
-	13, // 22: varve.launcher.v1.Launcher.Shutdown:input_type -> varve.launcher.v1.ShutdownRequest
-	22, // 23: varve.launcher.v1.Launcher.RedefineCheckpoints:input_type -> varve.launcher.v1.RedefineCheckpointsRequest
-	24, // 24: varve.launcher.v1.Launcher.DeleteCheckpoints:input_type -> varve.launcher.v1.DeleteCheckpointsRequest
-	26, // 25: varve.launcher.v1.Launcher.BeginBackup:input_type -> varve.launcher.v1.BeginBackupRequest
-	29, // 26: varve.launcher.v1.Launcher.AbortBackup:input_type -> varve.launcher.v1.AbortBackupRequest
-	31, // 27: varve.launcher.v1.Launcher.ConnectBackup:input_type -> varve.launcher.v1.ConnectBackupRequest
-	33, // 28: varve.launcher.v1.Launcher.FinishBackup:input_type -> varve.launcher.v1.FinishBackupRequest
-	8,  // 29: varve.launcher.v1.Launcher.FreezeGuest:input_type -> varve.launcher.v1.FreezeGuestRequest
-	10, // 30: varve.launcher.v1.Launcher.ThawGuest:input_type -> varve.launcher.v1.ThawGuestRequest
-	35, // 31: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
-	15, // 32: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
-	7,  // 33: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
-	17, // 34: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
-	14, // 35: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
-	23, // 36: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
-	25, // 37: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
-	37, // 38: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
-	30, // 39: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
-	32, // 40: varve.launcher.v1.Launcher.ConnectBackup:output_type -> varve.launcher.v1.ConnectBackupResponse
-	34, // 41: varve.launcher.v1.Launcher.FinishBackup:output_type -> varve.launcher.v1.FinishBackupResponse
-	9,  // 42: varve.launcher.v1.Launcher.FreezeGuest:output_type -> varve.launcher.v1.FreezeGuestResponse
-	11, // 43: varve.launcher.v1.Launcher.ThawGuest:output_type -> varve.launcher.v1.ThawGuestResponse
-	36, // 44: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
-	16, // 45: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
-	33, // [33:46] is the sub-list for method output_type
-	20, // [20:33] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	28, // 3: varve.launcher.v1.State.interfaces:type_name -> varve.launcher.v1.Interface
+	29, // 4: varve.launcher.v1.State.guest_os:type_name -> varve.launcher.v1.GuestOS
+	30, // 5: varve.launcher.v1.State.disks:type_name -> varve.launcher.v1.Disk
+	31, // 6: varve.launcher.v1.State.checkpoints:type_name -> varve.launcher.v1.Checkpoint
+	47, // 7: varve.launcher.v1.State.backup:type_name -> varve.launcher.v1.Backup
+	19, // 8: varve.launcher.v1.State.migration:type_name -> varve.launcher.v1.Migration
+	2,  // 9: varve.launcher.v1.Migration.phase:type_name -> varve.launcher.v1.Migration.Phase
+	6,  // 10: varve.launcher.v1.PrepareMigrationRequest.start:type_name -> varve.launcher.v1.StartRequest
+	52, // 11: varve.launcher.v1.Checkpoint.creation_time:type_name -> google.protobuf.Timestamp
+	31, // 12: varve.launcher.v1.RedefineCheckpointsRequest.checkpoints:type_name -> varve.launcher.v1.Checkpoint
+	50, // 13: varve.launcher.v1.RedefineCheckpointsResponse.results:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result
+	38, // 14: varve.launcher.v1.BeginBackupRequest.volumes:type_name -> varve.launcher.v1.BackupVolume
+	37, // 15: varve.launcher.v1.BeginBackupRequest.excluded_volumes:type_name -> varve.launcher.v1.ExcludedVolume
+	3,  // 16: varve.launcher.v1.Backup.phase:type_name -> varve.launcher.v1.Backup.Phase
+	4,  // 17: varve.launcher.v1.Backup.failure:type_name -> varve.launcher.v1.Backup.Failure
+	5,  // 18: varve.launcher.v1.Backup.quiesce:type_name -> varve.launcher.v1.Backup.Quiesce
+	52, // 19: varve.launcher.v1.Backup.point_in_time:type_name -> google.protobuf.Timestamp
+	49, // 20: varve.launcher.v1.Backup.volumes:type_name -> varve.launcher.v1.BackedUpVolume
+	48, // 21: varve.launcher.v1.Backup.tunnel:type_name -> varve.launcher.v1.Tunnel
+	51, // 22: varve.launcher.v1.RedefineCheckpointsResponse.Result.lost:type_name -> varve.launcher.v1.RedefineCheckpointsResponse.Result.LostEntry
+	6,  // 23: varve.launcher.v1.Launcher.Start:input_type -> varve.launcher.v1.StartRequest
+	13, // 24: varve.launcher.v1.Launcher.Watch:input_type -> varve.launcher.v1.WatchRequest
+	14, // 25: varve.launcher.v1.Launcher.Shutdown:input_type -> varve.launcher.v1.ShutdownRequest
+	32, // 26: varve.launcher.v1.Launcher.RedefineCheckpoints:input_type -> varve.launcher.v1.RedefineCheckpointsRequest
+	34, // 27: varve.launcher.v1.Launcher.DeleteCheckpoints:input_type -> varve.launcher.v1.DeleteCheckpointsRequest
+	36, // 28: varve.launcher.v1.Launcher.BeginBackup:input_type -> varve.launcher.v1.BeginBackupRequest
+	39, // 29: varve.launcher.v1.Launcher.AbortBackup:input_type -> varve.launcher.v1.AbortBackupRequest
+	41, // 30: varve.launcher.v1.Launcher.ConnectBackup:input_type -> varve.launcher.v1.ConnectBackupRequest
+	43, // 31: varve.launcher.v1.Launcher.FinishBackup:input_type -> varve.launcher.v1.FinishBackupRequest
+	9,  // 32: varve.launcher.v1.Launcher.FreezeGuest:input_type -> varve.launcher.v1.FreezeGuestRequest
+	11, // 33: varve.launcher.v1.Launcher.ThawGuest:input_type -> varve.launcher.v1.ThawGuestRequest
+	45, // 34: varve.launcher.v1.Launcher.ForgetBackup:input_type -> varve.launcher.v1.ForgetBackupRequest
+	20, // 35: varve.launcher.v1.Launcher.PrepareMigration:input_type -> varve.launcher.v1.PrepareMigrationRequest
+	22, // 36: varve.launcher.v1.Launcher.Migrate:input_type -> varve.launcher.v1.MigrateRequest
+	24, // 37: varve.launcher.v1.Launcher.FinishMigration:input_type -> varve.launcher.v1.FinishMigrationRequest
+	26, // 38: varve.launcher.v1.Launcher.CancelMigration:input_type -> varve.launcher.v1.CancelMigrationRequest
+	16, // 39: varve.launcher.v1.Launcher.Exit:input_type -> varve.launcher.v1.ExitRequest
+	8,  // 40: varve.launcher.v1.Launcher.Start:output_type -> varve.launcher.v1.StartResponse
+	18, // 41: varve.launcher.v1.Launcher.Watch:output_type -> varve.launcher.v1.State
+	15, // 42: varve.launcher.v1.Launcher.Shutdown:output_type -> varve.launcher.v1.ShutdownResponse
+	33, // 43: varve.launcher.v1.Launcher.RedefineCheckpoints:output_type -> varve.launcher.v1.RedefineCheckpointsResponse
+	35, // 44: varve.launcher.v1.Launcher.DeleteCheckpoints:output_type -> varve.launcher.v1.DeleteCheckpointsResponse
+	47, // 45: varve.launcher.v1.Launcher.BeginBackup:output_type -> varve.launcher.v1.Backup
+	40, // 46: varve.launcher.v1.Launcher.AbortBackup:output_type -> varve.launcher.v1.AbortBackupResponse
+	42, // 47: varve.launcher.v1.Launcher.ConnectBackup:output_type -> varve.launcher.v1.ConnectBackupResponse
+	44, // 48: varve.launcher.v1.Launcher.FinishBackup:output_type -> varve.launcher.v1.FinishBackupResponse
+	10, // 49: varve.launcher.v1.Launcher.FreezeGuest:output_type -> varve.launcher.v1.FreezeGuestResponse
+	12, // 50: varve.launcher.v1.Launcher.ThawGuest:output_type -> varve.launcher.v1.ThawGuestResponse
+	46, // 51: varve.launcher.v1.Launcher.ForgetBackup:output_type -> varve.launcher.v1.ForgetBackupResponse
+	21, // 52: varve.launcher.v1.Launcher.PrepareMigration:output_type -> varve.launcher.v1.PrepareMigrationResponse
+	23, // 53: varve.launcher.v1.Launcher.Migrate:output_type -> varve.launcher.v1.MigrateResponse
+	25, // 54: varve.launcher.v1.Launcher.FinishMigration:output_type -> varve.launcher.v1.FinishMigrationResponse
+	27, // 55: varve.launcher.v1.Launcher.CancelMigration:output_type -> varve.launcher.v1.CancelMigrationResponse
+	17, // 56: varve.launcher.v1.Launcher.Exit:output_type -> varve.launcher.v1.ExitResponse
+	40, // [40:57] is the sub-list for method output_type
+	23, // [23:40] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_launcher_proto_init() }
@@ -3005,8 +3628,8 @@ func file_launcher_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_launcher_proto_rawDesc), len(file_launcher_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   37,
+			NumEnums:      6,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

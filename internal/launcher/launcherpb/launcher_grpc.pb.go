@@ -35,6 +35,10 @@ const (
 	Launcher_FreezeGuest_FullMethodName         = "/varve.launcher.v1.Launcher/FreezeGuest"
 	Launcher_ThawGuest_FullMethodName           = "/varve.launcher.v1.Launcher/ThawGuest"
 	Launcher_ForgetBackup_FullMethodName        = "/varve.launcher.v1.Launcher/ForgetBackup"
+	Launcher_PrepareMigration_FullMethodName    = "/varve.launcher.v1.Launcher/PrepareMigration"
+	Launcher_Migrate_FullMethodName             = "/varve.launcher.v1.Launcher/Migrate"
+	Launcher_FinishMigration_FullMethodName     = "/varve.launcher.v1.Launcher/FinishMigration"
+	Launcher_CancelMigration_FullMethodName     = "/varve.launcher.v1.Launcher/CancelMigration"
 	Launcher_Exit_FullMethodName                = "/varve.launcher.v1.Launcher/Exit"
 )
 
@@ -79,6 +83,21 @@ type LauncherClient interface {
 	ThawGuest(ctx context.Context, in *ThawGuestRequest, opts ...grpc.CallOption) (*ThawGuestResponse, error)
 	// ForgetBackup drops the state of a finished backup.
 	ForgetBackup(ctx context.Context, in *ForgetBackupRequest, opts ...grpc.CallOption) (*ForgetBackupResponse, error)
+	// PrepareMigration makes a launcher without a guest the target of a migration: it listens on TCP port 49152 for the source's
+	// launcher. It opens no disk and changes no overlay. A second call with the same uid changes nothing.
+	// FAILED_PRECONDITION: a disk or an overlay is missing, or the launcher has a guest or another migration.
+	PrepareMigration(ctx context.Context, in *PrepareMigrationRequest, opts ...grpc.CallOption) (*PrepareMigrationResponse, error)
+	// Migrate moves the running guest to the launcher that PrepareMigration prepared, in the background; Watch tells how it goes.
+	// A second call with the same uid changes nothing. FAILED_PRECONDITION: a backup runs, the guest is frozen, does not run or is
+	// being stopped, or another migration runs.
+	Migrate(ctx context.Context, in *MigrateRequest, opts ...grpc.CallOption) (*MigrateResponse, error)
+	// FinishMigration lets the guest run on the target. It may be called only if the source's launcher has ended with MIGRATED: the
+	// source tells the target itself, and this call is for a target that has not heard it. A second call changes nothing.
+	// FAILED_PRECONDITION: the guest has not arrived. NOT_FOUND: the launcher is not this migration's target.
+	FinishMigration(ctx context.Context, in *FinishMigrationRequest, opts ...grpc.CallOption) (*FinishMigrationResponse, error)
+	// CancelMigration ends a migration as FAILED on the source, where the guest goes on. A target that has not taken the guest over
+	// ends. An unknown uid, and a migration that has ended, are no error.
+	CancelMigration(ctx context.Context, in *CancelMigrationRequest, opts ...grpc.CallOption) (*CancelMigrationResponse, error)
 	// Exit lets the launcher end once the guest has ended; it ends by itself 10 seconds later anyway.
 	Exit(ctx context.Context, in *ExitRequest, opts ...grpc.CallOption) (*ExitResponse, error)
 }
@@ -220,6 +239,46 @@ func (c *launcherClient) ForgetBackup(ctx context.Context, in *ForgetBackupReque
 	return out, nil
 }
 
+func (c *launcherClient) PrepareMigration(ctx context.Context, in *PrepareMigrationRequest, opts ...grpc.CallOption) (*PrepareMigrationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PrepareMigrationResponse)
+	err := c.cc.Invoke(ctx, Launcher_PrepareMigration_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *launcherClient) Migrate(ctx context.Context, in *MigrateRequest, opts ...grpc.CallOption) (*MigrateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MigrateResponse)
+	err := c.cc.Invoke(ctx, Launcher_Migrate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *launcherClient) FinishMigration(ctx context.Context, in *FinishMigrationRequest, opts ...grpc.CallOption) (*FinishMigrationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FinishMigrationResponse)
+	err := c.cc.Invoke(ctx, Launcher_FinishMigration_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *launcherClient) CancelMigration(ctx context.Context, in *CancelMigrationRequest, opts ...grpc.CallOption) (*CancelMigrationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelMigrationResponse)
+	err := c.cc.Invoke(ctx, Launcher_CancelMigration_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *launcherClient) Exit(ctx context.Context, in *ExitRequest, opts ...grpc.CallOption) (*ExitResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExitResponse)
@@ -271,6 +330,21 @@ type LauncherServer interface {
 	ThawGuest(context.Context, *ThawGuestRequest) (*ThawGuestResponse, error)
 	// ForgetBackup drops the state of a finished backup.
 	ForgetBackup(context.Context, *ForgetBackupRequest) (*ForgetBackupResponse, error)
+	// PrepareMigration makes a launcher without a guest the target of a migration: it listens on TCP port 49152 for the source's
+	// launcher. It opens no disk and changes no overlay. A second call with the same uid changes nothing.
+	// FAILED_PRECONDITION: a disk or an overlay is missing, or the launcher has a guest or another migration.
+	PrepareMigration(context.Context, *PrepareMigrationRequest) (*PrepareMigrationResponse, error)
+	// Migrate moves the running guest to the launcher that PrepareMigration prepared, in the background; Watch tells how it goes.
+	// A second call with the same uid changes nothing. FAILED_PRECONDITION: a backup runs, the guest is frozen, does not run or is
+	// being stopped, or another migration runs.
+	Migrate(context.Context, *MigrateRequest) (*MigrateResponse, error)
+	// FinishMigration lets the guest run on the target. It may be called only if the source's launcher has ended with MIGRATED: the
+	// source tells the target itself, and this call is for a target that has not heard it. A second call changes nothing.
+	// FAILED_PRECONDITION: the guest has not arrived. NOT_FOUND: the launcher is not this migration's target.
+	FinishMigration(context.Context, *FinishMigrationRequest) (*FinishMigrationResponse, error)
+	// CancelMigration ends a migration as FAILED on the source, where the guest goes on. A target that has not taken the guest over
+	// ends. An unknown uid, and a migration that has ended, are no error.
+	CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error)
 	// Exit lets the launcher end once the guest has ended; it ends by itself 10 seconds later anyway.
 	Exit(context.Context, *ExitRequest) (*ExitResponse, error)
 	mustEmbedUnimplementedLauncherServer()
@@ -318,6 +392,18 @@ func (UnimplementedLauncherServer) ThawGuest(context.Context, *ThawGuestRequest)
 }
 func (UnimplementedLauncherServer) ForgetBackup(context.Context, *ForgetBackupRequest) (*ForgetBackupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetBackup not implemented")
+}
+func (UnimplementedLauncherServer) PrepareMigration(context.Context, *PrepareMigrationRequest) (*PrepareMigrationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PrepareMigration not implemented")
+}
+func (UnimplementedLauncherServer) Migrate(context.Context, *MigrateRequest) (*MigrateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Migrate not implemented")
+}
+func (UnimplementedLauncherServer) FinishMigration(context.Context, *FinishMigrationRequest) (*FinishMigrationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FinishMigration not implemented")
+}
+func (UnimplementedLauncherServer) CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelMigration not implemented")
 }
 func (UnimplementedLauncherServer) Exit(context.Context, *ExitRequest) (*ExitResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Exit not implemented")
@@ -552,6 +638,78 @@ func _Launcher_ForgetBackup_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Launcher_PrepareMigration_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PrepareMigrationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LauncherServer).PrepareMigration(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Launcher_PrepareMigration_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LauncherServer).PrepareMigration(ctx, req.(*PrepareMigrationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Launcher_Migrate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MigrateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LauncherServer).Migrate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Launcher_Migrate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LauncherServer).Migrate(ctx, req.(*MigrateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Launcher_FinishMigration_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FinishMigrationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LauncherServer).FinishMigration(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Launcher_FinishMigration_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LauncherServer).FinishMigration(ctx, req.(*FinishMigrationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Launcher_CancelMigration_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelMigrationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LauncherServer).CancelMigration(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Launcher_CancelMigration_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LauncherServer).CancelMigration(ctx, req.(*CancelMigrationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Launcher_Exit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExitRequest)
 	if err := dec(in); err != nil {
@@ -620,6 +778,22 @@ var Launcher_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ForgetBackup",
 			Handler:    _Launcher_ForgetBackup_Handler,
+		},
+		{
+			MethodName: "PrepareMigration",
+			Handler:    _Launcher_PrepareMigration_Handler,
+		},
+		{
+			MethodName: "Migrate",
+			Handler:    _Launcher_Migrate_Handler,
+		},
+		{
+			MethodName: "FinishMigration",
+			Handler:    _Launcher_FinishMigration_Handler,
+		},
+		{
+			MethodName: "CancelMigration",
+			Handler:    _Launcher_CancelMigration_Handler,
 		},
 		{
 			MethodName: "Exit",
