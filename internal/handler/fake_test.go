@@ -4,6 +4,7 @@ package handler_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -64,6 +65,11 @@ type fakeLauncher struct {
 	// freeze the guest and fail.
 	refuseFreeze, refuseThaw error
 	loseAnswer               bool
+	// migrated, prepared and cancelled are the last calls about migrations, and refuseMigrate is the error that Migrate returns instead.
+	migrated      *pb.MigrateRequest
+	prepared      *pb.PrepareMigrationRequest
+	cancelled     *pb.CancelMigrationRequest
+	refuseMigrate error
 	// mute makes Start accept calls and never answer them.
 	mute bool
 	// finish returns what a backup becomes at once. If nil, that is PREPARING.
@@ -86,7 +92,13 @@ func newFakeLauncher(t *testing.T, podsDir string, pod types.UID) *fakeLauncher 
 
 func (f *fakeLauncher) serve(t *testing.T, socket string) {
 	t.Helper()
-	listener, err := net.Listen("unix", socket)
+	// The path with a pod's UID may be longer than an address may be.
+	dir, err := os.Open(filepath.Dir(socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	listener, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(socket)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,6 +319,44 @@ func (f *fakeLauncher) FinishBackup(_ context.Context, r *pb.FinishBackupRequest
 	}
 	f.change(func(s *pb.State) { s.Backup.Phase = pb.Backup_DONE })
 	return &pb.FinishBackupResponse{}, nil
+}
+
+func (f *fakeLauncher) Migrate(_ context.Context, r *pb.MigrateRequest) (*pb.MigrateResponse, error) {
+	defer f.called("Migrate")()
+	if f.refuseMigrate != nil {
+		return nil, f.refuseMigrate
+	}
+	f.migrated = r
+	f.change(func(s *pb.State) { s.Migration = &pb.Migration{Uid: r.GetUid(), Phase: pb.Migration_RUNNING} })
+	return &pb.MigrateResponse{}, nil
+}
+
+func (f *fakeLauncher) PrepareMigration(_ context.Context, r *pb.PrepareMigrationRequest) (*pb.PrepareMigrationResponse, error) {
+	defer f.called("PrepareMigration")()
+	f.prepared = r
+	f.change(func(s *pb.State) { s.Migration = &pb.Migration{Uid: r.GetUid(), Phase: pb.Migration_LISTENING} })
+	return &pb.PrepareMigrationResponse{}, nil
+}
+
+func (f *fakeLauncher) FinishMigration(context.Context, *pb.FinishMigrationRequest) (*pb.FinishMigrationResponse, error) {
+	defer f.called("FinishMigration")()
+	f.change(func(s *pb.State) { s.Phase, s.Migration.Phase = pb.State_RUNNING, pb.Migration_ENDED })
+	return &pb.FinishMigrationResponse{}, nil
+}
+
+func (f *fakeLauncher) CancelMigration(_ context.Context, r *pb.CancelMigrationRequest) (*pb.CancelMigrationResponse, error) {
+	defer f.called("CancelMigration")()
+	f.cancelled = r
+	f.change(func(s *pb.State) {
+		if s.Migration.GetUid() != r.GetUid() {
+			return
+		}
+		if s.Migration.GetPhase() == pb.Migration_LISTENING {
+			s.Phase, s.End = pb.State_ENDED, pb.State_REQUESTED_SHUTDOWN
+		}
+		s.Migration.Phase, s.Migration.Message = pb.Migration_FAILED, r.GetReason()
+	})
+	return &pb.CancelMigrationResponse{}, nil
 }
 
 func (f *fakeLauncher) ForgetBackup(_ context.Context, r *pb.ForgetBackupRequest) (*pb.ForgetBackupResponse, error) {

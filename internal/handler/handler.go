@@ -29,8 +29,10 @@ import (
 	"github.com/varvebackup/varve/internal/handler/backup/kubevirtbackup"
 	"github.com/varvebackup/varve/internal/handler/backup/vmsnapshot"
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
+	"github.com/varvebackup/varve/internal/handler/machine/arrival"
 	"github.com/varvebackup/varve/internal/handler/machine/instance"
 	"github.com/varvebackup/varve/internal/handler/machine/mount"
+	"github.com/varvebackup/varve/internal/handler/machine/startrequest"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/metricsaccess"
@@ -105,7 +107,10 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return fmt.Errorf("handler: %w", err)
 	}
-	if err := addReconcilers(mgr, o, launchers, mounts); err != nil {
+	// Those of migrations to this node, whose instances are on another one.
+	targets := launcherclient.New(mounts, o.Timing, o.Clock)
+	defer targets.Close()
+	if err := addReconcilers(mgr, o, launchers, targets, mounts); err != nil {
 		return fmt.Errorf("handler: %w", err)
 	}
 	if err := mgr.Start(ctx); err != nil {
@@ -133,7 +138,10 @@ func newManager(o Options) (ctrl.Manager, error) {
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
 			&kubevirtv1.VirtualMachineInstance{}: {Label: labels.SelectorFromSet(labels.Set{layout.LabelNodeName: o.NodeName})},
-			&backupv1.VirtualMachineBackup{}:     {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName), Label: layout.UnfinishedBackups()},
+			&kubevirtv1.VirtualMachineInstanceMigration{}: {
+				Label: labels.SelectorFromSet(labels.Set{layout.LabelMigrationTarget: o.NodeName}),
+			},
+			&backupv1.VirtualMachineBackup{}: {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName), Label: layout.UnfinishedBackups()},
 			// Those whose freeze is over have no node.
 			&vmsnapshotv1.VirtualMachineSnapshot{}: {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName)},
 		}},
@@ -147,20 +155,28 @@ func newManager(o Options) (ctrl.Manager, error) {
 	return mgr, mgr.AddReadyzCheck("ping", healthz.Ping)
 }
 
-func addReconcilers(mgr ctrl.Manager, o Options, launchers *launcherclient.Clients, mounts *mount.Mounts) error {
+func addReconcilers(mgr ctrl.Manager, o Options, launchers, targets *launcherclient.Clients, mounts *mount.Mounts) error {
 	measures, err := metric.New(o.Registry, o.NodeName)
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	recorder := reconcile.ShortenNotes(mgr.GetEventRecorder("varve-handler"))
 	keeper := &checkpoint.Keeper{Live: mgr.GetAPIReader(), Writer: mgr.GetClient(), Events: recorder, Discarded: measures.Discarded}
+	requests := &startrequest.Builder{Live: mgr.GetAPIReader(), Namespace: o.Namespace, Log: o.Logger.WithName("instance")}
 	instances := &instance.Reconciler{
 		NodeName: o.NodeName, Namespace: o.Namespace, StopWaitsForBackup: o.StopWaitsForBackup,
-		Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers, Mounts: mounts, Keeper: keeper,
+		Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers, Mounts: mounts, Requests: requests, Keeper: keeper,
 		Events: recorder, Measures: measures, Clock: o.Clock, Log: o.Logger.WithName("instance"),
 	}
 	if err := instances.Setup(mgr); err != nil {
 		return fmt.Errorf("set up the instance reconciler: %w", err)
+	}
+	arrivals := &arrival.Reconciler{
+		NodeName: o.NodeName, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: targets, Secrets: mounts,
+		Requests: requests, Events: recorder, Clock: o.Clock,
+	}
+	if err := arrivals.Setup(mgr); err != nil {
+		return fmt.Errorf("set up the reconciler of migrations to this node: %w", err)
 	}
 	backups := &kubevirtbackup.Reconciler{
 		NodeName: o.NodeName, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers, Keeper: keeper,

@@ -39,6 +39,9 @@ func boundState(s *launcherpb.State) *launcherpb.State {
 		s.StrayBitmaps[i] = boundText(s.StrayBitmaps[i], maxText)
 	}
 	boundBackup(s.GetBackup())
+	if m := s.GetMigration(); m != nil {
+		m.Uid, m.Message = boundText(m.GetUid(), maxShort), boundText(m.GetMessage(), maxText)
+	}
 	return s
 }
 

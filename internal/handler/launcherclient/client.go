@@ -80,6 +80,8 @@ func callTimeout(method string) time.Duration {
 	case launcherpb.Launcher_RedefineCheckpoints_FullMethodName, launcherpb.Launcher_DeleteCheckpoints_FullMethodName,
 		launcherpb.Launcher_BeginBackup_FullMethodName:
 		return time.Minute
+	case launcherpb.Launcher_PrepareMigration_FullMethodName, launcherpb.Launcher_FinishMigration_FullMethodName:
+		return time.Minute
 	case launcherpb.Launcher_FreezeGuest_FullMethodName, launcherpb.Launcher_ThawGuest_FullMethodName:
 		return 30 * time.Second
 	}

@@ -86,6 +86,8 @@ func (r *Reconciler) applyDecision(ctx context.Context, vmi *kubevirtv1.VirtualM
 		return r.startGuest(ctx, vmi, l)
 	case shutdown:
 		return nil, r.stopGuest(ctx, vmi, l, d, holder)
+	case finish:
+		return nil, r.finishArrival(ctx, vmi, l)
 	case nothing, hold, exit:
 	}
 	return nil, nil

@@ -26,6 +26,8 @@ const (
 	hold
 	// shutdown shuts the guest down. A running backup fails because of it.
 	shutdown
+	// finish lets a guest run that was moved here.
+	finish
 	// exit lets the launcher exit: the guest has ended, and everything that the launcher had to report is written.
 	exit
 )
@@ -54,6 +56,8 @@ type decision struct {
 	Grace int64
 	// Delayed is the user-facing reason why the stop is delayed. It is empty if the stop is not delayed.
 	Delayed string
+	// DelayReason says the same in a word. Empty: a backup runs.
+	DelayReason string
 	// Wake is when the decision changes by the passage of time alone. If zero, it never does.
 	Wake time.Time
 }
@@ -68,12 +72,30 @@ func decide(in input) decision {
 		return decision{}
 	case phase == launcherpb.State_ENDED:
 		return decision{Action: exit}
+	case !in.Instance.Status.MigrationState.Ended():
+		return decideMoving(in)
+	case phase == launcherpb.State_IDLE && in.State.GetMigration().GetPhase() == launcherpb.Migration_LISTENING:
+		if in.Instance.Status.MigrationState.Moved() {
+			return decision{Action: finish}
+		}
+		return decision{} // a guest is to come here, so that none may be started
 	case !in.Instance.DeletionTimestamp.IsZero():
 		return decideStop(in)
 	case phase == launcherpb.State_IDLE:
 		return decision{Action: start}
 	}
 	return decision{}
+}
+
+// decideMoving leaves the guest alone while it is being moved. A stop first cancels the migration (moveGuest).
+func decideMoving(in input) decision {
+	if in.Instance.DeletionTimestamp.IsZero() {
+		return decision{}
+	}
+	return decision{
+		Action: hold, DelayReason: ReasonMigrationInProgress,
+		Delayed: fmt.Sprintf("the migration to node %s is being cancelled: the guest is stopped when that is done", in.Instance.Status.MigrationState.TargetNode),
+	}
 }
 
 func decideStop(in input) decision {

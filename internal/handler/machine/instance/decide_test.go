@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -34,6 +35,50 @@ func force(v *kubevirtv1.VirtualMachineInstance) {
 }
 
 func final(v *kubevirtv1.VirtualMachineInstance) { v.Status.Phase = kubevirtv1.PhaseFailed }
+
+func migrates(edit func(*kubevirtv1.MigrationState)) func(*kubevirtv1.VirtualMachineInstance) {
+	return func(v *kubevirtv1.VirtualMachineInstance) {
+		v.Status.MigrationState = &kubevirtv1.MigrationState{MigrationUID: "m", TargetNode: "other"}
+		edit(v.Status.MigrationState)
+	}
+}
+
+func TestDecide_leavesAGuestThatMovesAlone(t *testing.T) {
+	t.Parallel()
+	moves := func(*kubevirtv1.MigrationState) {}
+	moved := func(m *kubevirtv1.MigrationState) { m.Completed = true }
+	failed := func(m *kubevirtv1.MigrationState) { m.Failed = true }
+	stopping := deletedAt(now.Add(-time.Minute))
+	listening := &pb.State{Migration: &pb.Migration{Uid: "m", Phase: pb.Migration_LISTENING}}
+	running := &pb.State{Phase: pb.State_RUNNING}
+	for name, c := range map[string]struct {
+		vmi    *kubevirtv1.VirtualMachineInstance
+		state  *pb.State
+		holder string
+		want   decision
+	}{
+		"it moves": {vmi: vmi(migrates(moves)), state: running},
+		"it moves and is deleted": {vmi: vmi(migrates(moves), stopping), state: running, want: decision{
+			Action: hold, DelayReason: ReasonMigrationInProgress,
+			Delayed: "the migration to node other is being cancelled: the guest is stopped when that is done",
+		}},
+		"it has left":               {vmi: vmi(migrates(moves), stopping), state: &pb.State{Phase: pb.State_ENDED, End: pb.State_MIGRATED}, want: decision{Action: exit}},
+		"it failed and is deleted":  {vmi: vmi(migrates(failed), stopping), state: running, want: decision{Action: shutdown, Grace: 42}},
+		"it arrived unheard":        {vmi: vmi(migrates(moved)), state: listening, want: decision{Action: finish}},
+		"it arrived":                {vmi: vmi(migrates(moved)), state: running},
+		"it arrived and is deleted": {vmi: vmi(migrates(moved), stopping), state: running, want: decision{Action: shutdown, Grace: 42}},
+		"a target is never started": {vmi: vmi(), state: listening},
+		"a target of a failed one":  {vmi: vmi(migrates(failed)), state: listening},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := decide(input{Now: now, Instance: c.vmi, State: c.state, Answers: true, Holder: c.holder, StopWaitsForBackup: time.Minute})
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
 
 func TestDecide_whatTheLauncherIsTold(t *testing.T) {
 	t.Parallel()

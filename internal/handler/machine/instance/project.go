@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -70,6 +71,9 @@ func projectStatus(v view) *kubevirtv1.VirtualMachineInstanceStatus {
 		setSynchronized(v, s)
 		return s
 	}
+	if state.GetEnd() == launcherpb.State_MIGRATED {
+		return s // the guest goes on, and the other node's handler reports it
+	}
 	runs := guestRuns(state)
 	if runs && s.Phase == kubevirtv1.PhaseScheduled {
 		s.Phase = kubevirtv1.PhaseRunning
@@ -133,7 +137,7 @@ func setConditions(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	}
 	switch {
 	case v.Decision.Delayed != "":
-		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue, ReasonBackupInProgress, v.Decision.Delayed)
+		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue, cmp.Or(v.Decision.DelayReason, ReasonBackupInProgress), v.Decision.Delayed)
 	case condition.True(s.Conditions, kubevirtv1.ConditionStopDelayed):
 		// Keep it as False: the controller counts the guest's grace period from here.
 		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionFalse, ReasonStopping, "the guest is being stopped")

@@ -109,6 +109,19 @@ func TestConditions_followTheLauncher(t *testing.T) {
 			map[string]string{"Ready": "True/", "Synchronized": "True/", "varvebackup.io/StopDelayed": "True/BackupInProgress"},
 		},
 		{
+			"a stop that cancels a migration",
+			view{
+				Decision: decision{Delayed: "it moves", DelayReason: ReasonMigrationInProgress},
+				Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}},
+			},
+			map[string]string{"Ready": "True/", "Synchronized": "True/", "varvebackup.io/StopDelayed": "True/MigrationInProgress"},
+		},
+		{
+			"moved elsewhere", // the other node's handler reports what the guest does
+			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_ENDED, End: pb.State_MIGRATED}}},
+			map[string]string{},
+		},
+		{
 			"a disk of an odd size",
 			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, Disks: []*pb.Disk{{Volume: "root", NotTracked: "1000 bytes"}}}}},
 			map[string]string{"Ready": "True/", "Synchronized": "True/", "varvebackup.io/DiskNotTracked": "True/DiskSizeNotTrackable"},

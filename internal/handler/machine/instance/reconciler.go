@@ -18,6 +18,7 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	"github.com/varvebackup/varve/internal/handler/backup/checkpoint"
 	"github.com/varvebackup/varve/internal/handler/launcherclient"
+	"github.com/varvebackup/varve/internal/handler/machine/startrequest"
 	"github.com/varvebackup/varve/internal/handler/metric"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -39,11 +40,13 @@ type Reconciler struct {
 	Live      client.Reader
 	Launchers *launcherclient.Clients
 	Mounts    Mounts
-	Keeper    *checkpoint.Keeper
-	Events    events.EventRecorder
-	Measures  *metric.Set
-	Clock     clock.PassiveClock
-	Log       logr.Logger
+	// Requests makes what a launcher gets to start the guest.
+	Requests *startrequest.Builder
+	Keeper   *checkpoint.Keeper
+	Events   events.EventRecorder
+	Measures *metric.Set
+	Clock    clock.PassiveClock
+	Log      logr.Logger
 
 	busy busyMounts
 	mu   sync.Mutex
@@ -135,6 +138,12 @@ func (r *Reconciler) reconcileLive(ctx context.Context, vmi *kubevirtv1.VirtualM
 	if err := r.endStrayBackup(ctx, vmi, l); err != nil {
 		failed = errors.Join(failed, err)
 	}
+	next := vmi.DeepCopy()
+	if waits, err := r.moveGuest(ctx, vmi, next, l, v.Launcher); err != nil {
+		failed = errors.Join(failed, err)
+	} else if v.Problem == nil {
+		v.Problem = waits
+	}
 	if v.Decision.Action != exit {
 		if err := r.reviewCheckpoints(ctx, vmi, l, v.Launcher); err != nil {
 			failed = errors.Join(failed, err)
@@ -144,7 +153,6 @@ func (r *Reconciler) reconcileLive(ctx context.Context, vmi *kubevirtv1.VirtualM
 		}
 	}
 	v.Reviewed = r.isReviewed(pod) || isHeld(vmi)
-	next := vmi.DeepCopy()
 	trouble, again, err := r.syncVolumes(ctx, vmi, pod, l, &next.Status)
 	if err != nil {
 		return ctrl.Result{}, errors.Join(failed, err)

@@ -23,7 +23,7 @@ func (r *Reconciler) reviewCheckpoints(ctx context.Context, vmi *kubevirtv1.Virt
 	if !guestRuns(seen.State) || !reportsDisks(vmi, seen.State) || seen.Err != nil || !vmi.DeletionTimestamp.IsZero() || vmi.Annotations[layout.AnnotationTracking] != "true" {
 		return nil
 	}
-	if isHeld(vmi) || r.isReviewed(l.Launcher()) {
+	if isHeld(vmi) || r.isReviewed(l.Launcher()) || !vmi.Status.MigrationState.Ended() {
 		return nil
 	}
 	defer l.LockCheckpoints(ctx)()

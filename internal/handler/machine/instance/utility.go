@@ -17,7 +17,6 @@ import (
 	"github.com/varvebackup/varve/internal/handler/turns"
 	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
-	"github.com/varvebackup/varve/internal/layout"
 )
 
 // lazyAfter is how long a volume may stay busy before it is unmounted lazily, if no backup runs.
@@ -31,6 +30,7 @@ type Mounts interface {
 	Detach(launcher types.UID, name string, lazy bool) error
 	Uncover(launcher types.UID) error
 	Names(launcher types.UID) ([]string, error)
+	ReadSecret(pod types.UID, volume, key string) ([]byte, error)
 	All() (map[types.UID][]string, error)
 }
 
@@ -132,7 +132,7 @@ func (r *Reconciler) mountVolume(ctx context.Context, vmi *kubevirtv1.VirtualMac
 	if err != nil {
 		return err
 	}
-	running, err := instancepod.Get(ctx, r.Live, vmi.Namespace, layout.LauncherPod(vmi.Name, vmi.UID))
+	running, err := instancepod.Get(ctx, r.Live, vmi.Namespace, instancepod.ActiveLauncher(vmi))
 	if err != nil {
 		return err
 	}

@@ -56,5 +56,6 @@ func isUrgent(old, next *kubevirtv1.VirtualMachineInstanceStatus) bool {
 	}
 	return old.Phase != next.Phase || !slices.EqualFunc(old.Conditions, next.Conditions, same) ||
 		!equality.Semantic.DeepEqual(old.VolumeStatus, next.VolumeStatus) ||
-		!equality.Semantic.DeepEqual(old.ChangedBlockTracking, next.ChangedBlockTracking)
+		!equality.Semantic.DeepEqual(old.ChangedBlockTracking, next.ChangedBlockTracking) ||
+		!equality.Semantic.DeepEqual(old.MigrationState, next.MigrationState)
 }
