@@ -193,7 +193,7 @@ func TestMigration_failuresLeaveTheGuest(t *testing.T) {
 	}
 	p.migrate(&pb.MigrateRequest{Uid: "slow", BandwidthBytes: slowly, CompletionTimeoutSeconds: 5})
 	p.await("memory moves", func(s *pb.State) bool { return s.Migration.TotalBytes > 0 && s.Migration.RemainingBytes > 0 })
-	if _, err := p.client.BeginBackup(t.Context(), p.request("meanwhile", "backup-1")); status.Code(err) != codes.FailedPrecondition {
+	if _, err := p.client.BeginBackup(t.Context(), p.request("meanwhile", "backup-1")); status.Code(err) != codes.Aborted {
 		t.Errorf("a backup meanwhile: %v", err)
 	}
 	if message := p.migrationFails("slow"); !strings.Contains(message, "completed in 5s") {

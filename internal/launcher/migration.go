@@ -39,8 +39,8 @@ type migration struct {
 	message string
 	job     domain.MigrationJob
 
-	// Of the source: cancelReason is why it is to end, and cancelled is closed once that is set. ended is closed when it has ended. left:
-	// the guest is gone from here.
+	// Of the source: cancelReason is why it is to end, and cancelled is closed once that is set. ended is closed when it has
+	// ended. left says that the guest is gone from here.
 	cancelReason string
 	cancelled    chan struct{}
 	ended        chan struct{}
@@ -64,7 +64,8 @@ func (m *migration) state() *pb.Migration {
 	}
 	return &pb.Migration{
 		Uid: m.uid, Phase: m.phase, Message: m.message,
-		TotalBytes: m.job.TotalBytes, ProcessedBytes: m.job.ProcessedBytes, RemainingBytes: m.job.RemainingBytes, DowntimeMillis: m.job.DowntimeMillis,
+		TotalBytes: m.job.TotalBytes, ProcessedBytes: m.job.ProcessedBytes, RemainingBytes: m.job.RemainingBytes,
+		DowntimeMillis: m.job.DowntimeMillis,
 	}
 }
 
@@ -88,13 +89,13 @@ func (l *Launcher) hasLeft() bool {
 // errMigrating is the answer to a call that has to wait for a migration, or nil.
 func (l *Launcher) errMigrating(what string) error {
 	if uid := l.migrating(); uid != "" {
-		return status.Errorf(codes.FailedPrecondition, "%s: the migration with UID %s runs", what, uid)
+		return status.Errorf(codes.Aborted, "%s: the migration with UID %s runs; ask again when it has ended", what, uid)
 	}
 	return nil
 }
 
 // Migrate implements launcher.proto.
-func (l *Launcher) Migrate(_ context.Context, req *pb.MigrateRequest) (*pb.MigrateResponse, error) {
+func (l *Launcher) Migrate(ctx context.Context, req *pb.MigrateRequest) (*pb.MigrateResponse, error) {
 	id := relay.Identity{UID: req.Uid, Token: req.Token}
 	if err := id.Check(); err != nil {
 		return nil, grpcError(err)
@@ -115,6 +116,9 @@ func (l *Launcher) Migrate(_ context.Context, req *pb.MigrateRequest) (*pb.Migra
 		return nil, status.Error(codes.FailedPrecondition, "migrate: the guest is frozen")
 	}
 	m := &migration{uid: req.Uid, phase: pb.Migration_RUNNING, cancelled: make(chan struct{}), ended: make(chan struct{})}
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err() // whoever asked may have given it up
+	}
 	begun := false
 	l.changeState(func() {
 		if begun = l.life.phase == pb.State_RUNNING && l.life.isReady(); begun {
@@ -262,8 +266,8 @@ func (l *Launcher) moveGuest(m *migration, id relay.Identity, req *pb.MigrateReq
 	return err
 }
 
-// findWhetherGone asks libvirt, until it answers or the guest has ended, what has become of the guest. A guest that a failed migration has left
-// paused goes on: the target's guest runs only when it is told to.
+// findWhetherGone asks libvirt, until it answers or the guest has ended, what has become of the guest. A guest that a failed
+// migration has left paused goes on: the target's guest runs only when it is told to.
 func (l *Launcher) findWhetherGone(migrated error) (bool, error) {
 	for {
 		ctx, cancel := context.WithTimeout(l.guestLife, migrationCallTimeout)
@@ -378,8 +382,8 @@ func (p *pace) check(now time.Time, job domain.MigrationJob) string {
 	}
 	switch {
 	case p.progress > 0 && now.Sub(p.lastProgress) >= p.progress:
-		return fmt.Sprintf("cancelled: for %v what is left of the guest's memory has not become less; the guest dirties it faster than it is sent. "+
-			"Migrate when the guest is less busy", p.progress)
+		return fmt.Sprintf("cancelled: for %v what is left of the guest's memory has not become less; the guest dirties it faster "+
+			"than it is sent. Migrate when the guest is less busy", p.progress)
 	case p.completion > 0 && now.Sub(p.begun) >= p.completion:
 		return fmt.Sprintf("cancelled: it has not completed in %v. Migrate when the guest or the network is less busy", p.completion)
 	}

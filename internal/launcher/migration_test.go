@@ -217,11 +217,17 @@ func TestMigration_excludesWhatElseNeedsTheGuest(t *testing.T) {
 	if err := b.migrate("127.0.0.1:1"); err != nil {
 		t.Fatal(err)
 	}
+	for what, err := range map[string]error{ // they are asked again
+		"a backup":     second(b.BeginBackup(t.Context(), request("b"))),
+		"a freeze":     second(b.freeze()),
+		"redefinition": second(b.RedefineCheckpoints(t.Context(), &pb.RedefineCheckpointsRequest{})),
+		"deletion":     second(b.DeleteCheckpoints(t.Context(), &pb.DeleteCheckpointsRequest{})),
+	} {
+		if status.Code(err) != codes.Aborted {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 	for what, err := range map[string]error{
-		"a backup":          second(b.BeginBackup(t.Context(), request("b"))),
-		"a freeze":          second(b.freeze()),
-		"redefinition":      second(b.RedefineCheckpoints(t.Context(), &pb.RedefineCheckpointsRequest{})),
-		"deletion":          second(b.DeleteCheckpoints(t.Context(), &pb.DeleteCheckpointsRequest{})),
 		"another migration": second(b.Migrate(t.Context(), &pb.MigrateRequest{Uid: "n", Token: migrationToken})),
 		"arrival":           second(b.PrepareMigration(t.Context(), &pb.PrepareMigrationRequest{Uid: "m", Token: migrationToken, Start: startRequest(t)})),
 	} {

@@ -88,8 +88,9 @@ type LauncherClient interface {
 	// FAILED_PRECONDITION: a disk or an overlay is missing, or the launcher has a guest or another migration.
 	PrepareMigration(ctx context.Context, in *PrepareMigrationRequest, opts ...grpc.CallOption) (*PrepareMigrationResponse, error)
 	// Migrate moves the running guest to the launcher that PrepareMigration prepared, in the background; Watch tells how it goes.
-	// A second call with the same uid changes nothing. FAILED_PRECONDITION: a backup runs, the guest is frozen, does not run or is
-	// being stopped, or another migration runs.
+	// Until it has ended, calls that freeze the guest, change its checkpoints or begin a backup are ABORTED. A second call with the
+	// same uid changes nothing. FAILED_PRECONDITION: a backup runs, the guest is frozen, does not run or is being stopped, or another
+	// migration runs.
 	Migrate(ctx context.Context, in *MigrateRequest, opts ...grpc.CallOption) (*MigrateResponse, error)
 	// FinishMigration lets the guest run on the target. It may be called only if the source's launcher has ended with MIGRATED: the
 	// source tells the target itself, and this call is for a target that has not heard it. A second call changes nothing.
@@ -335,8 +336,9 @@ type LauncherServer interface {
 	// FAILED_PRECONDITION: a disk or an overlay is missing, or the launcher has a guest or another migration.
 	PrepareMigration(context.Context, *PrepareMigrationRequest) (*PrepareMigrationResponse, error)
 	// Migrate moves the running guest to the launcher that PrepareMigration prepared, in the background; Watch tells how it goes.
-	// A second call with the same uid changes nothing. FAILED_PRECONDITION: a backup runs, the guest is frozen, does not run or is
-	// being stopped, or another migration runs.
+	// Until it has ended, calls that freeze the guest, change its checkpoints or begin a backup are ABORTED. A second call with the
+	// same uid changes nothing. FAILED_PRECONDITION: a backup runs, the guest is frozen, does not run or is being stopped, or another
+	// migration runs.
 	Migrate(context.Context, *MigrateRequest) (*MigrateResponse, error)
 	// FinishMigration lets the guest run on the target. It may be called only if the source's launcher has ended with MIGRATED: the
 	// source tells the target itself, and this call is for a target that has not heard it. A second call changes nothing.

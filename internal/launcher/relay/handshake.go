@@ -31,7 +31,7 @@ const (
 	proofBytes = sha256.Size
 )
 
-// ErrProof: the other side does not hold the migration's token.
+// ErrProof says that the other side does not hold the migration's token.
 var ErrProof = errclass.New(errclass.Invalid, "the other launcher has not proven that it belongs to this migration")
 
 // Stream says what a connection carries.

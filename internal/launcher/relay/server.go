@@ -29,8 +29,8 @@ type Server struct {
 	Log      *slog.Logger
 }
 
-// Serve serves the listener until ctx ends or the guest has been taken over, then closes it and every connection, and returns when all work has ended. A listener
-// that fails by itself is an error.
+// Serve serves the listener until ctx ends or the guest has been taken over. Then it closes it and every connection, and
+// returns when all work has ended. A listener that fails by itself is an error.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	if err := s.Check(); err != nil {
 		return fmt.Errorf("serve migration: %w", err)

@@ -123,7 +123,7 @@ func pump(to io.Writer, from io.Reader, end func() error) error {
 		return err
 	}
 	if err := end(); err != nil && !errors.Is(err, net.ErrClosed) {
-		return nil //nolint:nilerr // the other side has left already: it needs no end
+		return nil // the other side has left already: it needs no end
 	}
 	return nil
 }

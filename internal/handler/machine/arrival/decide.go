@@ -43,25 +43,35 @@ func decide(in input) action {
 	if in.State == nil || in.State.MigrationUID != in.Migration {
 		return release // another one has begun since, or none has
 	}
-	here := in.Launcher.GetPhase() != launcherpb.State_IDLE
-	listens := in.Launcher.GetMigration().GetPhase() == launcherpb.Migration_LISTENING
 	switch {
 	case in.Launcher == nil || !in.Answers:
 		return nothing
 	case in.Launcher.GetPhase() == launcherpb.State_ENDED:
 		return release // the controller sees the end of the pod
-	case in.State.Moved() && !here && listens:
-		return finish
-	case in.State.Ended() && !in.State.Moved() && !here:
-		return cancel
+	case in.Launcher.GetPhase() == launcherpb.State_IDLE:
+		return decideWithoutGuest(in)
 	case in.State.Ended():
 		return release
-	case !here && !listens:
-		return prepare
-	case !here && in.State.TargetNodeAddress == "":
-		return report
 	case runs(in.Launcher) && !in.State.TargetNodeDomainDetected:
 		return detect
+	}
+	return nothing
+}
+
+// decideWithoutGuest is for a launcher that has not taken the guest over.
+func decideWithoutGuest(in input) action {
+	listens := in.Launcher.GetMigration().GetPhase() == launcherpb.Migration_LISTENING
+	switch {
+	case in.State.Moved() && listens:
+		return finish
+	case in.State.Moved():
+		return nothing // a launcher that was restarted: the controller sees it
+	case in.State.Ended():
+		return cancel
+	case !listens:
+		return prepare
+	case in.State.TargetNodeAddress == "":
+		return report
 	}
 	return nothing
 }

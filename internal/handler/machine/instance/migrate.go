@@ -2,7 +2,6 @@ package instance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -77,7 +76,7 @@ func decideMigration(in migrationInput) migrationDecision {
 	switch {
 	case in.Launcher == nil:
 		return migrationDecision{}
-	case ended && in.Launcher.GetEnd() == launcherpb.State_MIGRATED:
+	case ended && mine && in.Launcher.GetEnd() == launcherpb.State_MIGRATED:
 		return migrationDecision{Completed: true}
 	case mine && moved.GetPhase() == launcherpb.Migration_FAILED:
 		return migrationDecision{Failed: moved.GetMessage()}
@@ -143,25 +142,34 @@ func (r *Reconciler) failMigration(vmi, next *kubevirtv1.VirtualMachineInstance,
 func (r *Reconciler) beginMigration(ctx context.Context, vmi, next *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client) (*problem, error) {
 	m := vmi.Status.MigrationState
 	request, err := r.migrateRequest(ctx, vmi)
-	if err == nil {
-		_, err = l.RPC().Migrate(ctx, request)
+	if err != nil {
+		return r.afterRefusal(vmi, next, err.Error(), false), nil
 	}
-	final := false
-	switch status.Code(err) {
+	_, err = l.RPC().Migrate(ctx, request)
+	switch why := status.Convert(err).Message(); status.Code(err) {
 	case codes.OK:
 		r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "Migrating", "Migrate", "The guest is being moved to node %s.", m.TargetNode)
 		return nil, nil
 	case codes.Unimplemented:
-		final, err = true, errors.New("restart the machine: its launcher is of an older version, which cannot move its guest")
+		return r.afterRefusal(vmi, next, "restart the machine: its launcher is of an older version, which cannot move its guest", true), nil
 	case codes.InvalidArgument:
-		final = true
+		return r.afterRefusal(vmi, next, why, true), nil
+	case codes.FailedPrecondition, codes.Aborted:
+		return r.afterRefusal(vmi, next, why, false), nil
 	}
-	why := status.Convert(err).Message()
+	// It may have begun.
+	return nil, fmt.Errorf("ask the launcher to move the guest: %w", err)
+}
+
+// afterRefusal fails a migration that has not begun, at once or a minute after its target was ready. Until then it returns what to show.
+func (r *Reconciler) afterRefusal(vmi, next *kubevirtv1.VirtualMachineInstance, why string, final bool) *problem {
+	m := vmi.Status.MigrationState
 	if ready := m.TargetNodeDomainReadyTimestamp; final || ready != nil && r.Clock.Since(ready.Time) > migrationBeginTimeout {
 		r.failMigration(vmi, next, why)
-		return nil, nil
+		return nil
 	}
-	return &problem{ReasonMigrationWaits, fmt.Sprintf("the migration to node %s cannot begin, the handler keeps trying for %v: %s", m.TargetNode, migrationBeginTimeout, why)}, nil
+	return &problem{ReasonMigrationWaits, fmt.Sprintf("the migration to node %s cannot begin, the handler keeps trying for %v: %s",
+		m.TargetNode, migrationBeginTimeout, why)}
 }
 
 func (r *Reconciler) migrateRequest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (*launcherpb.MigrateRequest, error) {
