@@ -6,13 +6,18 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"libvirt.org/go/libvirt"
 
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
@@ -42,13 +47,20 @@ func (p *pod) suffix() string {
 // neighbour runs a second launcher on the same claims, as on another node.
 func (p *pod) neighbour() *pod {
 	p.Helper()
+	n := p.otherNode()
+	n.launch()
+	return n
+}
+
+// otherNode makes the places of a second launcher.
+func (p *pod) otherNode() *pod {
+	p.Helper()
 	n := &pod{TB: p.TB, dir: p.dir, vmi: p.vmi, srcs: p.srcs, starts: p.starts, node: "target", aside: "/run/aside"}
 	n.mount("private", n.aside+"/private", "-t", "tmpfs")
 	n.run("mkdir", "-p", n.aside+"/sockets")
 	// Querying QEMU's capabilities takes seconds.
 	n.run("cp", "-a", layout.LibvirtCacheDir, n.aside+"/private/")
 	n.give(n.aside+"/private", n.aside+"/sockets")
-	n.launch()
 	return n
 }
 
@@ -267,5 +279,126 @@ func (p *pod) cancelled(uid string) {
 	}
 	if code := p.wait(); code != 0 || !p.termination().NeverStarted {
 		p.Errorf("the target's exit code %d, %+v", code, p.termination())
+	}
+}
+
+// breaker is the network between two launchers, which breaks.
+type breaker struct {
+	listener net.Listener
+	mu       sync.Mutex
+	conns    []net.Conn
+}
+
+func newBreaker(t *testing.T) *breaker {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &breaker{listener: listener}
+	go func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			to, err := new(net.Dialer).DialContext(t.Context(), "tcp", fmt.Sprint("127.0.0.1:", layout.MigrationPort))
+			if err != nil {
+				_ = from.Close()
+				continue
+			}
+			b.mu.Lock()
+			b.conns = append(b.conns, from, to)
+			b.mu.Unlock()
+			for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
+				go func() {
+					_, _ = io.Copy(way[0], way[1]) // it breaks
+					_ = way[0].(*net.TCPConn).CloseWrite()
+				}()
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = listener.Close()
+		b.cut()
+	})
+	return b
+}
+
+// cut breaks all connections that there are.
+func (b *breaker) cut() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range b.conns {
+		_ = c.Close()
+	}
+	b.conns = nil
+}
+
+// brokenAfter is how long after the guest has stopped on the source the network breaks. Within about 200 ms it changes sides.
+var brokenAfter = []time.Duration{0, 60 * time.Millisecond, 120 * time.Millisecond, 180 * time.Millisecond, 240 * time.Millisecond}
+
+// The network breaks when the guest changes sides, where libvirt cannot know what the other side does. The guest runs on exactly one
+// of them, and writes what it wrote.
+func TestMigration_networkBreaksAtTheSwitch(t *testing.T) {
+	here := newPod(t, 64*mib)
+	target := here.target("backup-1", 512*mib)
+	here.up()
+	here.begin(here.request("full", "backup-1"))
+	full := here.done("full")
+	there := here.otherNode()
+	moved := 0
+	for i, delay := range brokenAfter {
+		uid := fmt.Sprint("m-", i)
+		network := newBreaker(t)
+		there.launch()
+		if err := there.prepare(uid, migrationToken); err != nil {
+			t.Fatal(err)
+		}
+		request := &pb.MigrateRequest{Uid: uid, Address: network.listener.Addr().String(), Token: migrationToken}
+		domain := here.domain()
+		if _, err := here.client.Migrate(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			if state, _, err := domain.GetState(); err != nil || state != libvirt.DOMAIN_RUNNING {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(delay)
+		network.cut()
+		s := here.await("it ends", func(s *pb.State) bool {
+			return s.Migration.Uid == uid && (s.Migration.Phase == pb.Migration_FAILED || s.Phase == pb.State_ENDED)
+		})
+		t.Logf("broken after %v: %v (%s)", delay, s.Migration.Phase, s.Migration.Message)
+		if s.Phase == pb.State_ENDED {
+			moved++
+			if s.End != pb.State_MIGRATED {
+				t.Fatalf("the guest is lost: %v", s)
+			}
+			there.await("the guest goes on", func(s *pb.State) bool { return s.Phase == pb.State_RUNNING && s.AgentConnected })
+			here.exit()
+			here.wait()
+			here, there = there, here
+		} else {
+			here.await("the guest goes on", func(s *pb.State) bool { return s.Phase == pb.State_RUNNING && s.AgentConnected })
+			there.cancelled(uid)
+		}
+		here.guest(fmt.Sprintf("dd if=/dev/urandom of=/dev/vdb bs=64k count=4 seek=%d oflag=direct 2>/dev/null", 100+20*i))
+	}
+	if moved > 0 {
+		redefined, err := here.client.RedefineCheckpoints(t.Context(), checkpoint(full))
+		if err != nil || len(redefined.Results[0].Valid) != 2 {
+			t.Fatalf("%v, %v", redefined, err)
+		}
+	}
+	reference := here.reference("second")
+	here.begin(here.continuing(here.request("second", "backup-1"), target, "full"))
+	second := here.done("second")
+	here.sameBytes(reference, target+"/vm/backup-second")
+	changed := uint64(4*len(brokenAfter)) * 64 << 10
+	if bytes := second.Volumes[1].MovedBytes; !second.Volumes[1].Incremental || bytes < changed || bytes > changed+uint64(mib) {
+		t.Errorf("%d bytes changed, %d moved", changed, bytes)
 	}
 }

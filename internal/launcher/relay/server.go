@@ -84,22 +84,30 @@ func (s *Server) serveConnection(ctx context.Context, raw net.Conn, secure *tls.
 	if stream == Handover {
 		return s.answer(ctx, c)
 	}
-	if err := s.forward(ctx, c, stream); err != nil {
-		s.Log.Warn("migration's connection ended", "stream", string(stream), "error", err)
+	fail := func(err error) {
+		if ctx.Err() == nil {
+			s.Log.Warn("migration's connection ended", "stream", string(stream), "error", err)
+		}
+	}
+	if local, err := s.dialLocal(ctx, stream); err != nil {
+		fail(err)
+	} else {
+		carry(ctx, local, c, fail)
 	}
 	return false
 }
 
-func (s *Server) forward(ctx context.Context, c *tls.Conn, stream Stream) error {
+// dialLocal connects to where a stream goes.
+func (s *Server) dialLocal(ctx context.Context, stream Stream) (*net.UnixConn, error) {
 	path, known := s.Sockets[stream]
 	if !known {
-		return fmt.Errorf("%w: unknown stream", errclass.Invalid)
+		return nil, fmt.Errorf("%w: unknown stream", errclass.Invalid)
 	}
 	local, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
-		return fmt.Errorf("connect to %s: %w", path, err)
+		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}
-	return carry(ctx, local.(*net.UnixConn), c) //nolint:forcetypeassert // the network is unix
+	return local.(*net.UnixConn), nil //nolint:forcetypeassert // the network is unix
 }
 
 // answer lets the guest run and says how that went: one byte, and the error.

@@ -80,22 +80,27 @@ func (s *Source) accept(ctx context.Context, listener net.Listener, id Identity,
 			return // closed
 		}
 		s.work.Go(func() {
+			// The reason is kept before libvirt can see that the connection has ended.
+			fail := func(err error) {
+				if ctx.Err() == nil {
+					s.setErr(err)
+					log.Warn("migration's connection ended", "stream", string(stream), "error", err)
+				}
+			}
 			remote, err := id.dial(ctx, address, stream)
-			if err == nil {
-				err = carry(ctx, local.(*net.UnixConn), remote) //nolint:forcetypeassert // privatesocket listens on unix
-			} else {
-				err = errors.Join(err, local.Close())
+			if err != nil {
+				fail(err)
+				_ = local.Close() // nothing was carried
+				return
 			}
-			if err != nil && ctx.Err() == nil {
-				s.setErr(err)
-				log.Warn("migration's connection ended", "stream", string(stream), "error", err)
-			}
+			carry(ctx, local.(*net.UnixConn), remote, fail) //nolint:forcetypeassert // privatesocket listens on unix
 		})
 	}
 }
 
-// carry copies both ways until both sides have ended, one has failed, or ctx ends. It closes both.
-func carry(ctx context.Context, local *net.UnixConn, remote *tls.Conn) error {
+// carry copies both ways until both sides have ended, one has failed, or ctx ends. It closes both. It calls fail with the first
+// failure, before it closes anything.
+func carry(ctx context.Context, local *net.UnixConn, remote *tls.Conn, fail func(error)) {
 	shut := func() {
 		_ = local.Close() // whoever copies fails then
 		_ = remote.NetConn().Close()
@@ -103,18 +108,17 @@ func carry(ctx context.Context, local *net.UnixConn, remote *tls.Conn) error {
 	stop := context.AfterFunc(ctx, shut)
 	defer stop()
 	defer shut()
-	var in, out error
-	var work sync.WaitGroup
-	work.Go(func() {
-		if in = pump(local, remote, local.CloseWrite); in != nil {
+	var once sync.Once // the first error is the cause of the other one
+	end := func(err error) {
+		if err != nil {
+			once.Do(func() { fail(err) })
 			shut()
 		}
-	})
-	if out = pump(remote, local, remote.CloseWrite); out != nil {
-		shut()
 	}
+	var work sync.WaitGroup
+	work.Go(func() { end(pump(local, remote, local.CloseWrite)) })
+	end(pump(remote, local, remote.CloseWrite))
 	work.Wait()
-	return errors.Join(in, out)
 }
 
 // pump copies until the end and passes the end on.
