@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"libvirt.org/go/libvirt"
 
+	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 	pb "github.com/varvebackup/varve/internal/launcher/launcherpb"
 	"github.com/varvebackup/varve/internal/layout"
 )
@@ -110,6 +111,8 @@ func checkpoint(b *pb.Backup) *pb.RedefineCheckpointsRequest {
 // The guest moves while it writes, and what it wrote since its last backup, before and after, is what the next one moves.
 func TestMigration_bringsGuestAndBitmaps(t *testing.T) {
 	p := newPod(t, 64*mib)
+	p.vmi.Spec.Domain.Devices.Interfaces = []kubevirtv1.Interface{{Name: "default"}}
+	p.vmi.Spec.Domain.Devices.Rng = &kubevirtv1.Rng{}
 	target := p.target("backup-1", 512*mib)
 	p.up()
 	p.begin(p.request("full", "backup-1"))
