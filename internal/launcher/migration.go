@@ -129,8 +129,9 @@ func (l *Launcher) Migrate(ctx context.Context, req *pb.MigrateRequest) (*pb.Mig
 		return nil, errNotUp("migrate")
 	}
 	l.work.Go(func() {
-		defer close(m.ended)
 		l.runMigration(m, id, req)
+		close(m.ended)
+		l.resumeStranded()
 		l.wakeRefresher()
 	})
 	return &pb.MigrateResponse{}, nil
@@ -266,15 +267,11 @@ func (l *Launcher) moveGuest(m *migration, id relay.Identity, req *pb.MigrateReq
 	return err
 }
 
-// findWhetherGone asks libvirt, until it answers or the guest has ended, what has become of the guest. A guest that a failed
-// migration has left paused goes on: the target's guest runs only when it is told to.
+// findWhetherGone asks libvirt, until it answers or the guest has ended, what has become of the guest.
 func (l *Launcher) findWhetherGone(migrated error) (bool, error) {
 	for {
 		ctx, cancel := context.WithTimeout(l.guestLife, migrationCallTimeout)
 		info, err := l.guest.Info(ctx)
-		if err == nil && info.State == domain.StatePaused && info.Reason == domain.ReasonMigrating {
-			err = l.guest.Resume(ctx)
-		}
 		cancel()
 		switch {
 		case err == nil:
@@ -290,6 +287,35 @@ func (l *Launcher) findWhetherGone(migrated error) (bool, error) {
 		}
 		timer.Stop()
 	}
+}
+
+// resumeStranded lets a guest go on that a failed migration has left paused, as soon as that works: a disk may be locked for as long as
+// the target lives. The target's guest never runs, because it was not told to.
+func (l *Launcher) resumeStranded() {
+	for !l.currentLife().hasEnded() {
+		goesOn, err := l.tryResumeStranded()
+		if goesOn {
+			return
+		}
+		l.cfg.Log.Warn("let the guest go on after a failed migration, trying again", "error", err)
+		timer := l.cfg.Clock.NewTimer(migrationEvery)
+		select {
+		case <-timer.C():
+		case <-l.ended:
+		}
+		timer.Stop()
+	}
+}
+
+// tryResumeStranded says whether the guest is not, or no longer, paused by a migration.
+func (l *Launcher) tryResumeStranded() (bool, error) {
+	ctx, cancel := context.WithTimeout(l.guestLife, migrationCallTimeout)
+	defer cancel()
+	info, err := l.guest.Info(ctx)
+	if err == nil && info.State == domain.StatePaused && info.Reason == domain.ReasonMigrating {
+		err = l.guest.Resume(ctx)
+	}
+	return err == nil, err
 }
 
 // handOver tells the target that the guest is gone from here. Until then the target's guest stands still.
