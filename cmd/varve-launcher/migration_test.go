@@ -133,8 +133,10 @@ func TestMigration_bringsGuestAndBitmaps(t *testing.T) {
 	if err := n.start(true); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("a target starts a guest of its own: %v", err)
 	}
+	begun := time.Now()
 	p.migrate(&pb.MigrateRequest{Uid: "m", ProgressTimeoutSeconds: 150, CompletionTimeoutSeconds: 150})
 	p.await("the guest has left", func(s *pb.State) bool { return s.Phase == pb.State_ENDED && s.End == pb.State_MIGRATED })
+	t.Logf("moved in %v", time.Since(begun))
 	s := n.await("the guest goes on", func(s *pb.State) bool {
 		return s.Phase == pb.State_RUNNING && s.AgentConnected && len(s.Disks) == 2 && s.Migration.Phase == pb.Migration_ENDED
 	})
