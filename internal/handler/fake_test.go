@@ -65,10 +65,9 @@ type fakeLauncher struct {
 	// freeze the guest and fail.
 	refuseFreeze, refuseThaw error
 	loseAnswer               bool
-	// migrated, prepared and cancelled are the last calls about migrations, and refuseMigrate is the error that Migrate returns instead.
+	// migrated and prepared are the last calls about migrations, and refuseMigrate is the error that Migrate returns instead.
 	migrated      *pb.MigrateRequest
 	prepared      *pb.PrepareMigrationRequest
-	cancelled     *pb.CancelMigrationRequest
 	refuseMigrate error
 	// mute makes Start accept calls and never answer them.
 	mute bool
@@ -346,7 +345,6 @@ func (f *fakeLauncher) FinishMigration(context.Context, *pb.FinishMigrationReque
 
 func (f *fakeLauncher) CancelMigration(_ context.Context, r *pb.CancelMigrationRequest) (*pb.CancelMigrationResponse, error) {
 	defer f.called("CancelMigration")()
-	f.cancelled = r
 	f.change(func(s *pb.State) {
 		if s.Migration.GetUid() != r.GetUid() {
 			return
