@@ -362,20 +362,20 @@ func TestMigration_networkBreaksAtTheSwitch(t *testing.T) {
 		}
 		request := &pb.MigrateRequest{Uid: uid, Address: network.listener.Addr().String(), Token: migrationToken}
 		domain := here.domain()
-		if _, err := here.client.Migrate(t.Context(), request); err != nil {
+		_, err := here.client.Migrate(t.Context(), request)
+		if err != nil {
 			t.Fatal(err)
 		}
-		for {
-			if state, _, err := domain.GetState(); err != nil || state != libvirt.DOMAIN_RUNNING {
-				break
-			}
-			time.Sleep(time.Millisecond)
+		tick := time.NewTicker(time.Millisecond)
+		for state := libvirt.DOMAIN_RUNNING; err == nil && state == libvirt.DOMAIN_RUNNING; <-tick.C {
+			state, _, err = domain.GetState()
 		}
-		time.Sleep(delay)
-		network.cut()
+		tick.Stop()
+		broken := time.AfterFunc(delay, network.cut)
 		s := here.await("it ends", func(s *pb.State) bool {
 			return s.Migration.Uid == uid && (s.Migration.Phase == pb.Migration_FAILED || s.Phase == pb.State_ENDED)
 		})
+		broken.Stop()
 		t.Logf("broken after %v: %v (%s)", delay, s.Migration.Phase, s.Migration.Message)
 		if s.Phase == pb.State_ENDED {
 			moved++
