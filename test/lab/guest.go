@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -34,10 +35,14 @@ func (l *Lab) Guest(ctx context.Context, vm string) (*Guest, error) {
 		client.MatchingLabels{layout.LabelApp: "virt-launcher", layout.LabelCreatedBy: string(vmi.UID)}); err != nil {
 		return nil, fmt.Errorf("launcher pod of %s: %w", vm, err)
 	}
-	if len(pods.Items) != 1 {
-		return nil, fmt.Errorf("instance %s with the UID %s has %d launcher pods", vm, vmi.UID, len(pods.Items))
+	// A guest that has moved leaves a pod behind for a moment.
+	here := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
+		return vmi.Status.NodeName != "" && p.Spec.NodeName != vmi.Status.NodeName
+	})
+	if len(here) != 1 {
+		return nil, fmt.Errorf("instance %s with the UID %s has %d launcher pods", vm, vmi.UID, len(here))
 	}
-	return &Guest{lab: l, pod: pods.Items[0].Name}, nil
+	return &Guest{lab: l, pod: here[0].Name}, nil
 }
 
 // Virsh runs a virsh command in the launcher pod.

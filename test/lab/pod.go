@@ -22,8 +22,19 @@ import (
 
 // Claim creates a claim with this size in bytes on the default StorageClass.
 func (l *Lab) Claim(ctx context.Context, name string, bytes int64, mode corev1.PersistentVolumeMode) error {
-	if err := l.Create(ctx, l.newClaim(name, bytes, mode)); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create claim %s: %w", name, err)
+	return l.createClaim(ctx, l.newClaim(name, bytes, mode))
+}
+
+// SharedClaim creates a claim that all nodes may write to, with this size in bytes, on the default StorageClass.
+func (l *Lab) SharedClaim(ctx context.Context, name string, bytes int64, mode corev1.PersistentVolumeMode) error {
+	claim := l.newClaim(name, bytes, mode)
+	claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	return l.createClaim(ctx, claim)
+}
+
+func (l *Lab) createClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	if err := l.Create(ctx, claim); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create claim %s: %w", claim.Name, err)
 	}
 	return nil
 }

@@ -49,6 +49,8 @@ type Disk struct {
 	Bytes int64
 	Block bool
 	Bus   string
+	// Shared says that all nodes may write to the claim, as a machine needs that moves.
+	Shared bool
 }
 
 // ClaimName returns the name of the claim behind a machine's disk: the machine's name with the disk's name appended.
@@ -129,7 +131,11 @@ func (l *Lab) CreateClaims(ctx context.Context, vm string, disks ...Disk) error 
 		if d.Block {
 			mode = corev1.PersistentVolumeBlock
 		}
-		if err := l.Claim(ctx, ClaimName(vm, d.Name), d.Bytes, mode); err != nil {
+		create := l.Claim
+		if d.Shared {
+			create = l.SharedClaim
+		}
+		if err := create(ctx, ClaimName(vm, d.Name), d.Bytes, mode); err != nil {
 			return err
 		}
 	}
