@@ -57,8 +57,8 @@ if [ -n "$foreign$operators" ]; then
 	echo "install: on: backups, schedules and restores of its machines, running or stopped, repositories, images"
 	enabled=" "
 	[ -z "$(owner_of kubevirts.kubevirt.io)" ] || enabled=$(kubevirt_gates)
-	for need in "IncrementalBackup:backups of running machines" "UtilityVolumes:backups of running machines" \
-		"VMExport:backups of machines" "Snapshot:backups of type snapshot"; do
+	for need in "IncrementalBackup:incremental backups" "UtilityVolumes:backups of tracked machines" \
+		"VMExport:backups of machines" "Snapshot:backups of type snapshot and of machines that are not tracked"; do
 		case "$enabled" in
 		*" ${need%%:*} "*) ;;
 		*)

@@ -177,7 +177,8 @@ func TestBeside_leavesKubeVirtAsItIs(t *testing.T) {
 		out, err := s.run("", "./install.sh", "deploy", "deploy/box/kubevirt.yaml")
 		for _, want := range []string{
 			"kubevirt/virt-operator", "installed beside it", "not ready within 1s",
-			"feature gate Snapshot is off, and backups of type snapshot fail", "feature gate VMExport is off",
+			"feature gate Snapshot is off, and backups of type snapshot and of machines that are not tracked fail",
+			"feature gate VMExport is off",
 		} {
 			if err == nil || !strings.Contains(out, want) {
 				t.Errorf("install (%v) does not say %q:\n%s", err, want, out)

@@ -9,8 +9,8 @@ import (
 	"github.com/varvebackup/varve/internal/errclass"
 )
 
-// SourceExport is the value of ConfigSource for the disk of a stopped machine, which a VirtualMachineExport serves. The
-// disk is that of the claim in spec.sourcePVC.
+// SourceExport is the value of ConfigSource for the disk of a stopped machine, or of a snapshot of a machine, which a
+// VirtualMachineExport serves. The disk is that of the claim in spec.sourcePVC.
 const SourceExport = "export"
 
 // ConfigExport is the name of the VirtualMachineExport, in spec.sourceNamespace.
@@ -20,9 +20,13 @@ const ConfigExport = "virtualMachineExport"
 // changes on it.
 const FullMachineStopped = "MachineStopped"
 
-// ExportDisk says which disk of a stopped machine a DataUpload moves, and with which others.
+// FullNotTracked is why the upload of a running machine's disk reads everything: nobody tracks what changes on it, and it
+// is read from a snapshot.
+const FullNotTracked = "NotTracked"
+
+// ExportDisk says which disk of a machine that is exported a DataUpload moves, and with which others.
 type ExportDisk struct {
-	// Export is the name of a VirtualMachineExport of the machine.
+	// Export is the name of a VirtualMachineExport of the machine, or of a VirtualMachineSnapshot of it.
 	Export string
 	// Group is a DNS label that the DataUploads of the machine's disks have in common.
 	Group string

@@ -1,6 +1,7 @@
 package moverpod
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -17,7 +18,7 @@ import (
 // dialTimeout bounds one attempt to connect to an export.
 const dialTimeout = 30 * time.Second
 
-// uploadExport makes a restore point of a disk of a stopped machine, which an export serves. It has no checkpoint, so that
+// uploadExport makes a restore point of a disk of a stopped machine or of a snapshot, which an export serves. It has no checkpoint, so that
 // the next backup of the running machine is counted from the one before. What is read is what is allocated, or all of a
 // disk whose export has no map.
 func (r *run) uploadExport(ctx context.Context, repo *repository.Repository, id string) (datamove.Report, error) {
@@ -40,11 +41,11 @@ func (r *run) uploadExport(ctx context.Context, repo *repository.Repository, id 
 			return d, nil
 		},
 	}
-	r.Log.Info("storing the disk of a stopped machine", "claim", from.Volume, "export", from.BackupUID,
+	r.Log.Info("storing an exported disk", "claim", from.Volume, "export", from.BackupUID,
 		"restorePoint", id)
-	report, err := r.storeDisk(ctx, repo, id, source, "", judgeExport)
+	report, err := r.storeDisk(ctx, repo, id, source, "", judgeExport(from))
 	if err == nil {
-		report.FullReason = datamove.FullMachineStopped
+		report.FullReason = cmp.Or(from.FullReason, datamove.FullMachineStopped)
 	}
 	return report, err
 }
@@ -63,25 +64,30 @@ func (r *run) openExport(ctx context.Context, client *endpoint.Client) (*endpoin
 	return d, err
 }
 
-// judgeExport is judge for an upload from an export.
-func judgeExport(err error) error {
-	var opening *endpointError
-	var reading *endpoint.Error
-	if !errors.As(err, &opening) && !errors.As(err, &reading) {
-		return judge(err)
+// judgeExport returns judge for an upload from an export.
+func judgeExport(from *datamove.EndpointSource) func(error) error {
+	exported, another := "stopped machine", "create another backup when the machine has stopped"
+	if from.FullReason == datamove.FullNotTracked {
+		exported, another = "snapshot", "create another backup"
 	}
-	const another = "create another backup when the machine has stopped"
-	if errors.Is(err, endpoint.ErrOtherPoint) {
-		return lasting(err, "the pod of the export was started again, and somebody may have written to the disk in between: "+another)
-	}
-	switch errclass.Of(err) {
-	case errclass.Denied, errclass.NotFound, errclass.Expired:
-		return lasting(err, "the export of the stopped machine is over, or another one: "+another)
-	case errclass.Corrupt:
-		return lasting(err, "the export contradicts itself: look at the log of its pod")
-	case errclass.Invalid, errclass.Conflict:
-		return lasting(err, "")
-	default:
-		return err
+	return func(err error) error {
+		var opening *endpointError
+		var reading *endpoint.Error
+		if !errors.As(err, &opening) && !errors.As(err, &reading) {
+			return judge(err)
+		}
+		if errors.Is(err, endpoint.ErrOtherPoint) {
+			return lasting(err, "the pod of the export was started again, and may serve other bytes: "+another)
+		}
+		switch errclass.Of(err) {
+		case errclass.Denied, errclass.NotFound, errclass.Expired:
+			return lasting(err, "the export of the "+exported+" is over, or another one: "+another)
+		case errclass.Corrupt:
+			return lasting(err, "the export contradicts itself: look at the log of its pod")
+		case errclass.Invalid, errclass.Conflict:
+			return lasting(err, "")
+		default:
+			return err
+		}
 	}
 }

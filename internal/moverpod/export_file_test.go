@@ -41,6 +41,20 @@ func TestExportUpload_readsAFile(t *testing.T) {
 	s.wantRestored(t, second, m)
 }
 
+// The export of a snapshot is read as that of a stopped machine, and why everything is read is another reason.
+func TestExportUpload_ofASnapshot(t *testing.T) {
+	t.Parallel()
+	s, m := newSite(t), newMachine(diskBytes, 34)
+	server := exportsite.OpenFakeFile(t, m.volume.Content)
+	job := newFileUpload()
+	job.Endpoint.FullReason = datamove.FullNotTracked
+	report := s.newEndpointPod(t, server.Site, job).run(t, datamove.Succeeded)
+	if report.FullReason != "NotTracked" || report.ReadBytes != diskBytes {
+		t.Errorf("%+v", report)
+	}
+	s.wantRestored(t, report, m)
+}
+
 // The pod of an export that is started again while the disk is read may serve other bytes: KubeVirt does so after a run
 // of the machine.
 func TestExportUpload_readsOneRunOfAFile(t *testing.T) {

@@ -47,6 +47,7 @@ func TestBeside(t *testing.T) {
 			s.runStep("restarted", (*scene).restartMachine)
 			s.runStep("console", (*scene).typeAtConsole)
 			s.runStep("stopped, exported, lost and restored", (*scene).exportStopped)
+			s.runStep("not tracked, lost and restored", (*scene).backUpUntracked)
 			s.runStep("snapshot, and restored from it", (*scene).takeSnapshot)
 		})
 	}) {

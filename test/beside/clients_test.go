@@ -112,8 +112,9 @@ func (s *scene) exportStopped() {
 	}
 	s.backUpStopped()
 
+	s.endTracking()
 	s.runVirtctl("start", machine)
-	s.waitTracked()
+	s.waitBooted()
 	if diff := cmp.Diff(sums, s.hashFirstBytes(sizes)); diff != "" {
 		verdict.Errorf(s.t, "the restored disks differ from those before the stop (-want +got):\n%s", diff)
 	}

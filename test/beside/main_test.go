@@ -124,9 +124,15 @@ func (s *scene) bootMachine() {
 // waitTracked waits until the guest's agent answers, and until KubeVirt tracks what changes on the disks.
 func (s *scene) waitTracked() {
 	s.t.Helper()
+	s.waitBooted()
+	s.mustSucceed(s.WaitTracking(s.t.Context(), machine, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute))
+}
+
+// waitBooted waits until the guest's agent answers.
+func (s *scene) waitBooted() {
+	s.t.Helper()
 	_, err := s.WaitAgent(s.t.Context(), machine, bootTimeout)
 	s.mustSucceed(err)
-	s.mustSucceed(s.WaitTracking(s.t.Context(), machine, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute))
 }
 
 // getInstance returns the machine's instance, which must be there.

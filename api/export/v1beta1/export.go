@@ -50,6 +50,8 @@ const (
 	SourceClaim = "PersistentVolumeClaim"
 	// SourceMachine is a VirtualMachine of kubevirt.io.
 	SourceMachine = "VirtualMachine"
+	// SourceSnapshot is a VirtualMachineSnapshot of snapshot.kubevirt.io. KubeVirt's exports alone have it as a source.
+	SourceSnapshot = "VirtualMachineSnapshot"
 )
 
 // VirtualMachineExportSpec says what is exported, to whom and for how long.

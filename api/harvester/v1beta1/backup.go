@@ -159,6 +159,10 @@ type VirtualMachineBackupStatus struct {
 	// stopped is set if the machine did not run. It has what tells that somebody may have written to its disks since.
 	// +optional
 	Stopped *StoppedMachine `json:"stopped,omitempty"`
+	// untracked is set if the machine ran under KubeVirt and its changes were not tracked. Its disks are read from a
+	// VirtualMachineSnapshot of snapshot.kubevirt.io, as a whole.
+	// +optional
+	Untracked *UntrackedMachine `json:"untracked,omitempty"`
 	// sourceIndications say how consistent a snapshot is: whether the guest ran, and whether its file systems were frozen.
 	// +optional
 	// +listType=atomic
@@ -246,6 +250,15 @@ type StoppedClaim struct {
 	// run is the last run of a pod that could write to the claim.
 	// +optional
 	Run string `json:"run,omitempty"`
+}
+
+// UntrackedMachine is a machine whose disks are read from a snapshot, because nobody tracks what changes on them.
+type UntrackedMachine struct {
+	// message says why the changes were not tracked, and what to do to have them tracked.
+	Message string `json:"message"`
+	// snapshotUID is the UID of the VirtualMachineSnapshot that the disks are read from. It is empty until that is ready.
+	// +optional
+	SnapshotUID types.UID `json:"snapshotUID,omitempty"`
 }
 
 // VolumeBackup is a disk in a backup.

@@ -127,10 +127,24 @@ func DescribeStored(b *harvesterv1.VirtualMachineBackup) string {
 			text += fmt.Sprintf(", volume %s full because %s", v.VolumeName, v.FullReason)
 		}
 	}
+	if b.Status.Untracked != nil && DescribeConsistency(b) != "" {
+		text += ", " + DescribeConsistency(b)
+	}
 	for _, v := range b.Status.ExcludedVolumes {
 		text += fmt.Sprintf(", without volume %s (%s)", v.Name, v.Reason)
 	}
+	if why := DescribeUntracked(b); why != "" {
+		text += "; " + why
+	}
 	return text
+}
+
+// DescribeUntracked says why the changes of a machine that ran were not tracked, and how they get tracked, or "".
+func DescribeUntracked(b *harvesterv1.VirtualMachineBackup) string {
+	if b.Status.Untracked == nil {
+		return ""
+	}
+	return b.Status.Untracked.Message
 }
 
 // StoredBytes returns the size of a backup's disks, and how much of it was new or changed, in bytes.

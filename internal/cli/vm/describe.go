@@ -112,6 +112,7 @@ func writeState(p *output.Page, vm *kubevirtv1.VirtualMachine, vmi *kubevirtv1.V
 		"Restart required", restartSentence(vm),
 		"Requested", formatRequests(vm.Status.StateChangeRequests),
 		"Changed block tracking", trackingSentence(vm.Status.ChangedBlockTracking),
+		"Backups", describeUntracked(vmi, kubevirt),
 	}
 	if vmi != nil {
 		pairs = append(pairs,
@@ -215,6 +216,20 @@ func formatRequests(all []kubevirtv1.StateChangeRequest) string {
 		actions = append(actions, string(r.Action))
 	}
 	return strings.Join(actions, ", then ")
+}
+
+// describeUntracked says how a machine that runs under KubeVirt, and whose changes are not tracked, is backed up, or "".
+func describeUntracked(vmi *kubevirtv1.VirtualMachineInstance, kubevirt bool) string {
+	if !kubevirt || vmi == nil || vmi.Status.Phase != kubevirtv1.PhaseRunning {
+		return ""
+	}
+	if s := vmi.Status.ChangedBlockTracking; s != nil {
+		switch s.State {
+		case kubevirtv1.ChangedBlockTrackingEnabled, kubevirtv1.ChangedBlockTrackingInitializing:
+			return ""
+		}
+	}
+	return "each reads the disks as a whole from a snapshot (NotTracked), until the changes of the machine are tracked"
 }
 
 func trackingSentence(cbt *kubevirtv1.ChangedBlockTrackingStatus) string {

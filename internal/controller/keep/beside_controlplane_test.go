@@ -24,6 +24,7 @@ import (
 
 // TestControlPlane_besideKubeVirt runs the controllers as they run beside KubeVirt. The tests play KubeVirt.
 func TestControlPlane_besideKubeVirt(t *testing.T) { //nolint:paralleltest,tparallel // all serve all namespaces
+	cluster.AcceptExportsOfSnapshots(t)
 	runControllers(t, Options{BesideKubeVirt: true}, map[string]func(*world){
 		"a running machine, to the end":      pulled,
 		"a stopped machine, to the end":      stoppedBackedUp,
@@ -31,7 +32,18 @@ func TestControlPlane_besideKubeVirt(t *testing.T) { //nolint:paralleltest,tpara
 		"a machine that runs while read":     startedBeside,
 		"a snapshot, and its restore":        snapshotBeside,
 		"a snapshot that KubeVirt refuses":   snapshotFailsBeside,
+		"an untracked machine, to the end":   untrackedBackedUp,
+		"an untracked machine that fails":    untrackedFails,
 	})
+}
+
+// TestControlPlane_besideKubeVirtDiesAtEachWrite backs an untracked machine up with a controller that dies after a third
+// of its writes.
+func TestControlPlane_besideKubeVirtDiesAtEachWrite(t *testing.T) { //nolint:paralleltest,tparallel // see above
+	cluster.AcceptExportsOfSnapshots(t)
+	runControllers(t, Options{BesideKubeVirt: true}, map[string]func(*world){
+		"an untracked machine, to the end": untrackedBackedUp,
+	}, controlplane.LoseAnswers(t))
 }
 
 // pull waits for KubeVirt's backup of a backup.

@@ -16,7 +16,7 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// Exports exposes disks of stopped machines: it finds where an export serves them, and makes nothing. A controller copies
+// Exports exposes disks of stopped machines, and of snapshots: it finds where an export serves them, and makes nothing. A controller copies
 // what opens the export into the Secret of the mover pod. An export is known by its UID (datamove.ReadBackup): one that
 // was made again under its name is another one, which may serve other bytes.
 type Exports struct{ Access }
@@ -31,9 +31,9 @@ func (e *Exports) Expose(ctx context.Context, upload *velerov2.DataUpload) (Expo
 		return Exposure{Waiting: name + " to be created"}, nil
 	case o == nil || o.DeletionTimestamp != nil:
 		return Exposure{}, refuse("%s was deleted before its data was stored", name)
-	case o.Spec.Source.Kind != exportv1.SourceMachine:
-		return Exposure{}, refuse("%s is not of a VirtualMachine: nobody says whether somebody writes to its disks",
-			name)
+	case o.Spec.Source.Kind != exportv1.SourceMachine && o.Spec.Source.Kind != exportv1.SourceSnapshot:
+		return Exposure{}, refuse("%s is neither of a VirtualMachine nor of a VirtualMachineSnapshot: nobody says "+
+			"whether somebody writes to its disks", name)
 	case o.Status.Phase == exportv1.ExportSkipped, o.Status.Phase == exportv1.ExportTerminated:
 		return Exposure{}, refuse("%s serves nothing%s", name, inBrackets(progressOfExport(o)))
 	case o.Status.Phase != exportv1.ExportReady || o.Status.Links == nil || o.Status.Links.Internal == nil:

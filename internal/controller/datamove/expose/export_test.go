@@ -17,6 +17,7 @@ import (
 var exportTests = map[string]func(*world){
 	"a disk of a stopped machine":   exportServes,
 	"a disk of KubeVirt's export":   exportServesFile,
+	"a disk of a snapshot":          exportServesSnapshot,
 	"the export is not Ready yet":   exportWaits,
 	"what is not read of an export": exportRefused,
 	"an export that was made again": exportMadeAgain,
@@ -162,6 +163,23 @@ func exportServesFile(w *world) {
 	}
 }
 
+// exportServesSnapshot: KubeVirt's export of a snapshot has the disks on claims of its own.
+func exportServesSnapshot(w *world) {
+	w.cluster.AcceptExportsOfSnapshots(w.T)
+	e := w.exported()
+	e.export.Spec.Source = corev1.TypedLocalObjectReference{
+		APIGroup: ptr.To("snapshot.kubevirt.io"), Kind: exportv1.SourceSnapshot, Name: "web",
+	}
+	w.serves(e, func(o *exportv1.VirtualMachineExport) {
+		asKubeVirtExport(o, exportv1.FormatRaw, "/volumes/"+o.Name+"-"+e.claim.Name+"/disk.img")
+	})
+	exposure, err := w.endpoints().Expose(w.Context(), e.DataUpload)
+	if err != nil || exposure.Volume == nil || exposure.Volume.Endpoint.FullReason != datamove.FullNotTracked ||
+		exposure.Volume.SourceUID != e.claim.UID {
+		w.Errorf("%+v: %v", exposure, err)
+	}
+}
+
 func exportWaits(w *world) {
 	e := w.exported()
 	name := "VirtualMachineExport " + w.ns + "/web-disks to be "
@@ -234,7 +252,7 @@ func exportRefused(w *world) {
 	e.export.Spec.Source = corev1.TypedLocalObjectReference{Kind: exportv1.SourceClaim, Name: e.claim.Name}
 	w.serves(e, nil)
 	_, err := w.endpoints().Expose(w.Context(), e.DataUpload)
-	w.refused(err, "is not of a VirtualMachine")
+	w.refused(err, "is neither of a VirtualMachine nor of a VirtualMachineSnapshot")
 	_, err = w.endpoints().Finish(w.Context(), e.DataUpload)
 	w.refused(err, "somebody has removed the annotation")
 	e.Spec.DataMoverConfig = map[string]string{datamove.ConfigSource: datamove.SourceExport}

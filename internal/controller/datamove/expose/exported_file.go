@@ -35,10 +35,16 @@ func exportedFile(name string, o *exportv1.VirtualMachineExport, claim string) (
 		return nil, refuse("%s serves PersistentVolumeClaim %s neither as the format %s nor as %s", name, claim,
 			exportv1.FormatRaw, exportv1.FormatDir)
 	}
-	if err := checkFileURL(address, o.Namespace, claim); err != nil {
+	from := &datamove.EndpointSource{Data: address, Export: true, Volume: claim, BackupUID: o.UID}
+	served := claim
+	if o.Spec.Source.Kind == exportv1.SourceSnapshot {
+		// KubeVirt makes a claim from each VolumeSnapshot, and serves that under the name of the machine's claim.
+		served, from.FullReason = o.Name+"-"+claim, datamove.FullNotTracked
+	}
+	if err := checkFileURL(address, o.Namespace, served); err != nil {
 		return nil, refuse("%s: %w", name, err)
 	}
-	return &datamove.EndpointSource{Data: address, Export: true, Volume: claim, BackupUID: o.UID}, nil
+	return from, nil
 }
 
 // checkFileURL is checkEndpointURL for a disk that KubeVirt's exports have as one file.

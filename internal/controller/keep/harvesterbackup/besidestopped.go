@@ -16,9 +16,6 @@ import (
 // machine from starting: it ends when an instance is there, and begins anew when the instance is gone. What changes
 // with each run is the instance itself, and, when it is gone, since when the machine's condition Ready is what it is.
 
-// untrackedHint says what can be done with a running machine of KubeVirt's before it is tracked.
-const untrackedHint = ". Until then, back it up while it is stopped, or set spec.type to snapshot"
-
 // latestRun returns what tells the latest run of a stopped machine from every other one. instance has ended, or is nil.
 func latestRun(vm *unstructured.Unstructured, instance *kubevirtv1.VirtualMachineInstance) string {
 	if instance != nil {

@@ -82,23 +82,6 @@ func TestPlan_besideRecordsTheLatestRun(t *testing.T) {
 	}
 }
 
-// A machine that runs and is not tracked needs a restart. Until then, there are other ways.
-func TestPlan_besideSaysHowToBackUpAnUntrackedMachine(t *testing.T) {
-	t.Parallel()
-	in := besideInput(t)
-	in.stopped, in.instance = nil, &kubevirtv1.VirtualMachineInstance{
-		Status: kubevirtv1.VirtualMachineInstanceStatus{Phase: kubevirtv1.PhaseRunning},
-	}
-	const hint = "create another backup. Until then, back it up while it is stopped, or set spec.type to snapshot"
-	if p := makePlan(in); !strings.Contains(p.refused, "give it a label") || !strings.HasSuffix(p.refused, hint) {
-		t.Errorf("%+v", p)
-	}
-	in.beside = false
-	if p := makePlan(in); strings.Contains(p.refused, "Until then") {
-		t.Errorf("with Varve's own runtime: %+v", p)
-	}
-}
-
 // Other controllers' pods, and those of no controller, may write.
 func TestIsExportPod(t *testing.T) {
 	t.Parallel()

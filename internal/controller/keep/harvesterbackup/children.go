@@ -29,7 +29,7 @@ type uploads = child.Movements[*velerov2.DataUpload]
 // is found again by its name. waiting says what is in the way for now, refused what is in the way for ever. The
 // DataUploads that it makes are added to all.
 func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMachineBackup, all uploads) (waiting, refused string, err error) {
-	if b.Status.Stopped == nil {
+	if isTracked(b) {
 		if waiting, refused, err := r.makeTracker(ctx, b); waiting != "" || refused != "" || err != nil {
 			return waiting, refused, err
 		}
@@ -37,10 +37,10 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 	if refused, err := r.makeDefinition(ctx, b); refused != "" || err != nil {
 		return "", refused, err
 	}
-	if refused, err := r.makeSource(ctx, b); refused != "" || err != nil {
-		return "", refused, err
+	if waiting, refused, err := r.makeSource(ctx, b); waiting != "" || refused != "" || err != nil {
+		return waiting, refused, err
 	}
-	if r.BesideKubeVirt && b.Status.Stopped == nil {
+	if r.BesideKubeVirt && isTracked(b) {
 		if refused, err := r.makePull(ctx, b); refused != "" || err != nil {
 			return "", refused, err
 		}
@@ -60,12 +60,20 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 }
 
 // makeSource makes the export that the disks are read from, or the claim for what the guest overwrites meanwhile.
-func (r *reconciler) makeSource(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (refused string, err error) {
-	if b.Status.Stopped == nil {
-		return r.children.Make(ctx, b.UID, scratchClaim(b))
+func (r *reconciler) makeSource(
+	ctx context.Context, b *harvesterv1.VirtualMachineBackup,
+) (waiting, refused string, err error) {
+	if isTracked(b) {
+		refused, err = r.children.Make(ctx, b.UID, scratchClaim(b))
+		return "", refused, err
+	}
+	if b.Status.Untracked != nil {
+		if waiting, refused, err := r.readyUntracked(ctx, b); waiting != "" || refused != "" || err != nil {
+			return waiting, refused, err
+		}
 	}
 	refused, err = r.children.Make(ctx, b.UID, machineExport(b))
-	return r.nameGate(refused, gateExport), err
+	return "", r.nameGate(refused, gateExport), err
 }
 
 // makeTracker makes the tracker of the machine and the location, which goes with the machine.
@@ -237,7 +245,7 @@ func storagePatience(b *harvesterv1.VirtualMachineBackup) time.Duration {
 
 // diskConfig says which disk a DataUpload stores, and how it is read.
 func (r *reconciler) diskConfig(b *harvesterv1.VirtualMachineBackup, v *harvesterv1.VolumeBackup) map[string]string {
-	if b.Status.Stopped != nil {
+	if !isTracked(b) {
 		disk := datamove.ExportDisk{
 			Export: exportName(b.Status.Group), Group: b.Status.Group,
 			Definition: string(b.UID),

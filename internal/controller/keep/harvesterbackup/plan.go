@@ -103,6 +103,9 @@ func (in *input) planBackup() plan {
 	status.Location = &harvesterv1.LocationReference{Namespace: location.Namespace, Name: location.Name}
 	status.BackupTarget = targetOf(location)
 	if in.stopped == nil {
+		status.Untracked = in.describeUntracked()
+	}
+	if in.stopped == nil && status.Untracked == nil {
 		var err error
 		if status.ScratchBytes, err = in.scratchBytes(); err != nil {
 			return refusePlan("%v", err)
@@ -180,6 +183,9 @@ func (in *input) waitForEarlier() plan {
 
 // checkTracking says what is in the way of a backup by changed blocks, or nil.
 func (in *input) checkTracking(name string) *plan {
+	if in.describeUntracked() != nil {
+		return in.checkUntracked()
+	}
 	var p plan
 	switch i := in.instance; {
 	case i.Status.ChangedBlockTracking == nil:
@@ -196,9 +202,6 @@ func (in *input) checkTracking(name string) *plan {
 		p.patience = lineDeadline
 	default:
 		return nil
-	}
-	if in.beside && p.refused != "" {
-		p.refused += untrackedHint
 	}
 	return &p
 }

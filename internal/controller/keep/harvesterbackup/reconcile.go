@@ -300,6 +300,9 @@ func (r *reconciler) noteDifference(ctx context.Context, b *harvesterv1.VirtualM
 // findDifference says how the moment that the hypervisor has taken differs from what was planned, or "": a machine that
 // was changed, or made again, while the backup waited.
 func (r *reconciler) findDifference(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (string, error) {
+	if b.Status.Untracked != nil {
+		return r.findOtherSnapshot(ctx, b)
+	}
 	job, err := reconcile.Find(ctx, r.live, types.NamespacedName{Namespace: b.Namespace, Name: b.Status.Group},
 		&backupv1.VirtualMachineBackup{})
 	if err != nil || job == nil || len(job.Status.IncludedVolumes) == 0 {
@@ -381,5 +384,9 @@ func (r *reconciler) removeHelpers(ctx context.Context, b *harvesterv1.VirtualMa
 			return false, err
 		}
 	}
-	return true, nil
+	if b.Status.Untracked == nil {
+		return true, nil
+	}
+	_, err = r.deleteSnapshot(ctx, b) // it goes by itself from then on
+	return err == nil, err
 }

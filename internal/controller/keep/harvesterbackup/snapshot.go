@@ -124,15 +124,23 @@ func (r *reconciler) makeSnapshot(ctx context.Context, b *harvesterv1.VirtualMac
 	case err != nil || child.AreMade(b):
 		return s, "", err
 	case s == nil:
-		s = newSnapshot(b)
-		if r.BesideKubeVirt {
-			limitFreeze(b, s)
-		}
-		if refused, err := r.children.Make(ctx, b.UID, s); refused != "" || err != nil {
-			return nil, r.nameGate(refused, gateSnapshot), err
+		if s, refused, err = r.createSnapshot(ctx, b); refused != "" || err != nil {
+			return nil, refused, err
 		}
 	}
 	return s, "", child.NoteMade(ctx, r.cached, b)
+}
+
+// createSnapshot creates the VirtualMachineSnapshot.
+func (r *reconciler) createSnapshot(
+	ctx context.Context, b *harvesterv1.VirtualMachineBackup,
+) (s *vmsnapshotv1.VirtualMachineSnapshot, refused string, err error) {
+	s = newSnapshot(b)
+	if r.BesideKubeVirt {
+		limitFreeze(b, s)
+	}
+	refused, err = r.children.Make(ctx, b.UID, s)
+	return s, r.nameGate(refused, gateSnapshot), err
 }
 
 // findSnapshot returns the VirtualMachineSnapshot of a backup, or nil.
@@ -177,6 +185,9 @@ func newSnapshot(b *harvesterv1.VirtualMachineBackup) *vmsnapshotv1.VirtualMachi
 			DeletionPolicy:  ptr.To(vmsnapshotv1.DeleteContent),
 			FailureDeadline: &metav1.Duration{Duration: snapshotDeadline},
 		},
+	}
+	if b.Status.Untracked != nil {
+		s.OwnerReferences = []metav1.OwnerReference{ownerReference(b)} // nothing restores from it
 	}
 	var without []string
 	for _, v := range b.Status.ExcludedVolumes {

@@ -17,6 +17,7 @@ import (
 	exportv1 "github.com/varvebackup/varve/api/export/v1beta1"
 	harvesterv1 "github.com/varvebackup/varve/api/harvester/v1beta1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	vmsnapshotv1 "github.com/varvebackup/varve/api/snapshot/v1beta1"
 	"github.com/varvebackup/varve/internal/definition"
 	"github.com/varvebackup/varve/internal/reconcile"
 	"github.com/varvebackup/varve/internal/runepoch"
@@ -241,19 +242,21 @@ func (r *reconciler) findOtherClaim(ctx context.Context, b *harvesterv1.VirtualM
 	return "", nil
 }
 
-// machineExport returns the export that the disks of a stopped machine are read from.
+// machineExport returns the export that the disks are read from: of the machine, which is stopped, or of its snapshot.
 func machineExport(b *harvesterv1.VirtualMachineBackup) *exportv1.VirtualMachineExport {
+	source := corev1.TypedLocalObjectReference{
+		APIGroup: ptr.To(definition.MachineKind.Group), Kind: definition.MachineKind.Kind, Name: b.Spec.Source.Name,
+	}
+	if b.Status.Untracked != nil {
+		source = corev1.TypedLocalObjectReference{
+			APIGroup: ptr.To(vmsnapshotv1.GroupVersion.Group), Kind: exportv1.SourceSnapshot, Name: b.Status.Group,
+		}
+	}
 	return &exportv1.VirtualMachineExport{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: b.Namespace, Name: exportName(b.Status.Group),
 			OwnerReferences: []metav1.OwnerReference{ownerReference(b)},
 		},
-		Spec: exportv1.VirtualMachineExportSpec{
-			Source: corev1.TypedLocalObjectReference{
-				APIGroup: ptr.To(definition.MachineKind.Group), Kind: definition.MachineKind.Kind,
-				Name: b.Spec.Source.Name,
-			},
-			TTLDuration: &metav1.Duration{Duration: exportTTL},
-		},
+		Spec: exportv1.VirtualMachineExportSpec{Source: source, TTLDuration: &metav1.Duration{Duration: exportTTL}},
 	}
 }
