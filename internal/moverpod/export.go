@@ -79,7 +79,12 @@ func judgeExport(from *datamove.EndpointSource) func(error) error {
 		if errors.Is(err, endpoint.ErrOtherPoint) {
 			return lasting(err, "the pod of the export was started again, and may serve other bytes: "+another)
 		}
-		switch errclass.Of(err) {
+		class := errclass.Of(err)
+		if class == errclass.NotFound && from.Map == "" {
+			return lasting(err, "PersistentVolumeClaim "+from.Volume+" has no "+datamove.ImageFile+": KubeVirt makes the "+
+				"disk on an empty claim when the machine starts. Start it once, or leave the volume out of the backup")
+		}
+		switch class {
 		case errclass.Denied, errclass.NotFound, errclass.Expired:
 			return lasting(err, "the export of the "+exported+" is over, or another one: "+another)
 		case errclass.Corrupt:

@@ -55,6 +55,16 @@ func TestExportUpload_ofASnapshot(t *testing.T) {
 	s.wantRestored(t, report, m)
 }
 
+// A claim that is empty has no disk, which is not the end of the export.
+func TestExportUpload_ofAnEmptyClaim(t *testing.T) {
+	t.Parallel()
+	s, m := newSite(t), newMachine(diskBytes, 35)
+	server := exportsite.OpenFakeFile(t, m.volume.Content)
+	job := newFileUpload()
+	job.Endpoint.Data = "https://localhost/volumes/empty/dir/disk.img"
+	s.newEndpointPod(t, server.Site, job).fails(t, "PersistentVolumeClaim "+job.Endpoint.Volume+" has no disk.img")
+}
+
 // The pod of an export that is started again while the disk is read may serve other bytes: KubeVirt does so after a run
 // of the machine.
 func TestExportUpload_readsOneRunOfAFile(t *testing.T) {

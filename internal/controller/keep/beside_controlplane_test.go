@@ -29,6 +29,7 @@ func TestControlPlane_besideKubeVirt(t *testing.T) { //nolint:paralleltest,tpara
 		"a running machine, to the end":      pulled,
 		"a stopped machine, to the end":      stoppedBackedUp,
 		"a stopped machine, and its exports": exportedBeside,
+		"a stopped machine without a status": createdBeside,
 		"a machine that runs while read":     startedBeside,
 		"a snapshot, and its restore":        snapshotBeside,
 		"a snapshot that KubeVirt refuses":   snapshotFailsBeside,

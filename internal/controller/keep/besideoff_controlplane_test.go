@@ -72,6 +72,26 @@ func exportedBeside(w *world) {
 	w.failsWithNothingLeft(second, uploads, "pod writer could write to PersistentVolumeClaim web-root")
 }
 
+// createdBeside: a machine that was created a moment ago waits for KubeVirt's first status, which is no run.
+func createdBeside(w *world) {
+	vm := w.stopped()
+	controlplane.Update(w.T, w.varve, vm, true, func(vm *kubevirtv1.VirtualMachine) { vm.Status.Conditions = nil })
+	b := w.newBackup("monday", nil)
+	w.create(b)
+	w.backupSays(b, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
+		"waits for KubeVirt to note that virtual machine "+w.ns+"/web does not run, until "))
+	w.notReadySince(vm, time.Date(2026, 11, 30, 8, 0, 0, 0, time.UTC))
+	for _, u := range w.uploads(b) {
+		w.ends(u, velerov2.PhaseCompleted, "")
+	}
+	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
+		if !b.IsReady() {
+			return fmt.Errorf("status %+v", b.Status)
+		}
+		return nil
+	})
+}
+
 // startedBeside: a machine that has run, and has been stopped again before anybody looked, is told by its condition.
 func startedBeside(w *world) {
 	vm := w.stopped()

@@ -5,6 +5,7 @@ package keep
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +36,7 @@ func (w *world) stopped() *kubevirtv1.VirtualMachine {
 	for _, name := range []string{"web-root", "web-data"} {
 		w.ran(name, "the first")
 	}
+	w.notReadySince(vm, time.Date(2026, 11, 30, 7, 0, 0, 0, time.UTC))
 	return vm
 }
 

@@ -35,7 +35,8 @@ func (e *Exports) Expose(ctx context.Context, upload *velerov2.DataUpload) (Expo
 		return Exposure{}, refuse("%s is neither of a VirtualMachine nor of a VirtualMachineSnapshot: nobody says "+
 			"whether somebody writes to its disks", name)
 	case o.Status.Phase == exportv1.ExportSkipped, o.Status.Phase == exportv1.ExportTerminated:
-		return Exposure{}, refuse("%s serves nothing%s", name, inBrackets(progressOfExport(o)))
+		return Exposure{}, refuse("%s serves nothing%s: if the machine has never run, start it once", name,
+			inBrackets(progressOfExport(o)))
 	case o.Status.Phase != exportv1.ExportReady || o.Status.Links == nil || o.Status.Links.Internal == nil:
 		return Exposure{Waiting: withDetail(name+" to be Ready", progressOfExport(o))}, nil
 	}

@@ -238,7 +238,7 @@ func exportRefused(w *world) {
 		}, "neither that of a Service"},
 		"nothing": {
 			func(e *exportv1.VirtualMachineExport) { e.Status.Phase = exportv1.ExportSkipped },
-			"serves nothing",
+			"serves nothing: if the machine has never run, start it once",
 		},
 	} {
 		sub := newWorld(w.T)

@@ -16,7 +16,8 @@ import (
 // machine from starting: it ends when an instance is there, and begins anew when the instance is gone. What changes
 // with each run is the instance itself, and, when it is gone, since when the machine's condition Ready is what it is.
 
-// latestRun returns what tells the latest run of a stopped machine from every other one. instance has ended, or is nil.
+// latestRun returns what tells the latest run of a stopped machine from every other one, or "" if KubeVirt has not
+// written its status yet. instance has ended, or is nil.
 func latestRun(vm *unstructured.Unstructured, instance *kubevirtv1.VirtualMachineInstance) string {
 	if instance != nil {
 		return string(instance.UID)

@@ -48,7 +48,6 @@ func TestPlan_besideRecordsTheLatestRun(t *testing.T) {
 				Status:     kubevirtv1.VirtualMachineInstanceStatus{Phase: kubevirtv1.PhaseSucceeded},
 			}
 		}, "i1"},
-		"it has never run": {func(in *input) { unstructured.RemoveNestedField(in.machine.Object, "status") }, ""},
 	} {
 		in := besideInput(t)
 		c.edit(in)
@@ -71,6 +70,11 @@ func TestPlan_besideRecordsTheLatestRun(t *testing.T) {
 	const note = "KubeVirt to note that virtual machine app/web has stopped"
 	if p := makePlan(behind); p.status != nil || !strings.Contains(p.waiting, note) {
 		t.Errorf("a status of before the end: %+v", p)
+	}
+	created := besideInput(t)
+	unstructured.RemoveNestedField(created.machine.Object, "status")
+	if p := makePlan(created); p.status != nil || !strings.Contains(p.waiting, "to note that virtual machine app/web does not run") {
+		t.Errorf("no status yet: %+v", p)
 	}
 	gone := besideInput(t)
 	gone.instance = &kubevirtv1.VirtualMachineInstance{

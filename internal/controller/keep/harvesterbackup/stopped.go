@@ -90,6 +90,8 @@ func (in *input) checkStopped(name string) *plan {
 		p = waitFor("the instance of virtual machine %s, which has ended, to go", name)
 	case in.beside && in.instance == nil && hasInstance(in.machine):
 		p = waitFor("KubeVirt to note that virtual machine %s has stopped", name)
+	case in.beside && latestRun(in.machine, in.instance) == "":
+		p = waitFor("KubeVirt to note that virtual machine %s does not run", name)
 	case in.earlier != "":
 		p = in.waitForEarlier()
 	default:
