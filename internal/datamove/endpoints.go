@@ -105,8 +105,8 @@ type EndpointSource struct {
 	Data string `json:"data"`
 	// KubeVirt: the endpoints speak the dialect of KubeVirt 1.8.
 	KubeVirt bool `json:"kubeVirt,omitempty"`
-	// Export: the disk is in the export of a stopped machine, or of a snapshot. Volume is then its claim, BackupUID the UID
-	// of the export, and nothing is known of changes.
+	// Export: the disk is in the export of a stopped machine, or of a snapshot. Volume is then its claim, BackupUID the
+	// UID of the export, and nothing is known of changes.
 	Export bool `json:"export,omitempty"`
 	// Address is where the host of the URLs is, as host:port, so that the pod needs no DNS; "": as the host's name says.
 	Address string `json:"address,omitempty"`

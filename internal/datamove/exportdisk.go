@@ -20,8 +20,8 @@ const ConfigExport = "virtualMachineExport"
 // changes on it.
 const FullMachineStopped = "MachineStopped"
 
-// FullNotTracked is why the upload of a running machine's disk reads everything: nobody tracks what changes on it, and it
-// is read from a snapshot.
+// FullNotTracked is why the upload of a running machine's disk reads everything: nobody tracks what changes on it, and
+// it is read from a snapshot.
 const FullNotTracked = "NotTracked"
 
 // ExportDisk says which disk of a machine that is exported a DataUpload moves, and with which others.

@@ -18,9 +18,9 @@ import (
 // dialTimeout bounds one attempt to connect to an export.
 const dialTimeout = 30 * time.Second
 
-// uploadExport makes a restore point of a disk of a stopped machine or of a snapshot, which an export serves. It has no checkpoint, so that
-// the next backup of the running machine is counted from the one before. What is read is what is allocated, or all of a
-// disk whose export has no map.
+// uploadExport makes a restore point of a disk of a stopped machine or of a snapshot, which an export serves. It has no
+// checkpoint, so that the next backup of the running machine is counted from the one before. What is read is what is
+// allocated, or all of a disk whose export has no map.
 func (r *run) uploadExport(ctx context.Context, repo *repository.Repository, id string) (datamove.Report, error) {
 	from := r.Job.Endpoint
 	options := r.endpointOptions()

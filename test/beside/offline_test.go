@@ -85,8 +85,8 @@ func (s *scene) endTracking() {
 	s.mustSucceed(s.Patch(s.t.Context(), vm, client.RawPatch(types.MergePatchType, []byte(patch))))
 }
 
-// backUpUntracked backs the running machine up, whose changes nobody tracks: as a whole, from KubeVirt's snapshot, while
-// the guest writes. The machine is lost and restored as it was at that moment.
+// backUpUntracked backs the running machine up, whose changes nobody tracks: as a whole, from KubeVirt's snapshot,
+// while the guest writes. The machine is lost and restored as it was at that moment.
 func (s *scene) backUpUntracked() {
 	s.t.Helper()
 	s.nameSnapshotClass()

@@ -163,6 +163,10 @@ type VirtualMachineBackupStatus struct {
 	// VirtualMachineSnapshot of snapshot.kubevirt.io, as a whole.
 	// +optional
 	Untracked *UntrackedMachine `json:"untracked,omitempty"`
+	// madeAgain says why KubeVirt's backup was made a second time, which reads all disks as a whole. It is empty if it was
+	// made once.
+	// +optional
+	MadeAgain string `json:"madeAgain,omitempty"`
 	// sourceIndications say how consistent a snapshot is: whether the guest ran, and whether its file systems were frozen.
 	// +optional
 	// +listType=atomic

@@ -18,7 +18,8 @@ func TestDescribeStored_ofAnUntrackedMachine(t *testing.T) {
 		t.Errorf("of another machine: %q", got)
 	}
 	b.Status.Untracked = &harvesterv1.UntrackedMachine{Message: "the changes of virtual machine web are not tracked"}
-	const want = ", volume root full because NotTracked, GuestAgent (frozen); the changes of virtual machine web are not tracked"
+	const want = ", volume root full because NotTracked, GuestAgent (frozen); " +
+		"the changes of virtual machine web are not tracked"
 	if got := DescribeStored(b); !strings.HasSuffix(got, want) {
 		t.Errorf("%q", got)
 	}

@@ -218,7 +218,8 @@ func formatRequests(all []kubevirtv1.StateChangeRequest) string {
 	return strings.Join(actions, ", then ")
 }
 
-// describeUntracked says how a machine that runs under KubeVirt, and whose changes are not tracked, is backed up, or "".
+// describeUntracked says how a machine that runs under KubeVirt, and whose changes are not tracked, is backed up, or
+// "".
 func describeUntracked(vmi *kubevirtv1.VirtualMachineInstance, kubevirt bool) string {
 	if !kubevirt || vmi == nil || vmi.Status.Phase != kubevirtv1.PhaseRunning {
 		return ""

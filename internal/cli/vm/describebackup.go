@@ -106,6 +106,7 @@ func writeBackup(p *output.Page, b *harvesterv1.VirtualMachineBackup, restores [
 		"Ready since", p.Timestamp(b.Status.CreationTime),
 		"Size", human.Bytes(size),
 		"New or changed", changedText,
+		"Made again", b.Status.MadeAgain,
 		"Not tracked", machinebackup.DescribeUntracked(b),
 		"Consistency", machinebackup.DescribeConsistency(b),
 	)

@@ -5,12 +5,14 @@ package keep
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
@@ -38,8 +40,8 @@ func TestControlPlane_besideKubeVirt(t *testing.T) { //nolint:paralleltest,tpara
 	})
 }
 
-// TestControlPlane_besideKubeVirtDiesAtEachWrite backs an untracked machine up with a controller that dies after a third
-// of its writes.
+// TestControlPlane_besideKubeVirtDiesAtEachWrite backs an untracked machine up with a controller that dies after a
+// third of its writes.
 func TestControlPlane_besideKubeVirtDiesAtEachWrite(t *testing.T) { //nolint:paralleltest,tparallel // see above
 	cluster.AcceptExportsOfSnapshots(t)
 	runControllers(t, Options{BesideKubeVirt: true}, map[string]func(*world){
@@ -47,11 +49,90 @@ func TestControlPlane_besideKubeVirtDiesAtEachWrite(t *testing.T) { //nolint:par
 	}, controlplane.LoseAnswers(t))
 }
 
-// pull waits for KubeVirt's backup of a backup.
+// pull waits for KubeVirt's backup of a backup, and has it begin.
 func (w *world) pull(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
 	w.Helper()
-	w.uploads(b)
+	job := w.pullMade(b)
+	controlplane.Update(w.T, w.varve, job, true, func(job *backupv1.VirtualMachineBackup) {
+		job.Status.Conditions = []metav1.Condition{{
+			Type: backupv1.ConditionProgressing, Status: metav1.ConditionTrue, Reason: "Initiated",
+			LastTransitionTime: metav1.Now(),
+		}}
+	})
+	return job
+}
+
+// pullMade waits for KubeVirt's backup of a backup.
+func (w *world) pullMade(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
+	w.Helper()
+	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
+		if b.Status.Group == "" {
+			return fmt.Errorf("nothing is planned: %+v", b.Status)
+		}
+		return nil
+	})
 	return wait(w, &backupv1.VirtualMachineBackup{ObjectMeta: w.meta(b.Status.Group)}, exists)
+}
+
+// TestControlPlane_besideKubeVirtDoesNotBegin runs the controllers with a clock that is six minutes ahead.
+func TestControlPlane_besideKubeVirtDoesNotBegin(t *testing.T) { //nolint:paralleltest,tparallel // see above
+	ahead := testclock.NewFakePassiveClock(time.Now().Add(6 * time.Minute))
+	runControllers(t, Options{BesideKubeVirt: true, Clock: ahead}, map[string]func(*world){
+		"an incremental backup that does not begin": pulledAgain,
+	})
+}
+
+// pulledAgain: KubeVirt's backup by changed blocks is made again as a full one if it does not begin in time.
+func pulledAgain(w *world) {
+	w.running()
+	first := w.newBackup("monday", nil)
+	w.create(first)
+	job := w.pull(first)
+	for _, u := range w.uploads(first) {
+		w.ends(u, velerov2.PhaseCompleted, "")
+	}
+	wait(w, first, func(b *harvesterv1.VirtualMachineBackup) error {
+		if !b.IsReady() || b.Status.MadeAgain != "" {
+			return fmt.Errorf("status %+v", b.Status)
+		}
+		return nil
+	})
+	controlplane.Update(w.T, w.varve, trackerOf(w, job), true, func(t *backupv1.VirtualMachineBackupTracker) {
+		t.Status.LatestCheckpoint = &backupv1.Checkpoint{Name: "web-1", CreationTime: metav1.Now()}
+		for _, name := range []string{"root", "data"} {
+			t.Status.LatestCheckpoint.Volumes = append(t.Status.LatestCheckpoint.Volumes,
+				backupv1.CheckpointVolume{VolumeName: name})
+		}
+	})
+	second := w.newBackup("tuesday", nil)
+	w.create(second)
+	w.pullMade(second)
+	job = &backupv1.VirtualMachineBackup{ObjectMeta: w.meta(second.Status.Group)}
+	wait(w, job, func(job *backupv1.VirtualMachineBackup) error {
+		if !job.Spec.ForceFullBackup {
+			return fmt.Errorf("spec %+v", job.Spec)
+		}
+		return nil
+	})
+	w.backupSays(second, says(harvesterv1.ConditionProgressing, corev1.ConditionTrue, "",
+		"waits for KubeVirt to begin VirtualMachineBackup "+job.Name))
+	if !strings.HasPrefix(second.Status.MadeAgain, "KubeVirt did not begin VirtualMachineBackup "+job.Name) {
+		w.Errorf("made again because of %q", second.Status.MadeAgain)
+	}
+	uid := job.UID
+	if job := w.pull(second); job.UID != uid {
+		w.Errorf("KubeVirt's backup was made a third time")
+	}
+	for _, u := range w.uploads(second) {
+		w.ends(u, velerov2.PhaseCompleted, "")
+	}
+	wait(w, second, func(b *harvesterv1.VirtualMachineBackup) error {
+		if !b.IsReady() {
+			return fmt.Errorf("status %+v", b.Status)
+		}
+		return nil
+	})
+	w.gone(job)
 }
 
 // pulled: the disks of a machine are read from a pull backup of KubeVirt's, which goes when they are stored. It has
@@ -62,13 +143,13 @@ func pulled(w *world) {
 	w.start(guest)
 	b := w.newBackup("monday", nil)
 	w.create(b)
+	job := w.pull(b)
 	uploads := w.uploads(b)
 	if !slices.ContainsFunc(b.Status.ExcludedVolumes, func(v harvesterv1.ExcludedVolume) bool {
 		return v.Name == "plugged" && v.Reason == harvesterv1.HotPlugged
 	}) || len(uploads) != 2 {
 		w.Errorf("%d uploads, left out: %+v", len(uploads), b.Status.ExcludedVolumes)
 	}
-	job := w.pull(b)
 	tracker := trackerOf(w, job)
 	want := backupv1.VirtualMachineBackupSpec{
 		Source: &corev1.TypedLocalObjectReference{

@@ -49,8 +49,8 @@ func (w *world) nothingIsLeft(b *harvesterv1.VirtualMachineBackup) {
 	w.gone(&exportv1.VirtualMachineExport{ObjectMeta: w.meta(b.Status.Group + "-disks")})
 }
 
-// untrackedBackedUp: the disks of a running machine that nobody tracks are read from the export of a snapshot, when that is
-// ready. Both go with the end of the backup.
+// untrackedBackedUp: the disks of a running machine that nobody tracks are read from the export of a snapshot, when
+// that is ready. Both go with the end of the backup.
 func untrackedBackedUp(w *world) {
 	vm := w.untracked()
 	b := w.newBackup("monday", nil)

@@ -16,9 +16,9 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// Exports exposes disks of stopped machines, and of snapshots: it finds where an export serves them, and makes nothing. A controller copies
-// what opens the export into the Secret of the mover pod. An export is known by its UID (datamove.ReadBackup): one that
-// was made again under its name is another one, which may serve other bytes.
+// Exports exposes disks of stopped machines, and of snapshots: it finds where an export serves them, and makes nothing.
+// A controller copies what opens the export into the Secret of the mover pod. An export is known by its UID
+// (datamove.ReadBackup): one that was made again under its name is another one, which may serve other bytes.
 type Exports struct{ Access }
 
 // Expose waits until the export is Ready, and says where the disk is.

@@ -30,22 +30,59 @@ const pullMode backupv1.BackupMode = "Pull"
 // pullTTL ends a pull backup that nobody has deleted. It is longer than any disk is read.
 const pullTTL = 7 * 24 * time.Hour
 
-// makePull makes KubeVirt's backup, and the token that opens its endpoints.
-func (r *reconciler) makePull(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (refused string, err error) {
+// makePull makes KubeVirt's backup, and the token that opens its endpoints, and waits until it has begun. If an
+// incremental one does not begin, it is made once more, as a full one.
+func (r *reconciler) makePull(
+	ctx context.Context, b *harvesterv1.VirtualMachineBackup,
+) (waiting, refused string, err error) {
 	token := pullToken(b)
 	token.Data = map[string][]byte{podspec.TokenKey: []byte(rand.Text() + rand.Text())}
 	if refused, err := r.children.Make(ctx, b.UID, token); refused != "" || err != nil {
-		return refused, err
+		return "", refused, err
 	}
-	full, err := r.needsFull(ctx, b)
+	key := client.ObjectKeyFromObject(pullBackup(b, false))
+	job, err := reconcile.Find(ctx, r.live, key, &backupv1.VirtualMachineBackup{})
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	return r.children.Make(ctx, b.UID, pullBackup(b, full))
+	if job == nil || job.Labels[LabelBackup] != string(b.UID) {
+		full, err := r.needsFull(ctx, b)
+		if err != nil {
+			return "", "", err
+		}
+		job = pullBackup(b, full)
+		if refused, err := r.children.Make(ctx, b.UID, job); refused != "" || err != nil {
+			return "", refused, err
+		}
+	}
+	v := judgePull(job, b.Status.MadeAgain, r.Clock.Now())
+	if v.again != "" {
+		return v.waiting, "", r.makePullAgain(ctx, b, job, v.again)
+	}
+	return v.waiting, v.refused, nil
 }
 
-// needsFull says whether the tracker's checkpoint may be one that the repository does not have, or lacks a disk.
+// makePullAgain notes why KubeVirt's backup is made again, and then deletes it.
+func (r *reconciler) makePullAgain(
+	ctx context.Context, b *harvesterv1.VirtualMachineBackup, job *backupv1.VirtualMachineBackup, why string,
+) error {
+	if b.Status.MadeAgain == "" {
+		base := b.DeepCopy()
+		b.Status.MadeAgain = why
+		if err := r.writeStatus(ctx, base, b); err != nil {
+			return err
+		}
+		r.events.Eventf(b, nil, corev1.EventTypeWarning, "MadeAgain", "BackUp", "%s", why)
+	}
+	return r.children.Remove(ctx, job)
+}
+
+// needsFull says whether the tracker's checkpoint may be one that the repository does not have, or lacks a disk, or did
+// not let a backup begin.
 func (r *reconciler) needsFull(ctx context.Context, b *harvesterv1.VirtualMachineBackup) (bool, error) {
+	if b.Status.MadeAgain != "" {
+		return true, nil
+	}
 	var list harvesterv1.VirtualMachineBackupList
 	if err := r.live.List(ctx, &list, client.InNamespace(b.Namespace)); err != nil {
 		return false, fmt.Errorf("list the backups of %s: %w", b.Namespace, err)

@@ -73,7 +73,8 @@ func TestPlan_besideRecordsTheLatestRun(t *testing.T) {
 	}
 	created := besideInput(t)
 	unstructured.RemoveNestedField(created.machine.Object, "status")
-	if p := makePlan(created); p.status != nil || !strings.Contains(p.waiting, "to note that virtual machine app/web does not run") {
+	const first = "to note that virtual machine app/web does not run"
+	if p := makePlan(created); p.status != nil || !strings.Contains(p.waiting, first) {
 		t.Errorf("no status yet: %+v", p)
 	}
 	gone := besideInput(t)

@@ -136,8 +136,8 @@ func (r *reconciler) noteUntracked(
 
 // withoutSnapshot says which ways are left to a machine of which KubeVirt makes no snapshot.
 func withoutSnapshot(b *harvesterv1.VirtualMachineBackup) string {
-	return fmt.Sprintf("Without a snapshot, virtual machine %s can be backed up when its changes are tracked, or while it "+
-		"is stopped: %s", b.Spec.Source.Name, b.Status.Untracked.Message)
+	return fmt.Sprintf("Without a snapshot, virtual machine %s can be backed up when its changes are tracked, or while "+
+		"it is stopped: %s", b.Spec.Source.Name, b.Status.Untracked.Message)
 }
 
 // findOtherSnapshot says that the snapshot that the disks are read from is gone, or another one, or "".

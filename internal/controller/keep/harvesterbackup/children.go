@@ -41,8 +41,8 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 		return waiting, refused, err
 	}
 	if r.BesideKubeVirt && isTracked(b) {
-		if refused, err := r.makePull(ctx, b); refused != "" || err != nil {
-			return "", refused, err
+		if waiting, refused, err := r.makePull(ctx, b); waiting != "" || refused != "" || err != nil {
+			return waiting, refused, err
 		}
 	}
 	for i := range b.Status.VolumeBackups {

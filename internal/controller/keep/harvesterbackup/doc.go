@@ -10,8 +10,8 @@
 // The status has what tells that somebody could write to them since. A backup is ready only if nobody could: that is
 // looked at after the last disk is stored. Otherwise it fails, and what it has stored goes.
 //
-// Beside KubeVirt, the disks of a machine that runs and whose changes nobody tracks are read from a VirtualMachineSnapshot,
-// and from an export of that. Both are made for the backup, and go with its end.
+// Beside KubeVirt, the disks of a machine that runs and whose changes nobody tracks are read from a
+// VirtualMachineSnapshot, and from an export of that. Both are made for the backup, and go with its end.
 //
 // A backup first writes into its status what it is going to store, and then acts on that alone, so that it goes on
 // after a restart with the same disks under the same names. It is ready when every disk is stored, each with the
