@@ -224,11 +224,9 @@ func describeUntracked(vmi *kubevirtv1.VirtualMachineInstance, kubevirt bool) st
 	if !kubevirt || vmi == nil || vmi.Status.Phase != kubevirtv1.PhaseRunning {
 		return ""
 	}
-	if s := vmi.Status.ChangedBlockTracking; s != nil {
-		switch s.State {
-		case kubevirtv1.ChangedBlockTrackingEnabled, kubevirtv1.ChangedBlockTrackingInitializing:
-			return ""
-		}
+	s := vmi.Status.ChangedBlockTracking
+	if s != nil && (s.State == kubevirtv1.ChangedBlockTrackingEnabled || s.State == kubevirtv1.ChangedBlockTrackingInitializing) {
+		return ""
 	}
 	return "each reads the disks as a whole from a snapshot (NotTracked), until the changes of the machine are tracked"
 }

@@ -42,6 +42,7 @@ func (in *input) describeUntracked() *harvesterv1.UntrackedMachine {
 	}
 	why, how := string(state), label
 	switch state {
+	case kubevirtv1.ChangedBlockTrackingDisabled:
 	case "":
 		why = "it is not selected, or KubeVirt is older than 1.8"
 	case kubevirtv1.ChangedBlockTrackingPendingRestart, kubevirtv1.ChangedBlockTrackingEnabled,

@@ -40,11 +40,6 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 	if waiting, refused, err := r.makeSource(ctx, b); waiting != "" || refused != "" || err != nil {
 		return waiting, refused, err
 	}
-	if r.BesideKubeVirt && isTracked(b) {
-		if waiting, refused, err := r.makePull(ctx, b); waiting != "" || refused != "" || err != nil {
-			return waiting, refused, err
-		}
-	}
 	for i := range b.Status.VolumeBackups {
 		v := &b.Status.VolumeBackups[i]
 		if all[v.VolumeName] != nil {
@@ -59,13 +54,17 @@ func (r *reconciler) makeChildren(ctx context.Context, b *harvesterv1.VirtualMac
 	return "", "", child.NoteMade(ctx, r.cached, b)
 }
 
-// makeSource makes the export that the disks are read from, or the claim for what the guest overwrites meanwhile.
+// makeSource makes the export that the disks are read from, or the claim for what the guest overwrites meanwhile, and,
+// beside KubeVirt, KubeVirt's backup.
 func (r *reconciler) makeSource(
 	ctx context.Context, b *harvesterv1.VirtualMachineBackup,
 ) (waiting, refused string, err error) {
 	if isTracked(b) {
 		refused, err = r.children.Make(ctx, b.UID, scratchClaim(b))
-		return "", refused, err
+		if refused != "" || err != nil || !r.BesideKubeVirt {
+			return "", refused, err
+		}
+		return r.makePull(ctx, b)
 	}
 	if b.Status.Untracked != nil {
 		if waiting, refused, err := r.readyUntracked(ctx, b); waiting != "" || refused != "" || err != nil {
