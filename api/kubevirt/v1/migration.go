@@ -45,8 +45,8 @@ type VirtualMachineInstanceMigrationSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	VMIName string `json:"vmiName,omitempty"`
-	// addedNodeSelector restricts the nodes that the guest may move to, in addition to the instance's own nodeSelector. Where both
-	// have a key, the instance's value counts.
+	// addedNodeSelector restricts the nodes that the guest may move to, in addition to the instance's own
+	// nodeSelector. Where both have a key, the instance's value counts.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	AddedNodeSelector map[string]string `json:"addedNodeSelector,omitempty"`
@@ -103,8 +103,8 @@ type VirtualMachineInstanceMigrationStatus struct {
 
 // MigrationPhaseTransitionTimestamp says when a phase was entered.
 type MigrationPhaseTransitionTimestamp struct {
-	// phase is the phase that was entered: Pending, Scheduling, Scheduled, PreparingTarget, TargetReady, Running, Succeeded or
-	// Failed.
+	// phase is the phase that was entered: Pending, Scheduling, Scheduled, PreparingTarget, TargetReady, Running,
+	// Succeeded or Failed.
 	Phase MigrationPhase `json:"phase,omitempty"`
 	// phaseTransitionTimestamp is when it was entered.
 	PhaseTransitionTimestamp metav1.Time `json:"phaseTransitionTimestamp,omitempty"`
@@ -124,14 +124,16 @@ const (
 	MigrationBlockedByBackup MigrationConditionType = "migrationBlockedByBackup"
 	// MigrationWaiting is True while the migration waits for something else; the message says for what and how long.
 	MigrationWaiting MigrationConditionType = "varvebackup.io/MigrationWaiting"
-	// MigrationEndedInVain is True on a migration in phase Failed; reason and message say why it failed, and what to do.
+	// MigrationEndedInVain is True on a migration in phase Failed; reason and message say why it failed, and what to
+	// do.
 	MigrationEndedInVain MigrationConditionType = "varvebackup.io/MigrationFailed"
 )
 
 // MigrationCondition is one aspect of a migration's state. It has KubeVirt's shape.
 type MigrationCondition struct {
-	// type names the condition: migrationAbortRequested, migrationRejectedByResourceQuota, migrationBlockedByUtilityVolumes,
-	// migrationBlockedByBackup, varvebackup.io/MigrationWaiting or varvebackup.io/MigrationFailed.
+	// type names the condition: migrationAbortRequested, migrationRejectedByResourceQuota,
+	// migrationBlockedByUtilityVolumes, migrationBlockedByBackup, varvebackup.io/MigrationWaiting or
+	// varvebackup.io/MigrationFailed.
 	Type MigrationConditionType `json:"type"`
 	// status is True, False or Unknown.
 	Status corev1.ConditionStatus `json:"status"`
@@ -157,8 +159,8 @@ type MigrationMode string
 // MigrationPreCopy copies memory while the guest runs on the source. It is the only mode.
 const MigrationPreCopy MigrationMode = "PreCopy"
 
-// MigrationState is the state of the last migration of an instance. While neither completed nor failed is set, the guest is
-// being moved.
+// MigrationState is the state of the last migration of an instance. While neither completed nor failed is set, the
+// guest is being moved.
 type MigrationState struct {
 	// startTimestamp is when the target pod ran and the migration began.
 	// +optional
@@ -228,7 +230,8 @@ type MigrationConfiguration struct {
 	// bandwidthPerMigration is how many bytes a second a migration may send. Default: 0, which means no limit.
 	// +optional
 	BandwidthPerMigration *resource.Quantity `json:"bandwidthPerMigration,omitempty"`
-	// completionTimeoutPerGiB is how many seconds a migration may take for each GiB of the guest's memory. Default: 150.
+	// completionTimeoutPerGiB is how many seconds a migration may take for each GiB of the guest's memory. Default:
+	// 150.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	CompletionTimeoutPerGiB *int64 `json:"completionTimeoutPerGiB,omitempty"`
@@ -236,8 +239,8 @@ type MigrationConfiguration struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ProgressTimeout *int64 `json:"progressTimeout,omitempty"`
-	// utilityVolumesTimeout is how many seconds a migration waits for utility volumes to detach before it fails, counted from its
-	// creation. Default: 150.
+	// utilityVolumesTimeout is how many seconds a migration waits for utility volumes to detach before it fails,
+	// counted from its creation. Default: 150.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	UtilityVolumesTimeout *int64 `json:"utilityVolumesTimeout,omitempty"`
@@ -295,8 +298,8 @@ func (c *MigrationConfiguration) UtilityVolumesSeconds() int64 {
 	return *c.UtilityVolumesTimeout
 }
 
-// CompletionSeconds returns how many seconds a migration of a guest with this many bytes of memory may take. A part of a GiB
-// counts as one.
+// CompletionSeconds returns how many seconds a migration of a guest with this many bytes of memory may take. A part
+// of a GiB counts as one.
 func (c *MigrationConfiguration) CompletionSeconds(memoryBytes int64) int64 {
 	perGiB := int64(defaultMigrationTimeout)
 	if c != nil && c.CompletionTimeoutPerGiB != nil {

@@ -21,8 +21,8 @@ const (
 	schedulingLimit = 5 * time.Minute
 	// prepareLimit is for the target to listen, from the migration's start.
 	prepareLimit = 3 * time.Minute
-	// sourceGrace is what the source's handler has beyond the time that a migration may take, until the controller asks for
-	// an abort.
+	// sourceGrace is what the source's handler has beyond the time that a migration may take, until the controller
+	// asks for an abort.
 	sourceGrace = 5 * time.Minute
 	// silence is how long after an abort was asked for the status says whom the migration waits for.
 	silence = time.Minute
@@ -44,16 +44,16 @@ type input struct {
 	Settings *kubevirtv1.MigrationConfiguration
 	// NotMigratable says why the instance's guest cannot be moved. It is nil if it can.
 	NotMigratable *problem
-	// Target is the target pod, and Token the pod that brings the token to the source's node. Each is nil if the API server has
-	// none.
+	// Target is the target pod, and Token the pod that brings the token to the source's node. Each is nil if the API
+	// server has none.
 	Target, Token *corev1.Pod
 }
 
 // problem is why a migration fails or waits.
 type problem struct{ Reason, Message string }
 
-// decision is what to do. Pods and the Secret are created first, then the label, the instance's status and the migration's status
-// are written. The finalizer is removed last.
+// decision is what to do. Pods and the Secret are created first, then the label, the instance's status and the
+// migration's status are written. The finalizer is removed last.
 type decision struct {
 	Status kubevirtv1.VirtualMachineInstanceMigrationStatus
 	// Hold adds the finalizer; nothing else is done then.
@@ -161,7 +161,8 @@ func firstProblem(problems ...*problem) *problem {
 	return nil
 }
 
-// decideScheduled hands the migration over to the handlers. A backup that has begun since the migration was Pending goes first.
+// decideScheduled hands the migration over to the handlers. A backup that has begun since the migration was Pending
+// goes first.
 func (d *decision) decideScheduled(in input) {
 	if p := firstProblem(whyStopped(in), whyTargetEnded(in)); p != nil {
 		d.fail(in, p)
@@ -257,7 +258,8 @@ func (d *decision) abort(in input, s *kubevirtv1.MigrationState, p *problem) {
 	}
 }
 
-// succeed ends the migration once the target pod is the instance's launcher pod. Package virtualmachineinstance sees to that.
+// succeed ends the migration once the target pod is the instance's launcher pod. Package virtualmachineinstance sees
+// to that.
 func (d *decision) succeed(in input) {
 	s := d.Status.MigrationState
 	if in.Instance.Status.NodeName != s.TargetNode && !in.Instance.Status.Phase.Final() {

@@ -119,8 +119,9 @@ func memoryOf(i *kubevirtv1.VirtualMachineInstance) int64 {
 	return 0
 }
 
-// waitForVolumes reports whether the migration waits for utility volumes, a backup or a freeze. It fails the migration when that
-// takes too long. The wait counts from when the migration noticed it, which is its creation unless it was queued first.
+// waitForVolumes reports whether the migration waits for utility volumes, a backup or a freeze. It fails the
+// migration when that takes too long. The wait counts from when the migration noticed it, which is its creation
+// unless it was queued first.
 func (d *decision) waitForVolumes(in input) bool {
 	i := in.Instance
 	limit := time.Duration(in.Settings.UtilityVolumesSeconds()) * time.Second

@@ -15,15 +15,15 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// AppToken is the value of the label kubevirt.io on the pods that bring tokens to nodes: that of attachment pods, because nothing
-// listens in them either, and they call nobody.
+// AppToken is the value of the label kubevirt.io on the pods that bring tokens to nodes: that of attachment pods,
+// because nothing listens in them either, and they call nobody.
 const AppToken = "varve-attachment"
 
 // nobody is the user that runs the container, which reads and writes nothing.
 const nobody = 65534
 
-// tokenPod returns the pod that brings the migration's token to the node that the instance leaves. It has no privileges: all it
-// does is to have the Secret there.
+// tokenPod returns the pod that brings the migration's token to the node that the instance leaves. It has no
+// privileges: all it does is to have the Secret there.
 func tokenPod(m *kubevirtv1.VirtualMachineInstanceMigration, i *kubevirtv1.VirtualMachineInstance, images virtualmachineinstance.Images) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{

@@ -42,8 +42,8 @@ const (
 	ReasonFailed = "MigrationFailed"
 )
 
-// reasonQuota is the reason of the condition migrationRejectedByResourceQuota, and reasonRefused of MigrationWaiting while the API
-// server refuses a pod or the Secret for another reason.
+// reasonQuota is the reason of the condition migrationRejectedByResourceQuota, and reasonRefused of MigrationWaiting
+// while the API server refuses a pod or the Secret for another reason.
 const (
 	reasonQuota   = "ExceededQuota"
 	reasonRefused = "RequestRefused"

@@ -56,7 +56,8 @@ func (r *reconciler) gather(ctx context.Context, m *kubevirtv1.VirtualMachineIns
 	}
 	key := types.NamespacedName{Namespace: m.Namespace, Name: m.Spec.VMIName}
 	var err error
-	// Read live: a cache that is behind may not have an instance that was started a moment ago, and the migration would fail.
+	// Read live: a cache that is behind may not have an instance that was started a moment ago, and the migration
+	// would fail.
 	if g.Instance, err = reconcile.Find(ctx, r.live, key, &kubevirtv1.VirtualMachineInstance{}); err != nil {
 		return g, err
 	}
@@ -84,7 +85,8 @@ func (r *reconciler) gather(ctx context.Context, m *kubevirtv1.VirtualMachineIns
 	}
 }
 
-// readOthers reads the other migrations that have not ended from the API server: one that has just been given its turn counts.
+// readOthers reads the other migrations that have not ended from the API server: one that has just been given its
+// turn counts.
 func (r *reconciler) readOthers(ctx context.Context, g *gathered) error {
 	list := &kubevirtv1.VirtualMachineInstanceMigrationList{}
 	if err := r.live.List(ctx, list); err != nil {
@@ -113,8 +115,8 @@ func (r *reconciler) readClaims(ctx context.Context, g *gathered) error {
 	return nil
 }
 
-// findPods reads the migration's pods from the API server: that one is missing must be true. Somebody else's pod of such a name
-// is not one.
+// findPods reads the migration's pods from the API server: that one is missing must be true. Somebody else's pod of
+// such a name is not one.
 func (r *reconciler) findPods(ctx context.Context, g *gathered) error {
 	i, m := g.Instance, g.Migration
 	target, err := instancepod.Get(ctx, r.live, i.Namespace, layout.MigrationPod(i.Name, i.UID, m.UID))
@@ -204,8 +206,8 @@ func (r *reconciler) create(ctx context.Context, m *kubevirtv1.VirtualMachineIns
 	return err
 }
 
-// showRefusal shows in the status that the API server refuses a pod or the Secret, and returns the error, so that it is tried
-// again until the phase's deadline.
+// showRefusal shows in the status that the API server refuses a pod or the Secret, and returns the error, so that it
+// is tried again until the phase's deadline.
 func (r *reconciler) showRefusal(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered, d decision, err error) error {
 	if !reconcile.IsRefusal(err) {
 		return err

@@ -20,8 +20,8 @@ const (
 // ClaimNames returns the names of the claims that WhyNotMigratable needs.
 func ClaimNames(instance *kubevirtv1.VirtualMachineInstance) []string { return claimNames(instance) }
 
-// WhyNotMigratable says why the instance's guest cannot move to another node, and what to do. Both are empty if it can. claims are
-// those of ClaimNames that exist.
+// WhyNotMigratable says why the instance's guest cannot move to another node, and what to do. Both are empty if it
+// can. claims are those of ClaimNames that exist.
 func WhyNotMigratable(instance *kubevirtv1.VirtualMachineInstance, claims map[string]*corev1.PersistentVolumeClaim) (reason, message string) {
 	if o := whyNotMigratable(instance, claims); o != nil {
 		return o.Reason, o.Message

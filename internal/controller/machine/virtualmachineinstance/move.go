@@ -16,9 +16,9 @@ import (
 // outcomeGrace is how long the handlers have to say where the guest is after the source pod of a migration has ended.
 const outcomeGrace = 60 * time.Second
 
-// endMigration ends a migration that nobody else ends: that of a VirtualMachineInstanceMigration that no longer exists, and one
-// whose target pod has ended. Once the target listens, the source may be switching to it, so only the source's handler
-// knows how an abort ends.
+// endMigration ends a migration that nobody else ends: that of a VirtualMachineInstanceMigration that no longer
+// exists, and one whose target pod has ended. Once the target listens, the source may be switching to it, so only the
+// source's handler knows how an abort ends.
 func (d *decision) endMigration(in input) {
 	s := d.Status.MigrationState
 	if s.Ended() {
@@ -50,8 +50,8 @@ func ended(now time.Time) *metav1.Time {
 	return &t
 }
 
-// awaitMigration reports whether the end of the source pod is not the end of the instance, or not yet, because a migration moves
-// the guest. If the guest runs in the target pod, the migration has completed.
+// awaitMigration reports whether the end of the source pod is not the end of the instance, or not yet, because a
+// migration moves the guest. If the guest runs in the target pod, the migration has completed.
 func (d *decision) awaitMigration(in input) bool {
 	s := d.Status.MigrationState
 	if s.Ended() {
@@ -75,8 +75,8 @@ func (d *decision) awaitMigration(in input) bool {
 	return false
 }
 
-// followMove makes the target pod of a completed migration the instance's launcher pod, and its node the instance's node. The
-// handler there validates the trackers' checkpoints again before changed block tracking is Enabled.
+// followMove makes the target pod of a completed migration the instance's launcher pod, and its node the instance's
+// node. The handler there validates the trackers' checkpoints again before changed block tracking is Enabled.
 func (d *decision) followMove(in input) {
 	s := d.Status.MigrationState
 	if s.Ended() {
@@ -124,8 +124,9 @@ func (d *decision) neededByMigration(in input, pod *corev1.Pod) bool {
 	return in.Migrations[job]
 }
 
-// reasonOldHandler is the reason of the condition LiveMigratable that handlers of older versions write. While one runs, the
-// controller leaves the condition to it, or both would write it in turn without an end. A handler of this version removes it.
+// reasonOldHandler is the reason of the condition LiveMigratable that handlers of older versions write. While one
+// runs, the controller leaves the condition to it, or both would write it in turn without an end. A handler of this
+// version removes it.
 const reasonOldHandler = "LiveMigrationNotSupported"
 
 // setMigratable says in a condition whether the guest can be moved.

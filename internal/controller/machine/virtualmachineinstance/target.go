@@ -26,8 +26,8 @@ type Target struct {
 	NodeSelector map[string]string
 }
 
-// TargetPod returns the launcher pod that a migration moves an instance to. It is the instance's launcher pod on another node, with
-// the migration's token.
+// TargetPod returns the launcher pod that a migration moves an instance to. It is the instance's launcher pod on
+// another node, with the migration's token.
 func TargetPod(t Target) *corev1.Pod {
 	pod := launcherPod(podInput{
 		Instance: t.Instance, Claims: t.Claims, Images: t.Images, Configuration: t.Configuration, UseEmulation: useEmulation(t.Configuration),
@@ -54,13 +54,13 @@ func NodeAffinity(operator corev1.NodeSelectorOperator, node string) *corev1.Aff
 	}}}
 }
 
-// migrationDirectory is where the first container of a pod has the token of its migration. The kubelet leaves out a volume that no
-// container has.
+// migrationDirectory is where the first container of a pod has the token of its migration. The kubelet leaves out a
+// volume that no container has.
 const migrationDirectory = "/run/varve/migration"
 
-// AddMigrationToken has the token of a migration brought to the pod's node, where the handler reads it from the kubelet's directory:
-// the handler may not read Secrets. The Secret is there before the pod. It goes when the migration has ended, and the guest's pod
-// must not miss it then.
+// AddMigrationToken has the token of a migration brought to the pod's node, where the handler reads it from the
+// kubelet's directory: the handler may not read Secrets. The Secret is there before the pod. It goes when the
+// migration has ended, and the guest's pod must not miss it then.
 func AddMigrationToken(pod *corev1.PodSpec, migration types.UID) {
 	pod.Containers[0].VolumeMounts = append(pod.Containers[0].VolumeMounts,
 		corev1.VolumeMount{Name: layout.MigrationVolume, MountPath: migrationDirectory, ReadOnly: true})
