@@ -59,16 +59,7 @@ func (r *reconciler) findPods(ctx context.Context, in *input) error {
 		}
 	}
 	for i := range list.Items {
-		pod := &list.Items[i]
-		volume := pod.Labels[layout.LabelAttachment]
-		switch {
-		case isLauncher(pod, in.Instance) && pod.Name == instancepod.ActiveLauncher(in.Instance):
-			in.Pod = pod
-		case isLauncher(pod, in.Instance) || instancepod.IsMigrationSource(pod, in.Instance.Name, in.Instance.UID, types.UID(pod.Labels[layout.LabelMigrationJob])):
-			in.Others = append(in.Others, pod)
-		case volume != "" && instancepod.IsAttachment(pod, in.Instance.Name, in.Instance.UID, volume):
-			in.Attachments++
-		}
+		in.addPod(&list.Items[i])
 	}
 	if in.Pod != nil || !started {
 		return nil
@@ -79,6 +70,20 @@ func (r *reconciler) findPods(ctx context.Context, in *input) error {
 		in.Pod = pod
 	}
 	return err
+}
+
+// addPod puts a pod where decide expects it. A pod that is not the instance's is left out.
+func (in *input) addPod(pod *corev1.Pod) {
+	name, uid := in.Instance.Name, in.Instance.UID
+	volume, job := pod.Labels[layout.LabelAttachment], types.UID(pod.Labels[layout.LabelMigrationJob])
+	switch launcher := isLauncher(pod, in.Instance); {
+	case launcher && pod.Name == instancepod.ActiveLauncher(in.Instance):
+		in.Pod = pod
+	case launcher || instancepod.IsMigrationSource(pod, name, uid, job):
+		in.Others = append(in.Others, pod)
+	case volume != "" && instancepod.IsAttachment(pod, name, uid, volume):
+		in.Attachments++
+	}
 }
 
 // isLauncher reports whether the pod is the instance's launcher pod. A pod that has lost its owner still is: its
