@@ -387,8 +387,8 @@ func TestMigration_networkBreaksAtTheSwitch(t *testing.T) {
 			here.wait()
 			here, there = there, here
 		} else {
+			there.cancelled(uid) // as the target's handler does: until then it may have the disks
 			here.await("the guest goes on", func(s *pb.State) bool { return s.Phase == pb.State_RUNNING && s.AgentConnected })
-			there.cancelled(uid)
 		}
 		here.guest(fmt.Sprintf("dd if=/dev/urandom of=/dev/vdb bs=64k count=4 seek=%d oflag=direct 2>/dev/null", 100+20*i))
 	}

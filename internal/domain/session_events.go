@@ -77,6 +77,8 @@ func suspendedReason(detail libvirt.DomainEventSuspendedDetailType) Reason {
 		return ReasonUser
 	case libvirt.DOMAIN_EVENT_SUSPENDED_MIGRATED:
 		return ReasonMigrating
+	case libvirt.DOMAIN_EVENT_SUSPENDED_API_ERROR:
+		return ReasonNotResumed
 	case libvirt.DOMAIN_EVENT_SUSPENDED_IOERROR:
 		return ReasonIOError
 	}

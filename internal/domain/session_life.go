@@ -151,6 +151,8 @@ func stateOf(state libvirt.DomainState, detail int) (State, Reason) {
 		return StatePaused, ReasonUser
 	case libvirt.DOMAIN_PAUSED_MIGRATION:
 		return StatePaused, ReasonMigrating
+	case libvirt.DOMAIN_PAUSED_API_ERROR:
+		return StatePaused, ReasonNotResumed
 	case libvirt.DOMAIN_PAUSED_CRASHED:
 		return StatePaused, ReasonCrashed
 	}

@@ -69,8 +69,8 @@ func (m *migration) state() *pb.Migration {
 	}
 }
 
-// migrating returns the UID of the migration from here that runs, or "".
-func (l *Launcher) migrating() string {
+// runningMigration returns the UID of the migration from here that runs, or "".
+func (l *Launcher) runningMigration() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.migration.isRunning() {
@@ -88,7 +88,7 @@ func (l *Launcher) hasLeft() bool {
 
 // errMigrating is the answer to a call that has to wait for a migration, or nil.
 func (l *Launcher) errMigrating(what string) error {
-	if uid := l.migrating(); uid != "" {
+	if uid := l.runningMigration(); uid != "" {
 		return status.Errorf(codes.Aborted, "%s: the migration with UID %s runs; ask again when it has ended", what, uid)
 	}
 	return nil
@@ -312,7 +312,7 @@ func (l *Launcher) tryResumeStranded() (bool, error) {
 	ctx, cancel := context.WithTimeout(l.guestLife, migrationCallTimeout)
 	defer cancel()
 	info, err := l.guest.Info(ctx)
-	if err == nil && info.State == domain.StatePaused && info.Reason == domain.ReasonMigrating {
+	if err == nil && info.State == domain.StatePaused && (info.Reason == domain.ReasonMigrating || info.Reason == domain.ReasonNotResumed) {
 		err = l.guest.Resume(ctx)
 	}
 	return err == nil, err
@@ -351,7 +351,7 @@ func (l *Launcher) watchMigration(ctx context.Context, m *migration, source *rel
 			breakAt = l.cfg.Clock.Now().Add(breakAfter)
 		}
 		if cancelled != nil {
-			if late := pace.check(l.cfg.Clock.Now(), l.readMigration(ctx, m)); late != "" {
+			if late := pace.whyLate(l.cfg.Clock.Now(), l.readMigration(ctx, m)); late != "" {
 				l.cancelMigration(m, late)
 			}
 			continue
@@ -393,16 +393,16 @@ type pace struct {
 func newPace(now time.Time, req *pb.MigrateRequest) *pace {
 	return &pace{
 		begun: now, lastProgress: now, least: math.MaxUint64,
-		progress: seconds(req.ProgressTimeoutSeconds), completion: seconds(req.CompletionTimeoutSeconds),
+		progress: boundedSeconds(req.ProgressTimeoutSeconds), completion: boundedSeconds(req.CompletionTimeoutSeconds),
 	}
 }
 
-func seconds(n int64) time.Duration {
+func boundedSeconds(n int64) time.Duration {
 	return time.Duration(max(0, min(n, math.MaxInt64/int64(time.Second)))) * time.Second
 }
 
-// check returns why the migration is to be cancelled, or "".
-func (p *pace) check(now time.Time, job domain.MigrationJob) string {
+// whyLate returns why the migration is to be cancelled, or "".
+func (p *pace) whyLate(now time.Time, job domain.MigrationJob) string {
 	if job.Active && job.RemainingBytes < p.least {
 		p.least, p.lastProgress = job.RemainingBytes, now
 	}

@@ -159,7 +159,9 @@ func TestFinishMigration(t *testing.T) {
 
 func TestMigration_failureLeavesTheGuestRunning(t *testing.T) {
 	t.Parallel()
-	for name, pausedBy := range map[string]domain.Reason{"while it runs": "", "at the end": domain.ReasonMigrating} {
+	for name, pausedBy := range map[string]domain.Reason{
+		"while it runs": "", "at the end": domain.ReasonMigrating, "while the target has the disks": domain.ReasonNotResumed,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			source, target := newBench(t), newTargetBench(t)
@@ -387,13 +389,13 @@ func TestPace(t *testing.T) {
 		{56, active(95), ""},
 		{60, active(94), "has not completed in 1m0s"},
 	} {
-		late := p.check(begun.Add(time.Duration(step.after)*time.Second), step.job)
+		late := p.whyLate(begun.Add(time.Duration(step.after)*time.Second), step.job)
 		if (late == "") != (step.late == "") || !strings.Contains(late, step.late) {
 			t.Errorf("after %d s, with %d bytes left: %q, want %q", step.after, step.job.RemainingBytes, late, step.late)
 		}
 	}
 	unlimited := newPace(begun, &pb.MigrateRequest{})
-	if late := unlimited.check(begun.Add(1000*time.Hour), active(1)); late != "" {
+	if late := unlimited.whyLate(begun.Add(1000*time.Hour), active(1)); late != "" {
 		t.Error(late)
 	}
 }

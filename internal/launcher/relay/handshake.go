@@ -70,7 +70,7 @@ const (
 	roleTarget role = 'T'
 )
 
-func (i Identity) proof(by role, binding []byte) []byte {
+func (i Identity) makeProof(by role, binding []byte) []byte {
 	mac := hmac.New(sha256.New, i.Token)
 	mac.Write([]byte("varve migration proof\x00"))
 	mac.Write([]byte{byte(by)})
@@ -116,17 +116,17 @@ func shakeHands(ctx context.Context, c *tls.Conn, part func(binding []byte) erro
 	return err
 }
 
-// greet is the source's part.
-func (i Identity) greet(c *tls.Conn, stream Stream) func(binding []byte) error {
+// greetTarget is the source's part.
+func (i Identity) greetTarget(c *tls.Conn, stream Stream) func(binding []byte) error {
 	return func(binding []byte) error {
-		if _, err := c.Write(i.proof(roleSource, binding)); err != nil {
+		if _, err := c.Write(i.makeProof(roleSource, binding)); err != nil {
 			return fmt.Errorf("send the proof: %w", err)
 		}
 		said := make([]byte, proofBytes)
 		if _, err := io.ReadFull(c, said); err != nil {
 			return fmt.Errorf("the target's launcher has not accepted the proof of this side: %w", err)
 		}
-		if !hmac.Equal(said, i.proof(roleTarget, binding)) {
+		if !hmac.Equal(said, i.makeProof(roleTarget, binding)) {
 			return ErrProof
 		}
 		if _, err := c.Write([]byte{byte(stream)}); err != nil {
@@ -136,17 +136,17 @@ func (i Identity) greet(c *tls.Conn, stream Stream) func(binding []byte) error {
 	}
 }
 
-// admit is the target's part. It sets the stream.
-func (i Identity) admit(c *tls.Conn, stream *Stream) func(binding []byte) error {
+// admitSource is the target's part. It sets the stream.
+func (i Identity) admitSource(c *tls.Conn, stream *Stream) func(binding []byte) error {
 	return func(binding []byte) error {
 		said := make([]byte, proofBytes)
 		if _, err := io.ReadFull(c, said); err != nil {
 			return fmt.Errorf("read the proof: %w", err)
 		}
-		if !hmac.Equal(said, i.proof(roleSource, binding)) {
+		if !hmac.Equal(said, i.makeProof(roleSource, binding)) {
 			return ErrProof
 		}
-		if _, err := c.Write(i.proof(roleTarget, binding)); err != nil {
+		if _, err := c.Write(i.makeProof(roleTarget, binding)); err != nil {
 			return fmt.Errorf("send the proof: %w", err)
 		}
 		name := make([]byte, 1)
@@ -158,8 +158,8 @@ func (i Identity) admit(c *tls.Conn, stream *Stream) func(binding []byte) error 
 	}
 }
 
-// dial opens one stream to the target.
-func (i Identity) dial(ctx context.Context, address string, stream Stream) (*tls.Conn, error) {
+// dialTarget opens one stream to the target.
+func (i Identity) dialTarget(ctx context.Context, address string, stream Stream) (*tls.Conn, error) {
 	dialing, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	raw, err := new(net.Dialer).DialContext(dialing, "tcp", address)
@@ -170,7 +170,7 @@ func (i Identity) dial(ctx context.Context, address string, stream Stream) (*tls
 		MinVersion: tls.VersionTLS13, NextProtos: []string{protocolName},
 		InsecureSkipVerify: true, //nolint:gosec // the proofs say who is there, not the certificate
 	})
-	if err := shakeHands(ctx, c, i.greet(c, stream)); err != nil {
+	if err := shakeHands(ctx, c, i.greetTarget(c, stream)); err != nil {
 		return nil, fmt.Errorf("connect to the target's launcher at %s: %w", address, err)
 	}
 	return c, nil

@@ -76,13 +76,13 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 func (s *Server) serveConnection(ctx context.Context, raw net.Conn, secure *tls.Config) bool {
 	c := tls.Server(raw, secure)
 	var stream Stream
-	if err := shakeHands(ctx, c, s.admit(c, &stream)); err != nil {
+	if err := shakeHands(ctx, c, s.admitSource(c, &stream)); err != nil {
 		s.Log.Warn("migration refused a connection", "peer", raw.RemoteAddr().String(), "error", err)
 		return false
 	}
 	defer c.Close() //nolint:errcheck // the peer may have closed it first
 	if stream == Handover {
-		return s.answer(ctx, c)
+		return s.answerHandover(ctx, c)
 	}
 	fail := func(err error) {
 		if ctx.Err() == nil {
@@ -92,7 +92,7 @@ func (s *Server) serveConnection(ctx context.Context, raw net.Conn, secure *tls.
 	if local, err := s.dialLocal(ctx, stream); err != nil {
 		fail(err)
 	} else {
-		carry(ctx, local, c, fail)
+		carryStream(ctx, local, c, fail)
 	}
 	return false
 }
@@ -110,8 +110,8 @@ func (s *Server) dialLocal(ctx context.Context, stream Stream) (*net.UnixConn, e
 	return local.(*net.UnixConn), nil //nolint:forcetypeassert // the network is unix
 }
 
-// answer lets the guest run and says how that went: one byte, and the error.
-func (s *Server) answer(ctx context.Context, c *tls.Conn) bool {
+// answerHandover lets the guest run and says how that went: one byte, and the error.
+func (s *Server) answerHandover(ctx context.Context, c *tls.Conn) bool {
 	said := []byte{answerDone}
 	err := s.TakeOver(ctx)
 	if err != nil {
@@ -131,7 +131,7 @@ const (
 
 // HandOver tells the target that the source's guest is gone, and returns when the target's guest runs. It can be repeated.
 func (i Identity) HandOver(ctx context.Context, address string) error {
-	c, err := i.dial(ctx, address, Handover)
+	c, err := i.dialTarget(ctx, address, Handover)
 	if err != nil {
 		return err
 	}

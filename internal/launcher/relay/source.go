@@ -42,7 +42,7 @@ func Open(ctx context.Context, id Identity, address string, sockets map[Stream]s
 			return nil, errors.Join(fmt.Errorf("listen for %s: %w", path, err), s.Close())
 		}
 		s.listeners = append(s.listeners, listener)
-		s.work.Go(func() { s.accept(ctx, listener, id, address, stream, log) })
+		s.work.Go(func() { s.acceptLocal(ctx, listener, id, address, stream, log) })
 	}
 	return s, nil
 }
@@ -73,7 +73,7 @@ func (s *Source) setErr(err error) {
 	}
 }
 
-func (s *Source) accept(ctx context.Context, listener net.Listener, id Identity, address string, stream Stream, log *slog.Logger) {
+func (s *Source) acceptLocal(ctx context.Context, listener net.Listener, id Identity, address string, stream Stream, log *slog.Logger) {
 	for {
 		local, err := listener.Accept()
 		if err != nil {
@@ -87,20 +87,20 @@ func (s *Source) accept(ctx context.Context, listener net.Listener, id Identity,
 					log.Warn("migration's connection ended", "stream", string(stream), "error", err)
 				}
 			}
-			remote, err := id.dial(ctx, address, stream)
+			remote, err := id.dialTarget(ctx, address, stream)
 			if err != nil {
 				fail(err)
 				_ = local.Close() // nothing was carried
 				return
 			}
-			carry(ctx, local.(*net.UnixConn), remote, fail) //nolint:forcetypeassert // privatesocket listens on unix
+			carryStream(ctx, local.(*net.UnixConn), remote, fail) //nolint:forcetypeassert // privatesocket listens on unix
 		})
 	}
 }
 
-// carry copies both ways until both sides have ended, one has failed, or ctx ends. It closes both. It calls fail with the first
-// failure, before it closes anything.
-func carry(ctx context.Context, local *net.UnixConn, remote *tls.Conn, fail func(error)) {
+// carryStream copies both ways until both sides have ended, one has failed, or ctx ends. It closes both. It calls fail with
+// the first failure, before it closes anything.
+func carryStream(ctx context.Context, local *net.UnixConn, remote *tls.Conn, fail func(error)) {
 	shut := func() {
 		_ = local.Close() // whoever copies fails then
 		_ = remote.NetConn().Close()
@@ -116,13 +116,13 @@ func carry(ctx context.Context, local *net.UnixConn, remote *tls.Conn, fail func
 		}
 	}
 	var work sync.WaitGroup
-	work.Go(func() { end(pump(local, remote, local.CloseWrite)) })
-	end(pump(remote, local, remote.CloseWrite))
+	work.Go(func() { end(pumpStream(local, remote, local.CloseWrite)) })
+	end(pumpStream(remote, local, remote.CloseWrite))
 	work.Wait()
 }
 
-// pump copies until the end and passes the end on.
-func pump(to io.Writer, from io.Reader, end func() error) error {
+// pumpStream copies until the end and passes the end on.
+func pumpStream(to io.Writer, from io.Reader, end func() error) error {
 	if _, err := io.Copy(to, from); err != nil {
 		return err
 	}

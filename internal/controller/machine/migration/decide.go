@@ -107,7 +107,7 @@ func (d *decision) decidePending(in input) {
 		d.enterPhase(in, kubevirtv1.MigrationPending)
 	}
 	if p := whyRefused(in); p != nil {
-		d.fail(in, p)
+		d.markFailed(in, p)
 		return
 	}
 	if d.waitForVolumes(in) || d.waitForTurn(in) {
@@ -126,7 +126,7 @@ func (d *decision) decidePending(in input) {
 // decideScheduling provides what the migration needs, and waits until the pods run.
 func (d *decision) decideScheduling(in input) {
 	if p := firstProblem(whyStopped(in), in.NotMigratable, whyTargetEnded(in)); p != nil {
-		d.fail(in, p)
+		d.markFailed(in, p)
 		return
 	}
 	d.Provide = in.Target == nil || in.Token == nil
@@ -142,7 +142,7 @@ func (d *decision) decideScheduling(in input) {
 	why := whyPodsWait(in)
 	left := in.enteredAt(kubevirtv1.MigrationScheduling).Add(schedulingLimit).Sub(in.Now)
 	if left <= 0 {
-		d.fail(in, &problem{ReasonTimeout, fmt.Sprintf("The target pod does not run after %s. %s", schedulingLimit, why)})
+		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("The target pod does not run after %s. %s", schedulingLimit, why)})
 		return
 	}
 	d.RequeueAfter = left
@@ -165,11 +165,11 @@ func firstProblem(problems ...*problem) *problem {
 // goes first.
 func (d *decision) decideScheduled(in input) {
 	if p := firstProblem(whyStopped(in), whyTargetEnded(in)); p != nil {
-		d.fail(in, p)
+		d.markFailed(in, p)
 		return
 	}
 	if in.Target == nil || in.Token == nil {
-		d.fail(in, &problem{ReasonTargetPodEnded, "The target pod, or the pod that brings the token to the source's node, was deleted. Create another migration."})
+		d.markFailed(in, &problem{ReasonTargetPodEnded, "The target pod, or the pod that brings the token to the source's node, was deleted. Create another migration."})
 		return
 	}
 	state := in.Instance.Status.MigrationState
@@ -177,7 +177,7 @@ func (d *decision) decideScheduled(in input) {
 	case state != nil && state.MigrationUID == in.Migration.UID:
 		// It was written, and this status was not.
 	case !state.Ended():
-		d.fail(in, &problem{ReasonAnotherMigration, fmt.Sprintf("The migration with UID %s still moves VirtualMachineInstance %s.", state.MigrationUID, in.Instance.Name)})
+		d.markFailed(in, &problem{ReasonAnotherMigration, fmt.Sprintf("The migration with UID %s still moves VirtualMachineInstance %s.", state.MigrationUID, in.Instance.Name)})
 		return
 	case d.waitForVolumes(in):
 		return
@@ -199,17 +199,17 @@ func (d *decision) followHandlers(in input) {
 		s = in.Instance.Status.MigrationState
 	}
 	if s == nil || s.MigrationUID != in.Migration.UID {
-		d.fail(in, &problem{ReasonInstanceReplaced, fmt.Sprintf("VirtualMachineInstance %s no longer has this migration in its status: it was deleted or started again.", in.Migration.Spec.VMIName)})
+		d.markFailed(in, &problem{ReasonInstanceReplaced, fmt.Sprintf("VirtualMachineInstance %s no longer has this migration in its status: it was deleted or started again.", in.Migration.Spec.VMIName)})
 		return
 	}
 	d.Status.MigrationState = s.DeepCopy()
 	switch {
 	case s.Moved():
-		d.succeed(in)
+		d.markSucceeded(in)
 	case s.Ended():
-		d.fail(in, &problem{ReasonFailed, s.FailureReason})
+		d.markFailed(in, &problem{ReasonFailed, s.FailureReason})
 	case in.Instance.Status.Phase.Final():
-		d.fail(in, &problem{ReasonInstanceNotRunning, fmt.Sprintf("VirtualMachineInstance %s has ended.", in.Instance.Name)})
+		d.markFailed(in, &problem{ReasonInstanceNotRunning, fmt.Sprintf("VirtualMachineInstance %s has ended.", in.Instance.Name)})
 	default:
 		d.followRunning(in, s)
 	}
@@ -220,7 +220,7 @@ func (d *decision) followRunning(in input, s *kubevirtv1.MigrationState) {
 	p, left := whyAborted(in, s)
 	switch {
 	case p != nil:
-		d.abort(in, s, p)
+		d.requestAbort(in, s, p)
 		return
 	case s.TargetNodeAddress == "":
 		d.setCondition(in, kubevirtv1.MigrationWaiting, &problem{ReasonTargetHandler, fmt.Sprintf(
@@ -234,8 +234,8 @@ func (d *decision) followRunning(in input, s *kubevirtv1.MigrationState) {
 	d.RequeueAfter = left
 }
 
-// abort ends a migration whose target does not listen yet, and asks for the abort of another one.
-func (d *decision) abort(in input, s *kubevirtv1.MigrationState, p *problem) {
+// requestAbort ends a migration whose target does not listen yet, and asks for the abort of another one.
+func (d *decision) requestAbort(in input, s *kubevirtv1.MigrationState, p *problem) {
 	d.setCondition(in, kubevirtv1.MigrationAbortRequested, p)
 	next := s.DeepCopy()
 	switch {
@@ -258,9 +258,9 @@ func (d *decision) abort(in input, s *kubevirtv1.MigrationState, p *problem) {
 	}
 }
 
-// succeed ends the migration once the target pod is the instance's launcher pod. Package virtualmachineinstance sees
+// markSucceeded ends the migration once the target pod is the instance's launcher pod. Package virtualmachineinstance sees
 // to that.
-func (d *decision) succeed(in input) {
+func (d *decision) markSucceeded(in input) {
 	s := d.Status.MigrationState
 	if in.Instance.Status.NodeName != s.TargetNode && !in.Instance.Status.Phase.Final() {
 		return
@@ -270,8 +270,8 @@ func (d *decision) succeed(in input) {
 	d.Note = &note{corev1.EventTypeNormal, "SuccessfulMigration", fmt.Sprintf("VirtualMachineInstance %s moved from node %s to node %s.", in.Instance.Name, s.SourceNode, s.TargetNode)}
 }
 
-// fail ends the migration, with the guest where it is.
-func (d *decision) fail(in input, p *problem) {
+// markFailed ends the migration, with the guest where it is.
+func (d *decision) markFailed(in input, p *problem) {
 	d.removeConditions(kubevirtv1.MigrationWaiting)
 	d.setCondition(in, kubevirtv1.MigrationEndedInVain, p)
 	if d.Status.MigrationState == nil {

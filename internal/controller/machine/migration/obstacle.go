@@ -18,7 +18,7 @@ func whyRefused(in input) *problem {
 	m := in.Migration
 	switch {
 	case m.DeletionTimestamp != nil:
-		return deleted()
+		return whyDeleted()
 	case in.Instance == nil:
 		return &problem{ReasonInstanceNotFound, fmt.Sprintf("VirtualMachineInstance %s does not exist: start its VirtualMachine.", m.Spec.VMIName)}
 	case in.Instance.DeletionTimestamp != nil || in.Instance.Status.Phase != kubevirtv1.PhaseRunning:
@@ -34,7 +34,7 @@ func whyRefused(in input) *problem {
 	return in.NotMigratable
 }
 
-func deleted() *problem {
+func whyDeleted() *problem {
 	return &problem{ReasonDeleted, "The VirtualMachineInstanceMigration was deleted."}
 }
 
@@ -69,7 +69,7 @@ func whyStopped(in input) *problem {
 	state := in.Migration.Status.MigrationState
 	switch {
 	case in.Migration.DeletionTimestamp != nil:
-		return deleted()
+		return whyDeleted()
 	case in.Instance == nil || state == nil || instancepod.ActiveLauncher(in.Instance) != state.SourcePod:
 		return &problem{ReasonInstanceReplaced, fmt.Sprintf("VirtualMachineInstance %s was deleted or started again.", in.Migration.Spec.VMIName)}
 	case in.Instance.DeletionTimestamp != nil || in.Instance.Status.Phase != kubevirtv1.PhaseRunning:
@@ -91,7 +91,7 @@ func whyAborted(in input, s *kubevirtv1.MigrationState) (*problem, time.Duration
 		return &problem{asked.Reason, asked.Message}, 0
 	}
 	if in.Migration.DeletionTimestamp != nil {
-		return deleted(), 0
+		return whyDeleted(), 0
 	}
 	if in.Instance.DeletionTimestamp != nil {
 		return notRunning(in.Instance), 0
@@ -128,8 +128,8 @@ func (d *decision) waitForVolumes(in input) bool {
 	seconds := int64(limit / time.Second)
 	volumes, backup := hasUtilityVolumes(i), backupOf(i)
 	first := findCondition(in.Migration.Status.Conditions, kubevirtv1.MigrationBlockedByUtilityVolumes) == nil
-	d.block(in, kubevirtv1.MigrationBlockedByUtilityVolumes, volumes, problem{ReasonUtilityVolumes, fmt.Sprintf("Migration is waiting for utility volumes to detach. Will timeout in %d seconds.", seconds)})
-	d.block(in, kubevirtv1.MigrationBlockedByBackup, backup != "", problem{ReasonBackup, fmt.Sprintf("Waiting for backup %s to complete", backup)})
+	d.setBlocked(in, kubevirtv1.MigrationBlockedByUtilityVolumes, volumes, problem{ReasonUtilityVolumes, fmt.Sprintf("Migration is waiting for utility volumes to detach. Will timeout in %d seconds.", seconds)})
+	d.setBlocked(in, kubevirtv1.MigrationBlockedByBackup, backup != "", problem{ReasonBackup, fmt.Sprintf("Waiting for backup %s to complete", backup)})
 	frozen := i.Status.FSFreezeStatus != ""
 	if c := findCondition(d.Status.Conditions, kubevirtv1.MigrationWaiting); c != nil && frozen != (c.Reason == ReasonFrozen) && (frozen || c.Reason != ReasonQueued) {
 		d.removeConditions(kubevirtv1.MigrationWaiting) // it was about another wait, or the freeze is over
@@ -151,17 +151,17 @@ func (d *decision) waitForVolumes(in input) bool {
 	}
 	switch {
 	case volumes:
-		d.fail(in, &problem{ReasonTimeout, fmt.Sprintf("Migration timeout waiting for utility volumes to detach from VMI [%s/%s]. Utility volumes still present after %d seconds.", i.Namespace, i.Name, seconds)})
+		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("Migration timeout waiting for utility volumes to detach from VMI [%s/%s]. Utility volumes still present after %d seconds.", i.Namespace, i.Name, seconds)})
 	case backup != "":
-		d.fail(in, &problem{ReasonTimeout, fmt.Sprintf("Migration timeout waiting for backup %s of VMI [%s/%s], which still runs after %d seconds.", backup, i.Namespace, i.Name, seconds)})
+		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("Migration timeout waiting for backup %s of VMI [%s/%s], which still runs after %d seconds.", backup, i.Namespace, i.Name, seconds)})
 	default:
-		d.fail(in, &problem{ReasonTimeout, fmt.Sprintf("The guest's file systems are still frozen after %d seconds.", seconds)})
+		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("The guest's file systems are still frozen after %d seconds.", seconds)})
 	}
 	return true
 }
 
-// block sets a condition to True, or removes it.
-func (d *decision) block(in input, t kubevirtv1.MigrationConditionType, blocked bool, p problem) {
+// setBlocked sets a condition to True, or removes it.
+func (d *decision) setBlocked(in input, t kubevirtv1.MigrationConditionType, blocked bool, p problem) {
 	if blocked {
 		d.setCondition(in, t, &p)
 		return
@@ -221,7 +221,7 @@ func (d *decision) waitForTurn(in input) bool {
 	}
 	waited := in.Now.Sub(in.Migration.CreationTimestamp.Time)
 	if waited >= queueLimit {
-		d.fail(in, &problem{ReasonTimeout, fmt.Sprintf("The migration's turn did not come within %s: %s", queueLimit, why)})
+		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("The migration's turn did not come within %s: %s", queueLimit, why)})
 		return true
 	}
 	d.setCondition(in, kubevirtv1.MigrationWaiting, &problem{ReasonQueued, fmt.Sprintf("%s The migration fails if its turn does not come within %s.", why, queueLimit)})

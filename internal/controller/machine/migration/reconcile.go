@@ -33,12 +33,12 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.cached.Get(ctx, req.NamespacedName, m); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	g, err := r.gather(ctx, m)
+	g, err := r.gatherInput(ctx, m)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	d := decide(g.input)
-	return reconcile.RetryConflict(ctrl.Result{RequeueAfter: d.RequeueAfter}, r.apply(ctx, m, g, d))
+	return reconcile.RetryConflict(ctrl.Result{RequeueAfter: d.RequeueAfter}, r.applyDecision(ctx, m, g, d))
 }
 
 // gathered is what was read.
@@ -48,8 +48,8 @@ type gathered struct {
 	configuration *kubevirtv1.KubeVirt
 }
 
-// gather reads what decide looks at.
-func (r *reconciler) gather(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration) (gathered, error) {
+// gatherInput reads what decide looks at.
+func (r *reconciler) gatherInput(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration) (gathered, error) {
 	g := gathered{input: input{Now: r.Clock.Now(), Migration: m.DeepCopy()}}
 	if m.Status.Phase.Final() {
 		return g, nil
@@ -136,13 +136,13 @@ func (r *reconciler) findPods(ctx context.Context, g *gathered) error {
 	return nil
 }
 
-// apply does what was decided.
-func (r *reconciler) apply(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered, d decision) error {
+// applyDecision does what was decided.
+func (r *reconciler) applyDecision(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered, d decision) error {
 	if d.Hold {
 		return reconcile.WriteFinalizer(ctx, r.cached, m, Finalizer, true)
 	}
 	if d.Provide {
-		if err := r.provide(ctx, m, g); err != nil {
+		if err := r.providePods(ctx, m, g); err != nil {
 			return r.showRefusal(ctx, m, g, d, err)
 		}
 	}
@@ -160,13 +160,13 @@ func (r *reconciler) apply(ctx context.Context, m *kubevirtv1.VirtualMachineInst
 		return err
 	}
 	if d.Release {
-		return r.release(ctx, m)
+		return r.releaseMigration(ctx, m)
 	}
 	return nil
 }
 
-// provide creates the Secret and the pods that are missing.
-func (r *reconciler) provide(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered) error {
+// providePods creates the Secret and the pods that are missing.
+func (r *reconciler) providePods(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered) error {
 	token := make([]byte, tokenBytes)
 	_, _ = rand.Read(token) // it ends the program rather than fail
 	wanted := []client.Object{&corev1.Secret{
@@ -185,14 +185,14 @@ func (r *reconciler) provide(ctx context.Context, m *kubevirtv1.VirtualMachineIn
 		wanted = append(wanted, tokenPod(m, g.Instance, r.Images))
 	}
 	for _, o := range wanted {
-		if err := r.create(ctx, m, o); err != nil {
+		if err := r.createOwned(ctx, m, o); err != nil {
 			return fmt.Errorf("create %T %s/%s: %w", o, m.Namespace, o.GetName(), err)
 		}
 	}
 	return nil
 }
 
-func (r *reconciler) create(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, o client.Object) error {
+func (r *reconciler) createOwned(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, o client.Object) error {
 	err := r.cached.Create(ctx, o)
 	pod, isPod := o.(*corev1.Pod)
 	switch {
@@ -258,8 +258,8 @@ func (r *reconciler) writeStatus(ctx context.Context, m *kubevirtv1.VirtualMachi
 	return nil
 }
 
-// release lets go of a migration that has ended: the Secret goes, and so do the instance's oldest migrations.
-func (r *reconciler) release(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration) error {
+// releaseMigration lets go of a migration that has ended: the Secret goes, and so do the instance's oldest migrations.
+func (r *reconciler) releaseMigration(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration) error {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: layout.MigrationSecret(m.UID)}}
 	if err := r.cached.Delete(ctx, secret); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete secret %s/%s: %w", secret.Namespace, secret.Name, err)

@@ -42,10 +42,10 @@ func (d *decision) endMigration(in input) {
 
 func (d *decision) failMigration(in input, reason string) {
 	s := d.Status.MigrationState
-	s.Failed, s.FailureReason, s.EndTimestamp = true, reason, ended(in.Now)
+	s.Failed, s.FailureReason, s.EndTimestamp = true, reason, endTime(in.Now)
 }
 
-func ended(now time.Time) *metav1.Time {
+func endTime(now time.Time) *metav1.Time {
 	t := metav1.NewTime(now).Rfc3339Copy()
 	return &t
 }
@@ -58,7 +58,7 @@ func (d *decision) awaitMigration(in input) bool {
 		return false
 	}
 	if s.TargetNodeDomainDetected {
-		s.Completed, s.EndTimestamp = true, ended(in.Now)
+		s.Completed, s.EndTimestamp = true, endTime(in.Now)
 		return true
 	}
 	d.Status.Conditions = condition.Set(d.Status.Conditions, kubevirtv1.Condition{

@@ -52,7 +52,7 @@ func decide(in input) action {
 		return decideWithoutGuest(in)
 	case in.State.Ended():
 		return release
-	case runs(in.Launcher) && !in.State.TargetNodeDomainDetected:
+	case guestRuns(in.Launcher) && !in.State.TargetNodeDomainDetected:
 		return detect
 	}
 	return nothing
@@ -76,6 +76,6 @@ func decideWithoutGuest(in input) action {
 	return nothing
 }
 
-func runs(s *launcherpb.State) bool {
+func guestRuns(s *launcherpb.State) bool {
 	return s.GetPhase() == launcherpb.State_RUNNING || s.GetPhase() == launcherpb.State_PAUSED
 }

@@ -125,7 +125,7 @@ func (r *Reconciler) reconcileMigration(ctx context.Context, m *kubevirtv1.Virtu
 		err = r.reportReady(ctx, vmi, next, pod)
 	case detect:
 		next.Status.MigrationState.TargetNodeDomainDetected = true
-		err = r.write(ctx, vmi, next)
+		err = r.writeStatus(ctx, vmi, next)
 	case finish:
 		_, err = l.RPC().FinishMigration(ctx, &launcherpb.FinishMigrationRequest{Uid: string(m.UID)})
 	case cancel:
@@ -186,10 +186,10 @@ func (r *Reconciler) reportReady(ctx context.Context, vmi, next *kubevirtv1.Virt
 	state := next.Status.MigrationState
 	state.TargetNodeAddress = net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(layout.MigrationPort))
 	state.TargetNodeDomainReadyTimestamp = ptr.To(metav1.NewTime(r.Clock.Now()).Rfc3339Copy())
-	return r.write(ctx, vmi, next)
+	return r.writeStatus(ctx, vmi, next)
 }
 
-// write fails if somebody has written the instance since it was read.
-func (r *Reconciler) write(ctx context.Context, old, next *kubevirtv1.VirtualMachineInstance) error {
+// writeStatus fails if somebody has written the instance since it was read.
+func (r *Reconciler) writeStatus(ctx context.Context, old, next *kubevirtv1.VirtualMachineInstance) error {
 	return client.IgnoreNotFound(r.Cached.Status().Patch(ctx, next, reconcile.MergeFrom(old)))
 }
