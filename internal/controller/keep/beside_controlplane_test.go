@@ -65,12 +65,7 @@ func (w *world) pull(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachi
 // pullMade waits for KubeVirt's backup of a backup.
 func (w *world) pullMade(b *harvesterv1.VirtualMachineBackup) *backupv1.VirtualMachineBackup {
 	w.Helper()
-	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-		if b.Status.Group == "" {
-			return fmt.Errorf("nothing is planned: %+v", b.Status)
-		}
-		return nil
-	})
+	wait(w, b, isPlanned)
 	return wait(w, &backupv1.VirtualMachineBackup{ObjectMeta: w.meta(b.Status.Group)}, exists)
 }
 
@@ -123,15 +118,7 @@ func pulledAgain(w *world) {
 	if job := w.pull(second); job.UID != uid {
 		w.Errorf("KubeVirt's backup was made a third time")
 	}
-	for _, u := range w.uploads(second) {
-		w.ends(u, velerov2.PhaseCompleted, "")
-	}
-	wait(w, second, func(b *harvesterv1.VirtualMachineBackup) error {
-		if !b.IsReady() {
-			return fmt.Errorf("status %+v", b.Status)
-		}
-		return nil
-	})
+	w.stored(second, w.uploads(second))
 	w.gone(job)
 }
 
@@ -173,15 +160,7 @@ func pulled(w *world) {
 	if diff := cmp.Diff(wantDisk, disk); diff != "" || !datamove.ReadsEndpoints(uploads["root"].Spec.DataMoverConfig) {
 		w.Errorf("the disk of the DataUpload: %s", diff)
 	}
-	for _, u := range uploads {
-		w.ends(u, velerov2.PhaseCompleted, "")
-	}
-	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-		if !b.IsReady() {
-			return fmt.Errorf("status %+v", b.Status)
-		}
-		return nil
-	})
+	w.stored(b, uploads)
 	w.gone(job)
 	w.gone(token)
 
@@ -199,12 +178,7 @@ func pulled(w *world) {
 	for _, u := range w.uploads(lacking) {
 		w.ends(u, velerov2.PhaseCompleted, "")
 	}
-	wait(w, lacking, func(b *harvesterv1.VirtualMachineBackup) error {
-		if !b.IsReady() {
-			return fmt.Errorf("status %+v", b.Status)
-		}
-		return nil
-	})
+	wait(w, lacking, isReady)
 	controlplane.Update(w.T, w.varve, tracker, true, func(t *backupv1.VirtualMachineBackupTracker) {
 		for _, name := range []string{"data", "plugged"} {
 			t.Status.LatestCheckpoint.Volumes = append(t.Status.LatestCheckpoint.Volumes,

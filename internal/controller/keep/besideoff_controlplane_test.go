@@ -3,7 +3,6 @@
 package keep
 
 import (
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -53,15 +52,7 @@ func exportedBeside(w *world) {
 	w.create(b)
 	uploads := w.uploads(b)
 	mounts("virt-export-of-the-backup", exporter)
-	for _, u := range uploads {
-		w.ends(u, velerov2.PhaseCompleted, "")
-	}
-	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-		if !b.IsReady() {
-			return fmt.Errorf("status %+v", b.Status)
-		}
-		return nil
-	})
+	w.stored(b, uploads)
 	second := w.newBackup("tuesday", nil)
 	w.create(second)
 	uploads = w.uploads(second)
@@ -84,12 +75,7 @@ func createdBeside(w *world) {
 	for _, u := range w.uploads(b) {
 		w.ends(u, velerov2.PhaseCompleted, "")
 	}
-	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-		if !b.IsReady() {
-			return fmt.Errorf("status %+v", b.Status)
-		}
-		return nil
-	})
+	wait(w, b, isReady)
 }
 
 // startedBeside: a machine that has run, and has been stopped again before anybody looked, is told by its condition.
@@ -117,12 +103,7 @@ func snapshotBeside(w *world) {
 		w.Errorf("spec %+v, annotations %v", s.Spec, s.Annotations)
 	}
 	w.takes(b)
-	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-		if !b.IsReady() {
-			return fmt.Errorf("status %+v", b.Status)
-		}
-		return nil
-	})
+	wait(w, b, isReady)
 	w.must(w.admin.Delete(w.Context(), b))
 	w.gone(s)
 	w.gone(b)

@@ -36,12 +36,7 @@ func (w *world) newSnapshot(name string, annotations map[string]string) *harvest
 // snapshotOf waits for the VirtualMachineSnapshot of a backup.
 func (w *world) snapshotOf(b *harvesterv1.VirtualMachineBackup) *vmsnapshotv1.VirtualMachineSnapshot {
 	w.Helper()
-	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-		if b.Status.Group == "" {
-			return fmt.Errorf("nothing is planned: %+v", b.Status)
-		}
-		return nil
-	})
+	wait(w, b, isPlanned)
 	return wait(w, &vmsnapshotv1.VirtualMachineSnapshot{ObjectMeta: w.meta(b.Status.Group)}, exists)
 }
 

@@ -108,15 +108,7 @@ func untrackedBackedUp(w *world) {
 			w.Errorf("%T is there", o)
 		}
 	}
-	for _, u := range uploads {
-		w.ends(u, velerov2.PhaseCompleted, "")
-	}
-	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-		if !b.IsReady() {
-			return fmt.Errorf("status %+v", b.Status)
-		}
-		return nil
-	})
+	w.stored(b, uploads)
 	w.nothingIsLeft(b)
 }
 

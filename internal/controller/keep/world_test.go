@@ -170,6 +170,29 @@ func wait[T client.Object](w *world, o T, check func(T) error) T {
 
 func exists[T client.Object](T) error { return nil }
 
+func isPlanned(b *harvesterv1.VirtualMachineBackup) error {
+	if b.Status.Group == "" {
+		return fmt.Errorf("nothing is planned: %+v", b.Status)
+	}
+	return nil
+}
+
+func isReady(b *harvesterv1.VirtualMachineBackup) error {
+	if !b.IsReady() {
+		return fmt.Errorf("status %+v", b.Status)
+	}
+	return nil
+}
+
+// stored ends the uploads of a backup well, and waits until it is ready.
+func (w *world) stored(b *harvesterv1.VirtualMachineBackup, uploads map[string]*velerov2.DataUpload) {
+	w.Helper()
+	for _, u := range uploads {
+		w.ends(u, velerov2.PhaseCompleted, "")
+	}
+	wait(w, b, isReady)
+}
+
 func (w *world) gone(o client.Object) {
 	w.Helper()
 	controlplane.Eventually(w, func() error {
@@ -338,14 +361,6 @@ func (w *world) makeReady(name string) *harvesterv1.VirtualMachineBackup {
 		Namespace: controlplane.SystemNamespace, Name: datamove.DefinitionSecret(string(b.UID)),
 	}}, exists)
 	w.definition = secret.Data[datamove.DefinitionKey]
-	for _, u := range all {
-		w.ends(u, velerov2.PhaseCompleted, "")
-	}
-	wait(w, b, func(b *harvesterv1.VirtualMachineBackup) error {
-		if !b.IsReady() {
-			return fmt.Errorf("not ready: %+v", b.Status.Conditions)
-		}
-		return nil
-	})
+	w.stored(b, all)
 	return b
 }
