@@ -42,7 +42,7 @@ import (
 	"github.com/varvebackup/varve/internal/admission"
 	"github.com/varvebackup/varve/internal/controller/backup/tunnelkey"
 	"github.com/varvebackup/varve/internal/controller/backup/virtualmachineexport"
-	"github.com/varvebackup/varve/internal/controller/machine/utilityvolume"
+	"github.com/varvebackup/varve/internal/controller/machine/holdpod"
 	"github.com/varvebackup/varve/internal/controller/machine/virtualmachineinstance"
 	"github.com/varvebackup/varve/internal/controller/store/certificate"
 	"github.com/varvebackup/varve/internal/datamove"
@@ -505,7 +505,7 @@ func TestNetworkPolicies_ofMachinesLeaveGuestsTheirNetwork(t *testing.T) {
 		rules []networkingv1.NetworkPolicyIngressRule
 	}{
 		"varve-launchers":   {virtualmachineinstance.AppLauncher, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, []networkingv1.NetworkPolicyIngressRule{fromLauncher}},
-		"varve-attachments": {utilityvolume.AppAttachment, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}, nil},
+		"varve-attachments": {holdpod.App, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}, nil},
 	} {
 		policy := find[*networkingv1.NetworkPolicy](t, name)
 		selected := map[string]string{layout.LabelApp: want.app}

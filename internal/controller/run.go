@@ -54,6 +54,7 @@ import (
 	"github.com/varvebackup/varve/internal/controller/keep"
 	"github.com/varvebackup/varve/internal/controller/machine/changedblocktracking"
 	"github.com/varvebackup/varve/internal/controller/machine/disruption"
+	"github.com/varvebackup/varve/internal/controller/machine/holdpod"
 	"github.com/varvebackup/varve/internal/controller/machine/migration"
 	"github.com/varvebackup/varve/internal/controller/machine/utilityvolume"
 	"github.com/varvebackup/varve/internal/controller/machine/virtualmachine"
@@ -177,7 +178,7 @@ func Run(ctx context.Context, o Options) error {
 
 func managerOptions(o Options, scheme *runtime.Scheme) (ctrl.Options, error) {
 	ours, err := labels.NewRequirement(layout.LabelApp, selection.In, []string{
-		virtualmachineinstance.AppLauncher, utilityvolume.AppAttachment, virtualmachineexport.AppExporter,
+		virtualmachineinstance.AppLauncher, holdpod.App, virtualmachineexport.AppExporter,
 		backingimage.AppSource,
 	})
 	if err != nil {
@@ -236,7 +237,7 @@ func locationNamespaces(live client.Reader, namespace string) func(context.Conte
 // Setup adds every controller, the webhook and the checks to mgr.
 func Setup(mgr ctrl.Manager, o Options) error {
 	configuration := types.NamespacedName{Namespace: o.Namespace, Name: layout.Configuration}
-	image := utilityvolume.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
+	image := holdpod.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	if o.LocationNamespaces == nil {
 		o.LocationNamespaces = locationNamespaces(mgr.GetAPIReader(), o.Namespace)
 	}
@@ -321,7 +322,7 @@ type part struct {
 // runtimeParts are those that run machines, which KubeVirt does where it is.
 func runtimeParts(mgr ctrl.Manager, o Options) []part {
 	configuration := types.NamespacedName{Namespace: o.Namespace, Name: layout.Configuration}
-	image := utilityvolume.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
+	image := holdpod.Image{Name: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	images := virtualmachineinstance.Images{Launcher: o.LauncherImage, Varve: o.VarveImage, PullPolicy: o.ImagePullPolicy}
 	return []part{
 		{"virtualmachine", func() error {

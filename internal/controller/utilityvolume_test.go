@@ -15,6 +15,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/machine/holdpod"
 	"github.com/varvebackup/varve/internal/controller/machine/utilityvolume"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/test/controlplane"
@@ -185,7 +186,7 @@ func utilityVolumeHijacked(w *world) {
 	vmi, launcher := w.boot()
 	forged := func(name string) *corev1.Pod {
 		pod := gen.Pod(w.meta(name))
-		pod.Labels = map[string]string{layout.LabelApp: utilityvolume.AppAttachment, layout.LabelCreatedBy: string(vmi.UID), layout.LabelVM: "vm", layout.LabelAttachment: "target"}
+		pod.Labels = map[string]string{layout.LabelApp: holdpod.App, layout.LabelCreatedBy: string(vmi.UID), layout.LabelVM: "vm", layout.LabelAttachment: "target"}
 		pod.Spec.Volumes = []corev1.Volume{{Name: "pv", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}}
 		w.create(w.varve, pod) // admission refuses it from others
 		w.run(pod)

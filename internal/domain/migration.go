@@ -4,9 +4,11 @@ package domain
 type Migration struct {
 	// Connection is the URI of the target's libvirtd, as the source's libvirtd reaches it.
 	Connection string
-	// Stream is a unix socket: the source's QEMU connects to it there, and the target's QEMU listens at the same path on its side.
+	// Stream is a unix socket: the source's QEMU connects to it there, and the target's QEMU listens at the same path on
+	// its side.
 	Stream string
-	// BandwidthBytes a second are sent at most. 0 is no limit. libvirt counts in MiB, so that it is rounded up.
+	// BandwidthBytes limits how many bytes are sent per second. 0 means no limit. libvirt counts in MiB and the limit is
+	// rounded up.
 	BandwidthBytes uint64
 }
 
@@ -14,7 +16,8 @@ type Migration struct {
 type MigrationJob struct {
 	// Active says that one runs. Otherwise all other fields are zero.
 	Active bool
-	// Of TotalBytes of memory, ProcessedBytes are sent and RemainingBytes are left. What the guest dirties meanwhile counts again.
+	// Of TotalBytes of memory, ProcessedBytes are sent and RemainingBytes are left. What the guest dirties meanwhile
+	// counts again.
 	TotalBytes, ProcessedBytes, RemainingBytes uint64
 	// DowntimeMillis is how long the guest is expected to stand still. 0: libvirt does not know it yet.
 	DowntimeMillis uint64

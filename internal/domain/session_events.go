@@ -54,7 +54,8 @@ func (s *Session) onLifecycle(_ *libvirt.Connect, _ *libvirt.Domain, e *libvirt.
 	switch e.Event {
 	case libvirt.DOMAIN_EVENT_STARTED, libvirt.DOMAIN_EVENT_RESUMED:
 		out.State = StateRunning
-		if e.Event == libvirt.DOMAIN_EVENT_STARTED && libvirt.DomainEventStartedDetailType(e.Detail) == libvirt.DOMAIN_EVENT_STARTED_MIGRATED {
+		if e.Event == libvirt.DOMAIN_EVENT_STARTED &&
+			libvirt.DomainEventStartedDetailType(e.Detail) == libvirt.DOMAIN_EVENT_STARTED_MIGRATED {
 			out.State, out.Reason = StatePaused, ReasonMigrating // its memory is about to come
 		}
 	case libvirt.DOMAIN_EVENT_SUSPENDED:

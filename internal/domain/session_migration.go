@@ -13,15 +13,15 @@ import (
 
 const mebibyte = 1 << 20
 
-// migrationFlags: the disks are on claims that both sides have (UNSAFE: libvirt cannot know that). The guest stays paused on the
-// target: if the connection breaks at the very end, libvirt lets the source go on and cannot know what the target does. Whoever
-// knows that the source's QEMU is gone resumes the target's (Resume).
-const migrationFlags = libvirt.MIGRATE_LIVE | libvirt.MIGRATE_PEER2PEER | libvirt.MIGRATE_PERSIST_DEST | libvirt.MIGRATE_UNSAFE |
-	libvirt.MIGRATE_PAUSED | libvirt.MIGRATE_ABORT_ON_ERROR
+// migrationFlags: the disks are on claims that both sides have (UNSAFE: libvirt cannot know that). The guest stays
+// paused on the target: if the connection breaks at the very end, libvirt lets the source go on and cannot know what
+// the target does. Whoever knows that the source's QEMU is gone resumes the target's (Resume).
+const migrationFlags = libvirt.MIGRATE_LIVE | libvirt.MIGRATE_PEER2PEER | libvirt.MIGRATE_PERSIST_DEST |
+	libvirt.MIGRATE_UNSAFE | libvirt.MIGRATE_PAUSED | libvirt.MIGRATE_ABORT_ON_ERROR
 
-// Migrate moves the running guest and returns when it is paused on the target and gone here: StateShutOff with ReasonMigrated.
-// After an error Info says what has become of it, because libvirt may fail after that. Unlike other calls it goes on when ctx ends,
-// until AbortMigration.
+// Migrate moves the running guest and returns when it is paused on the target and gone here: StateShutOff with
+// ReasonMigrated. After an error Info says what has become of it, because libvirt may fail after that. Unlike other
+// calls it goes on when ctx ends, until AbortMigration.
 func (s *Session) Migrate(ctx context.Context, m Migration) error {
 	return s.withDomain(ctx, "migrate", func(d *libvirt.Domain) error {
 		params := &libvirt.DomainMigrateParameters{URISet: true, URI: "unix://" + m.Stream}
@@ -50,7 +50,7 @@ func isMigration(info *libvirt.DomainJobInfo) bool {
 	return info.Type != libvirt.DOMAIN_JOB_NONE && info.Operation == libvirt.DOMAIN_JOB_OPERATION_MIGRATION_OUT
 }
 
-// AbortMigration asks the migration from here to end. Migrate reports when it has. It is no error if none runs.
+// AbortMigration cancels the migration from here; Migrate returns once it has ended. Without one it does nothing.
 func (s *Session) AbortMigration(ctx context.Context) error {
 	err := s.withDomain(ctx, "abort migration", func(d *libvirt.Domain) error {
 		if now, err := d.GetJobStats(0); err != nil || !isMigration(now) {

@@ -40,8 +40,8 @@ const (
 	ReasonUser Reason = "User"
 	// ReasonMigrating: it is paused by a migration, which is about to move it from here or to bring it here.
 	ReasonMigrating Reason = "Migrating"
-	// ReasonNotResumed: it was to go on, and libvirt could not let it: after a failed migration, as long as the target has its
-	// disks.
+	// ReasonNotResumed: it was to go on, and libvirt could not let it: after a failed migration, as long as the target
+	// has its disks.
 	ReasonNotResumed Reason = "NotResumed"
 	// ReasonMigrated: a migration has moved it from here.
 	ReasonMigrated Reason = "Migrated"

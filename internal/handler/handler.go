@@ -141,7 +141,10 @@ func newManager(o Options) (ctrl.Manager, error) {
 			&kubevirtv1.VirtualMachineInstanceMigration{}: {
 				Label: labels.SelectorFromSet(labels.Set{layout.LabelMigrationTarget: o.NodeName}),
 			},
-			&backupv1.VirtualMachineBackup{}: {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName), Label: layout.UnfinishedBackups()},
+			&backupv1.VirtualMachineBackup{}: {
+				Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName),
+				Label: layout.UnfinishedBackups(),
+			},
 			// Those whose freeze is over have no node.
 			&vmsnapshotv1.VirtualMachineSnapshot{}: {Field: fields.OneTermEqualSelector("status.nodeName", o.NodeName)},
 		}},
@@ -155,7 +158,9 @@ func newManager(o Options) (ctrl.Manager, error) {
 	return mgr, mgr.AddReadyzCheck("ping", healthz.Ping)
 }
 
-func addReconcilers(mgr ctrl.Manager, o Options, launchers, targets *launcherclient.Clients, mounts *mount.Mounts) error {
+func addReconcilers(
+	mgr ctrl.Manager, o Options, launchers, targets *launcherclient.Clients, mounts *mount.Mounts,
+) error {
 	measures, err := metric.New(o.Registry, o.NodeName)
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
@@ -165,7 +170,8 @@ func addReconcilers(mgr ctrl.Manager, o Options, launchers, targets *launchercli
 	requests := &startrequest.Builder{Live: mgr.GetAPIReader(), Namespace: o.Namespace, Log: o.Logger.WithName("instance")}
 	instances := &instance.Reconciler{
 		NodeName: o.NodeName, Namespace: o.Namespace, StopWaitsForBackup: o.StopWaitsForBackup,
-		Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers, Mounts: mounts, Requests: requests, Keeper: keeper,
+		Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Launchers: launchers, Mounts: mounts,
+		Requests: requests, Keeper: keeper,
 		Events: recorder, Measures: measures, Clock: o.Clock, Log: o.Logger.WithName("instance"),
 	}
 	if err := instances.Setup(mgr); err != nil {

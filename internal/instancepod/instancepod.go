@@ -1,5 +1,6 @@
-// Package instancepod says which pods are an instance's: its launcher pods and its attachment pods. An instance has one launcher
-// pod, and a second one while a migration moves its guest there. ActiveLauncher names the one that has the guest.
+// Package instancepod says which pods are an instance's: its launcher pods and its attachment pods. An instance has
+// one launcher pod, and a second one while a migration moves its guest there. ActiveLauncher names the one that has
+// the guest.
 //
 // A pod is recognized by its name, which follows from the instance's UID, and by its controller. An attachment pod
 // is also recognized by the claim that it mounts, and a launcher pod that has lost its controller by its finalizer.
@@ -20,8 +21,8 @@ import (
 	"github.com/varvebackup/varve/internal/layout"
 )
 
-// ActiveLauncher returns the name of the launcher pod that has the instance's guest: the target pod of the last migration once
-// that has completed, and the source pod until then.
+// ActiveLauncher returns the name of the launcher pod that has the instance's guest: the target pod of the last
+// migration once that has completed, and the source pod until then.
 func ActiveLauncher(instance *kubevirtv1.VirtualMachineInstance) string {
 	s := instance.Status.MigrationState
 	switch {
@@ -34,8 +35,8 @@ func ActiveLauncher(instance *kubevirtv1.VirtualMachineInstance) string {
 	}
 }
 
-// LauncherName returns the name that the pod must have to be a launcher pod of the instance: that of a migration's target pod if
-// its label names a migration.
+// LauncherName returns the name that the pod must have to be a launcher pod of the instance: that of a migration's
+// target pod if its label names a migration.
 func LauncherName(pod *corev1.Pod, instance string, uid types.UID) string {
 	if migration := pod.Labels[layout.LabelMigrationJob]; migration != "" {
 		return layout.MigrationPod(instance, uid, types.UID(migration))
@@ -48,7 +49,8 @@ func IsLauncher(pod *corev1.Pod, instance string, uid types.UID) bool {
 	return pod.Name == LauncherName(pod, instance, uid) && controlledBy(pod, uid)
 }
 
-// IsMigrationSource reports whether the pod is the one that brings the migration's token to the node that the instance leaves.
+// IsMigrationSource reports whether the pod is the one that brings the migration's token to the node that the
+// instance leaves.
 func IsMigrationSource(pod *corev1.Pod, instance string, uid, migration types.UID) bool {
 	return pod.Name == layout.MigrationSourcePod(instance, uid, migration) && controlledBy(pod, uid)
 }
@@ -58,7 +60,8 @@ func IsMigrationSource(pod *corev1.Pod, instance string, uid, migration types.UI
 // more than the owner. Who controls the pod by now proves nothing: a ReplicaSet adopts any ownerless pod that its
 // selector matches, and a launcher pod has its machine's labels.
 func IsOrphan(pod *corev1.Pod, instance string, uid types.UID) bool {
-	return uid != "" && pod.Name == LauncherName(pod, instance, uid) && !controlledBy(pod, uid) && slices.Contains(pod.Finalizers, layout.FinalizerLauncher)
+	return uid != "" && pod.Name == LauncherName(pod, instance, uid) && !controlledBy(pod, uid) &&
+		slices.Contains(pod.Finalizers, layout.FinalizerLauncher)
 }
 
 // IsAttachment reports whether the pod is the one that brings the utility volume to the instance's node. See
@@ -92,4 +95,9 @@ func HoldsClaim(pod *corev1.Pod, claim string) bool {
 		found = true
 	}
 	return found
+}
+
+// HasEnded reports whether all containers of a pod have ended for good, as its kubelet says.
+func HasEnded(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

@@ -31,8 +31,8 @@ const (
 // errNotArrived: the source says that it has gone, but the guest is not here.
 var errNotArrived = errclass.New(errclass.Invalid, "the guest has not arrived")
 
-// arrival is the target's part of a migration. Nothing here opens a disk: libvirt starts a QEMU that waits for the source's,
-// and takes the disks over only when the guest goes on.
+// arrival is the target's part of a migration. Nothing here opens a disk: libvirt starts a QEMU that waits for the
+// source's, and takes the disks over only when the guest goes on.
 type arrival struct {
 	// start becomes the launcher's start when the guest has been taken over.
 	start *start
@@ -41,7 +41,9 @@ type arrival struct {
 }
 
 // PrepareMigration implements launcher.proto.
-func (l *Launcher) PrepareMigration(ctx context.Context, req *pb.PrepareMigrationRequest) (*pb.PrepareMigrationResponse, error) {
+func (l *Launcher) PrepareMigration(
+	ctx context.Context, req *pb.PrepareMigrationRequest,
+) (*pb.PrepareMigrationResponse, error) {
 	id := relay.Identity{UID: req.Uid, Token: req.Token}
 	if err := id.Check(); err != nil {
 		return nil, grpcError(err)
@@ -187,7 +189,9 @@ func (l *Launcher) cancelArrival(m *migration, reason string) {
 }
 
 // FinishMigration implements launcher.proto.
-func (l *Launcher) FinishMigration(ctx context.Context, req *pb.FinishMigrationRequest) (*pb.FinishMigrationResponse, error) {
+func (l *Launcher) FinishMigration(
+	ctx context.Context, req *pb.FinishMigrationRequest,
+) (*pb.FinishMigrationResponse, error) {
 	l.mu.Lock()
 	m := l.migration
 	l.mu.Unlock()
@@ -201,8 +205,8 @@ func (l *Launcher) FinishMigration(ctx context.Context, req *pb.FinishMigrationR
 	return &pb.FinishMigrationResponse{}, nil
 }
 
-// takeOver lets the guest that has arrived go on. Only whoever knows that the source's QEMU is gone may call it. A second call
-// changes nothing.
+// takeOver lets the guest that has arrived run. Call it only when it is certain that the source's QEMU is gone. Calling
+// it again changes nothing.
 func (l *Launcher) takeOver(ctx context.Context, m *migration) error {
 	l.operations.Lock()
 	defer l.operations.Unlock()

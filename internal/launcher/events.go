@@ -36,7 +36,7 @@ func (l *Launcher) handleEvent(e domain.Event) {
 	case domain.EventLifecycle:
 		l.changeState(func() {
 			switch {
-			case l.migration.explains(e.Reason):
+			case l.migration.hasCaused(e.Reason):
 			case e.State == domain.StateRunning:
 				l.life = l.life.afterRunEvent()
 			default:
@@ -129,7 +129,7 @@ func (l *Launcher) readAgain(ctx context.Context) {
 		if info.State != domain.StateShutOff {
 			l.info = info
 		}
-		if !l.migration.explains(info.Reason) {
+		if !l.migration.hasCaused(info.Reason) {
 			l.life = l.life.afterReport(info.State, info.Reason)
 		}
 	})

@@ -39,8 +39,8 @@ type migration struct {
 	message string
 	job     domain.MigrationJob
 
-	// Of the source: cancelReason is why it is to end, and cancelled is closed once that is set. ended is closed when it has
-	// ended. left says that the guest is gone from here.
+	// Of the source: cancelReason is why it is to end, and cancelled is closed once that is set. ended is closed when it
+	// has ended. left says that the guest is gone from here.
 	cancelReason string
 	cancelled    chan struct{}
 	ended        chan struct{}
@@ -53,12 +53,12 @@ type migration struct {
 // isRunning says that the guest is being moved from here.
 func (m *migration) isRunning() bool { return m != nil && m.phase == pb.Migration_RUNNING }
 
-// explains says that the guest stands still or is gone because of the migration, which reports its end itself.
-func (m *migration) explains(reason domain.Reason) bool {
+// hasCaused says that the guest stands still or is gone because of the migration, which reports its end itself.
+func (m *migration) hasCaused(reason domain.Reason) bool {
 	return m.isRunning() && (reason == domain.ReasonMigrating || reason == domain.ReasonMigrated)
 }
 
-func (m *migration) state() *pb.Migration {
+func (m *migration) toProto() *pb.Migration {
 	if m == nil {
 		return nil
 	}
@@ -137,7 +137,8 @@ func (l *Launcher) Migrate(ctx context.Context, req *pb.MigrateRequest) (*pb.Mig
 	return &pb.MigrateResponse{}, nil
 }
 
-// knowsMigration says whether this side of the migration has begun here. Another one that has is an error, unless it has ended.
+// knowsMigration says whether this side of the migration has begun here. Another one that has is an error, unless it
+// has ended.
 func (l *Launcher) knowsMigration(uid string, target bool) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,7 +155,9 @@ func (l *Launcher) knowsMigration(uid string, target bool) (bool, error) {
 }
 
 // CancelMigration implements launcher.proto.
-func (l *Launcher) CancelMigration(_ context.Context, req *pb.CancelMigrationRequest) (*pb.CancelMigrationResponse, error) {
+func (l *Launcher) CancelMigration(
+	_ context.Context, req *pb.CancelMigrationRequest,
+) (*pb.CancelMigrationResponse, error) {
 	reason := req.Reason
 	if reason == "" {
 		reason = "the migration was cancelled"
@@ -243,7 +246,8 @@ func (l *Launcher) moveGuest(m *migration, id relay.Identity, req *pb.MigrateReq
 		l.watchMigration(ctx, m, source, req)
 	}()
 	err = l.guest.Migrate(ctx, domain.Migration{
-		Connection: "qemu+unix:///session?socket=" + sockets[relay.Libvirt], Stream: sockets[relay.QEMU], BandwidthBytes: req.BandwidthBytes,
+		Connection: "qemu+unix:///session?socket=" + sockets[relay.Libvirt], Stream: sockets[relay.QEMU],
+		BandwidthBytes: req.BandwidthBytes,
 	})
 	cancel()
 	<-watched
@@ -280,17 +284,12 @@ func (l *Launcher) findWhetherGone(migrated error) (bool, error) {
 			return false, errors.New("the guest ended meanwhile")
 		}
 		l.cfg.Log.Warn("find out what a migration has left, trying again", "migration", migrated, "error", err)
-		timer := l.cfg.Clock.NewTimer(migrationEvery)
-		select {
-		case <-timer.C():
-		case <-l.ended:
-		}
-		timer.Stop()
+		l.waitUnlessEnded(migrationEvery)
 	}
 }
 
-// resumeStranded lets a guest go on that a failed migration has left paused, as soon as that works: a disk may be locked for as long as
-// the target lives. The target's guest never runs, because it was not told to.
+// resumeStranded lets a guest go on that a failed migration has left paused, as soon as that works: a disk may be
+// locked for as long as the target lives. The target's guest never runs, because it was not told to.
 func (l *Launcher) resumeStranded() {
 	for !l.currentLife().hasEnded() {
 		goesOn, err := l.tryResumeStranded()
@@ -298,12 +297,7 @@ func (l *Launcher) resumeStranded() {
 			return
 		}
 		l.cfg.Log.Warn("let the guest go on after a failed migration, trying again", "error", err)
-		timer := l.cfg.Clock.NewTimer(migrationEvery)
-		select {
-		case <-timer.C():
-		case <-l.ended:
-		}
-		timer.Stop()
+		l.waitUnlessEnded(migrationEvery)
 	}
 }
 
@@ -312,10 +306,21 @@ func (l *Launcher) tryResumeStranded() (bool, error) {
 	ctx, cancel := context.WithTimeout(l.guestLife, migrationCallTimeout)
 	defer cancel()
 	info, err := l.guest.Info(ctx)
-	if err == nil && info.State == domain.StatePaused && (info.Reason == domain.ReasonMigrating || info.Reason == domain.ReasonNotResumed) {
+	if err == nil && info.State == domain.StatePaused && (info.Reason == domain.ReasonMigrating ||
+		info.Reason == domain.ReasonNotResumed) {
 		err = l.guest.Resume(ctx)
 	}
 	return err == nil, err
+}
+
+// waitUnlessEnded waits for this long, or until the guest has ended.
+func (l *Launcher) waitUnlessEnded(d time.Duration) {
+	timer := l.cfg.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+	case <-l.ended:
+	}
 }
 
 // handOver tells the target that the guest is gone from here. Until then the target's guest stands still.
@@ -408,10 +413,11 @@ func (p *pace) whyLate(now time.Time, job domain.MigrationJob) string {
 	}
 	switch {
 	case p.progress > 0 && now.Sub(p.lastProgress) >= p.progress:
-		return fmt.Sprintf("cancelled: for %v what is left of the guest's memory has not become less; the guest dirties it faster "+
-			"than it is sent. Migrate when the guest is less busy", p.progress)
+		return fmt.Sprintf("cancelled: for %v what is left of the guest's memory has not become less; the guest dirties "+
+			"it faster than it is sent. Migrate when the guest is less busy", p.progress)
 	case p.completion > 0 && now.Sub(p.begun) >= p.completion:
-		return fmt.Sprintf("cancelled: it has not completed in %v. Migrate when the guest or the network is less busy", p.completion)
+		return fmt.Sprintf("cancelled: it has not completed in %v. Migrate when the guest or the network is less busy",
+			p.completion)
 	}
 	return ""
 }

@@ -196,8 +196,10 @@ func (l *Launcher) prepareDisks(ctx context.Context, s *start, vmi *kubevirtv1.V
 
 // cannotTrack says why a disk is not tracked.
 func cannotTrack(volume string, size int64) string {
-	return fmt.Sprintf("the disk of volume %s has %d bytes, which is no multiple of %d, so that QEMU cannot track it: it is in no backup. "+
-		"Stop the machine, grow the disk to a multiple of %d bytes, and start it again", volume, size, sectorBytes, sectorBytes)
+	return fmt.Sprintf("the disk of volume %s has %d bytes, which is no multiple of %d, so that QEMU cannot track it: "+
+		"it is in no backup. "+
+		"Stop the machine, grow the disk to a multiple of %d bytes, and start it again",
+		volume, size, sectorBytes, sectorBytes)
 }
 
 // takeOverlays gets the overlays of the eligible volumes, of which there may be none, to their place and hands them on to this

@@ -21,7 +21,7 @@ func (l *Launcher) State() (*pb.State, <-chan struct{}) {
 		Checkpoints:    toCheckpoints(l.checkpoints),
 		StrayBitmaps:   l.strayBitmaps,
 		Frozen:         frozen,
-		Migration:      l.migration.state(),
+		Migration:      l.migration.toProto(),
 	}
 	job, changed := l.job, l.changed
 	l.mu.Unlock()

@@ -85,8 +85,8 @@ const AttachmentVolume = "target"
 // TunnelVolume is the volume of an attachment pod that has the Secret of TunnelSecret, if there is one.
 const TunnelVolume = "tunnel"
 
-// MigrationVolume is the volume that has the Secret of MigrationSecret: in the target pod of a migration, and in the pod of
-// MigrationSourcePod. Handlers may not read Secrets; the kubelet brings it to the node.
+// MigrationVolume is the volume that has the Secret of MigrationSecret: in the target pod of a migration, and in the
+// pod of MigrationSourcePod. Handlers may not read Secrets; the kubelet brings it to the node.
 const MigrationVolume = "migration"
 
 // Labels, annotations and finalizers.

@@ -1,5 +1,5 @@
-// Package subresource asks upstream's KubeVirt to start, stop or restart a machine, as virtctl does: by a subresource of
-// the machine.
+// Package subresource asks upstream's KubeVirt to start, stop or restart a machine, as virtctl does: by a subresource
+// of the machine.
 package subresource
 
 import (

@@ -298,9 +298,13 @@ func (c *MigrationConfiguration) UtilityVolumesSeconds() int64 {
 	return *c.UtilityVolumesTimeout
 }
 
-// CompletionSeconds returns how many seconds a migration of a guest with this many bytes of memory may take. A part
-// of a GiB counts as one.
-func (c *MigrationConfiguration) CompletionSeconds(memoryBytes int64) int64 {
+// CompletionSeconds returns how many seconds the migration of a guest with this memory may take. A part of a GiB counts
+// as one, and so does a memory without a size.
+func (c *MigrationConfiguration) CompletionSeconds(memory *Memory) int64 {
+	var memoryBytes int64
+	if memory != nil && memory.Guest != nil {
+		memoryBytes = memory.Guest.Value()
+	}
 	perGiB := int64(defaultMigrationTimeout)
 	if c != nil && c.CompletionTimeoutPerGiB != nil {
 		perGiB = *c.CompletionTimeoutPerGiB

@@ -256,8 +256,8 @@ const (
 	ConditionSynchronized ConditionType = "Synchronized"
 	// ConditionStopDelayed is True while a requested stop waits for a running backup.
 	ConditionStopDelayed ConditionType = "varvebackup.io/StopDelayed"
-	// ConditionMigrationOutcomeUnknown is True after the source pod of a migration has ended, until a handler says where the guest
-	// is; the message says how long the controller waits.
+	// ConditionMigrationOutcomeUnknown is True after the source pod of a migration has ended, until a handler says where
+	// the guest is; the message says how long the controller waits.
 	ConditionMigrationOutcomeUnknown ConditionType = "varvebackup.io/MigrationOutcomeUnknown"
 	// ConditionDiskNotTracked is True while a disk that should be tracked is not, and is therefore in no backup; the message says why.
 	ConditionDiskNotTracked ConditionType = "varvebackup.io/DiskNotTracked"

@@ -164,8 +164,8 @@ const (
 // Final says that the phase does not change any more.
 func (p Phase) Final() bool { return p == PhaseSucceeded || p == PhaseFailed }
 
-// VirtualMachineInstanceStatus is the observed state of an instance. The controller writes phase up
-// to Scheduled, the final phases, activePods and the condition LiveMigratable; the handler of the instance's node writes the rest.
+// VirtualMachineInstanceStatus is the observed state of an instance. The controller writes phase up to Scheduled, the
+// final phases, activePods and the condition LiveMigratable; the handler of the instance's node writes the rest.
 type VirtualMachineInstanceStatus struct {
 	// nodeName is the node on which the guest runs.
 	// +optional
@@ -207,8 +207,8 @@ type VirtualMachineInstanceStatus struct {
 	// +optional
 	// +nullable
 	ChangedBlockTracking *ChangedBlockTrackingStatus `json:"changedBlockTracking,omitempty"`
-	// migrationState is the state of the instance's last migration. The controller creates it, and the handlers of both nodes
-	// report in it.
+	// migrationState is the state of the instance's last migration. The controller creates it, and the handlers of both
+	// nodes report in it.
 	// +optional
 	MigrationState *MigrationState `json:"migrationState,omitempty"`
 }

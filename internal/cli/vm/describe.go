@@ -225,7 +225,8 @@ func describeUntracked(vmi *kubevirtv1.VirtualMachineInstance, kubevirt bool) st
 		return ""
 	}
 	s := vmi.Status.ChangedBlockTracking
-	if s != nil && (s.State == kubevirtv1.ChangedBlockTrackingEnabled || s.State == kubevirtv1.ChangedBlockTrackingInitializing) {
+	if s != nil && (s.State == kubevirtv1.ChangedBlockTrackingEnabled ||
+		s.State == kubevirtv1.ChangedBlockTrackingInitializing) {
 		return ""
 	}
 	return "each reads the disks as a whole from a snapshot (NotTracked), until the changes of the machine are tracked"

@@ -34,7 +34,8 @@ tracking) says Enabled. PendingRestart means that you must restart the machine f
   varve vm backups
   varve vm restore web-20261129-020000 --keep-mac --wait`,
 		[]string{"vms", "virtualmachine", "virtualmachines"},
-		newListCommand(s), newDescribeCommand(s), newStartCommand(s), newStopCommand(s), newRestartCommand(s), newMigrateCommand(s),
+		newListCommand(s), newDescribeCommand(s), newStartCommand(s), newStopCommand(s), newRestartCommand(s),
+		newMigrateCommand(s),
 		newBackupCommand(s), newBackupsCommand(s), newDescribeBackupCommand(s), newDeleteBackupCommand(s),
 		newRestoreCommand(s))
 }

@@ -218,3 +218,8 @@ func (c *Client) recordFailure(err error) {
 		c.clients.notifySubscribers(c.instance)
 	}
 }
+
+// GuestRuns reports whether a launcher has a guest that runs, or is paused.
+func GuestRuns(state *launcherpb.State) bool {
+	return state.GetPhase() == launcherpb.State_RUNNING || state.GetPhase() == launcherpb.State_PAUSED
+}

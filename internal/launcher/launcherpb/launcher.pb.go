@@ -1361,10 +1361,10 @@ type MigrateRequest struct {
 	// host:port of the target's launcher.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	Token   []byte `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
-	// Bytes a second. 0 is no limit.
+	// In bytes per second. 0 means no limit.
 	BandwidthBytes uint64 `protobuf:"varint,4,opt,name=bandwidth_bytes,json=bandwidthBytes,proto3" json:"bandwidth_bytes,omitempty"`
 	// The migration is cancelled when this many seconds pass without fewer bytes remaining, or when it takes this many in all.
-	// 0 is no limit.
+	// 0 means no limit.
 	ProgressTimeoutSeconds   int64 `protobuf:"varint,5,opt,name=progress_timeout_seconds,json=progressTimeoutSeconds,proto3" json:"progress_timeout_seconds,omitempty"`
 	CompletionTimeoutSeconds int64 `protobuf:"varint,6,opt,name=completion_timeout_seconds,json=completionTimeoutSeconds,proto3" json:"completion_timeout_seconds,omitempty"`
 	unknownFields            protoimpl.UnknownFields

@@ -7,6 +7,6 @@
 // itself first. Nobody in between can pass a proof on to another connection, and no side can use the other's proof.
 // After the proofs the source sends one byte, the Stream.
 //
-// A connection that has not proven anything is closed after 10 seconds, and few of them may wait at once. Everything ends
-// with the context that it was begun with.
+// A connection that has not proven anything is closed after 10 seconds, and few of them may wait at once. Everything
+// ends with the context that it was begun with.
 package relay

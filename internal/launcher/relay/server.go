@@ -29,8 +29,8 @@ type Server struct {
 	Log      *slog.Logger
 }
 
-// Serve serves the listener until ctx ends or the guest has been taken over. Then it closes it and every connection, and
-// returns when all work has ended. A listener that fails by itself is an error.
+// Serve serves the listener until ctx ends or the guest has been taken over. Then it closes it and every connection,
+// and returns when all work has ended. A listener that fails by itself is an error.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	if err := s.Check(); err != nil {
 		return fmt.Errorf("serve migration: %w", err)
@@ -129,7 +129,8 @@ const (
 	answerFailed = 'F'
 )
 
-// HandOver tells the target that the source's guest is gone, and returns when the target's guest runs. It can be repeated.
+// HandOver tells the target that the source's guest is gone, and returns when the target's guest runs. It can be
+// repeated.
 func (i Identity) HandOver(ctx context.Context, address string) error {
 	c, err := i.dialTarget(ctx, address, Handover)
 	if err != nil {

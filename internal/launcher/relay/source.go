@@ -25,9 +25,11 @@ type Source struct {
 	err error
 }
 
-// Open listens on a private unix socket for each stream, and replaces what an earlier migration left there. Every connection
-// to it becomes one to the target at address. Close ends all of it.
-func Open(ctx context.Context, id Identity, address string, sockets map[Stream]string, log *slog.Logger) (*Source, error) {
+// Open listens on a private unix socket for each stream, and replaces what an earlier migration left there. Every
+// connection to it becomes one to the target at address. Close ends all of it.
+func Open(
+	ctx context.Context, id Identity, address string, sockets map[Stream]string, log *slog.Logger,
+) (*Source, error) {
 	if err := id.Check(); err != nil {
 		return nil, err
 	}
@@ -58,7 +60,8 @@ func (s *Source) Close() error {
 	return errors.Join(errs...)
 }
 
-// Err returns why a connection to the target could not be made or broke, if one did. libvirt's own error does not say it.
+// Err returns why a connection to the target could not be made or broke, if one did. libvirt's own error does not say
+// it.
 func (s *Source) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +76,9 @@ func (s *Source) setErr(err error) {
 	}
 }
 
-func (s *Source) acceptLocal(ctx context.Context, listener net.Listener, id Identity, address string, stream Stream, log *slog.Logger) {
+func (s *Source) acceptLocal(
+	ctx context.Context, listener net.Listener, id Identity, address string, stream Stream, log *slog.Logger,
+) {
 	for {
 		local, err := listener.Accept()
 		if err != nil {
@@ -98,8 +103,8 @@ func (s *Source) acceptLocal(ctx context.Context, listener net.Listener, id Iden
 	}
 }
 
-// carryStream copies both ways until both sides have ended, one has failed, or ctx ends. It closes both. It calls fail with
-// the first failure, before it closes anything.
+// carryStream copies both ways until both sides have ended, one has failed, or ctx ends. It closes both. It calls
+// fail with the first failure, before it closes anything.
 func carryStream(ctx context.Context, local *net.UnixConn, remote *tls.Conn, fail func(error)) {
 	shut := func() {
 		_ = local.Close() // whoever copies fails then

@@ -20,8 +20,9 @@ import (
 func childMeta(kind datamove.Kind, owner client.Object, namespace string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: datamove.ChildName(kind, owner.GetUID()),
-		Labels:      map[string]string{datamove.LabelObject: string(owner.GetUID())},
-		Annotations: map[string]string{datamove.AnnotationOwner: datamove.FormatOwner(kind, client.ObjectKeyFromObject(owner))},
+		Labels: map[string]string{datamove.LabelObject: string(owner.GetUID())},
+		Annotations: map[string]string{datamove.AnnotationOwner: datamove.FormatOwner(kind,
+			client.ObjectKeyFromObject(owner))},
 	}
 }
 

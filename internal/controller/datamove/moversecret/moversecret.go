@@ -61,7 +61,8 @@ func (k Keeper) Keep(ctx context.Context, upload *velerov2.DataUpload, pod *core
 		err = k.Writer.Create(ctx, &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: pod.Namespace, Name: pod.Name, Labels: map[string]string{datamove.LabelObject: string(upload.UID)},
-				Annotations:     map[string]string{datamove.AnnotationOwner: datamove.FormatOwner(datamove.Upload, client.ObjectKeyFromObject(upload))},
+				Annotations: map[string]string{datamove.AnnotationOwner: datamove.FormatOwner(datamove.Upload,
+					client.ObjectKeyFromObject(upload))},
 				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))},
 			},
 			Data: data,

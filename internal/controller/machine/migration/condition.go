@@ -9,7 +9,9 @@ import (
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
 )
 
-func findCondition(conditions []kubevirtv1.MigrationCondition, t kubevirtv1.MigrationConditionType) *kubevirtv1.MigrationCondition {
+func findCondition(
+	conditions []kubevirtv1.MigrationCondition, t kubevirtv1.MigrationConditionType,
+) *kubevirtv1.MigrationCondition {
 	i := slices.IndexFunc(conditions, func(c kubevirtv1.MigrationCondition) bool { return c.Type == t })
 	if i < 0 {
 		return nil
@@ -24,10 +26,12 @@ func (d *decision) setCondition(in input, t kubevirtv1.MigrationConditionType, p
 		return
 	}
 	d.Status.Conditions = append(d.Status.Conditions, kubevirtv1.MigrationCondition{
-		Type: t, Status: corev1.ConditionTrue, Reason: p.Reason, Message: p.Message, LastTransitionTime: metav1.NewTime(in.Now).Rfc3339Copy(),
+		Type: t, Status: corev1.ConditionTrue, Reason: p.Reason, Message: p.Message,
+		LastTransitionTime: metav1.NewTime(in.Now).Rfc3339Copy(),
 	})
 }
 
 func (d *decision) removeConditions(types ...kubevirtv1.MigrationConditionType) {
-	d.Status.Conditions = slices.DeleteFunc(d.Status.Conditions, func(c kubevirtv1.MigrationCondition) bool { return slices.Contains(types, c.Type) })
+	d.Status.Conditions = slices.DeleteFunc(d.Status.Conditions,
+		func(c kubevirtv1.MigrationCondition) bool { return slices.Contains(types, c.Type) })
 }

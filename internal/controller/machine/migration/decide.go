@@ -52,6 +52,10 @@ type input struct {
 // problem is why a migration fails or waits.
 type problem struct{ Reason, Message string }
 
+func problemf(reason, format string, args ...any) *problem {
+	return &problem{reason, fmt.Sprintf(format, args...)}
+}
+
 // decision is what to do. Pods and the Secret are created first, then the label, the instance's status and the
 // migration's status are written. The finalizer is removed last.
 type decision struct {
@@ -117,7 +121,8 @@ func (d *decision) decidePending(in input) {
 	d.enterPhase(in, kubevirtv1.MigrationScheduling)
 	i := in.Instance
 	d.Status.MigrationState = &kubevirtv1.MigrationState{
-		MigrationUID: in.Migration.UID, Mode: kubevirtv1.MigrationPreCopy, SourceNode: i.Status.NodeName, SourcePod: instancepod.ActiveLauncher(i),
+		MigrationUID: in.Migration.UID, Mode: kubevirtv1.MigrationPreCopy,
+		SourceNode: i.Status.NodeName, SourcePod: instancepod.ActiveLauncher(i),
 		TargetPod: layout.MigrationPod(i.Name, i.UID, in.Migration.UID),
 	}
 	d.RequeueAfter = schedulingLimit
@@ -142,13 +147,14 @@ func (d *decision) decideScheduling(in input) {
 	why := whyPodsWait(in)
 	left := in.enteredAt(kubevirtv1.MigrationScheduling).Add(schedulingLimit).Sub(in.Now)
 	if left <= 0 {
-		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("The target pod does not run after %s. %s", schedulingLimit, why)})
+		d.markFailed(in, problemf(ReasonTimeout, "The target pod does not run after %s. %s", schedulingLimit, why))
 		return
 	}
 	d.RequeueAfter = left
 	if !d.Provide {
 		d.removeConditions(kubevirtv1.MigrationRejectedByResourceQuota)
-		d.setCondition(in, kubevirtv1.MigrationWaiting, &problem{ReasonTargetPod, fmt.Sprintf("%s The migration fails if the pods do not run within %s.", why, schedulingLimit)})
+		d.setCondition(in, kubevirtv1.MigrationWaiting, problemf(ReasonTargetPod,
+			"%s The migration fails if the pods do not run within %s.", why, schedulingLimit))
 	}
 }
 
@@ -169,7 +175,8 @@ func (d *decision) decideScheduled(in input) {
 		return
 	}
 	if in.Target == nil || in.Token == nil {
-		d.markFailed(in, &problem{ReasonTargetPodEnded, "The target pod, or the pod that brings the token to the source's node, was deleted. Create another migration."})
+		d.markFailed(in, &problem{ReasonTargetPodEnded, "The target pod, or the pod that brings the token to the source's " +
+			"node, was deleted. Create another migration."})
 		return
 	}
 	state := in.Instance.Status.MigrationState
@@ -177,7 +184,8 @@ func (d *decision) decideScheduled(in input) {
 	case state != nil && state.MigrationUID == in.Migration.UID:
 		// It was written, and this status was not.
 	case !state.Ended():
-		d.markFailed(in, &problem{ReasonAnotherMigration, fmt.Sprintf("The migration with UID %s still moves VirtualMachineInstance %s.", state.MigrationUID, in.Instance.Name)})
+		d.markFailed(in, problemf(ReasonAnotherMigration, "The migration with UID %s still moves VirtualMachineInstance %s.",
+			state.MigrationUID, in.Instance.Name))
 		return
 	case d.waitForVolumes(in):
 		return
@@ -199,7 +207,8 @@ func (d *decision) followHandlers(in input) {
 		s = in.Instance.Status.MigrationState
 	}
 	if s == nil || s.MigrationUID != in.Migration.UID {
-		d.markFailed(in, &problem{ReasonInstanceReplaced, fmt.Sprintf("VirtualMachineInstance %s no longer has this migration in its status: it was deleted or started again.", in.Migration.Spec.VMIName)})
+		d.markFailed(in, problemf(ReasonInstanceReplaced, "VirtualMachineInstance %s no longer has this migration in its "+
+			"status: it was deleted or started again.", in.Migration.Spec.VMIName))
 		return
 	}
 	d.Status.MigrationState = s.DeepCopy()
@@ -209,7 +218,7 @@ func (d *decision) followHandlers(in input) {
 	case s.Ended():
 		d.markFailed(in, &problem{ReasonFailed, s.FailureReason})
 	case in.Instance.Status.Phase.Final():
-		d.markFailed(in, &problem{ReasonInstanceNotRunning, fmt.Sprintf("VirtualMachineInstance %s has ended.", in.Instance.Name)})
+		d.markFailed(in, problemf(ReasonInstanceNotRunning, "VirtualMachineInstance %s has ended.", in.Instance.Name))
 	default:
 		d.followRunning(in, s)
 	}
@@ -223,8 +232,9 @@ func (d *decision) followRunning(in input, s *kubevirtv1.MigrationState) {
 		d.requestAbort(in, s, p)
 		return
 	case s.TargetNodeAddress == "":
-		d.setCondition(in, kubevirtv1.MigrationWaiting, &problem{ReasonTargetHandler, fmt.Sprintf(
-			"The handler of node %s prepares target pod %s. The migration fails if that takes longer than %s.", s.TargetNode, s.TargetPod, prepareLimit)})
+		d.setCondition(in, kubevirtv1.MigrationWaiting, problemf(ReasonTargetHandler,
+			"The handler of node %s prepares target pod %s. The migration fails if that takes longer than %s.",
+			s.TargetNode, s.TargetPod, prepareLimit))
 	case d.Status.Phase == kubevirtv1.MigrationPreparingTarget:
 		d.removeConditions(kubevirtv1.MigrationWaiting)
 		d.enterPhase(in, kubevirtv1.MigrationTargetReady)
@@ -253,13 +263,14 @@ func (d *decision) requestAbort(in input, s *kubevirtv1.MigrationState, p *probl
 			d.RequeueAfter = left
 			return
 		}
-		d.setCondition(in, kubevirtv1.MigrationWaiting, &problem{ReasonSourceHandler, fmt.Sprintf(
-			"The handler of node %s has not ended the migration yet: check its pod and the node. The guest runs where it is.", s.SourceNode)})
+		d.setCondition(in, kubevirtv1.MigrationWaiting, problemf(ReasonSourceHandler,
+			"The handler of node %s has not ended the migration yet: check its pod and the node. The guest runs where it is.",
+			s.SourceNode))
 	}
 }
 
-// markSucceeded ends the migration once the target pod is the instance's launcher pod. Package virtualmachineinstance sees
-// to that.
+// markSucceeded ends the migration once the target pod is the instance's launcher pod. Package virtualmachineinstance
+// sees to that.
 func (d *decision) markSucceeded(in input) {
 	s := d.Status.MigrationState
 	if in.Instance.Status.NodeName != s.TargetNode && !in.Instance.Status.Phase.Final() {
@@ -267,7 +278,10 @@ func (d *decision) markSucceeded(in input) {
 	}
 	d.removeConditions(kubevirtv1.MigrationWaiting)
 	d.enterPhase(in, kubevirtv1.MigrationSucceeded)
-	d.Note = &note{corev1.EventTypeNormal, "SuccessfulMigration", fmt.Sprintf("VirtualMachineInstance %s moved from node %s to node %s.", in.Instance.Name, s.SourceNode, s.TargetNode)}
+	d.Note = &note{
+		corev1.EventTypeNormal, "SuccessfulMigration",
+		fmt.Sprintf("VirtualMachineInstance %s moved from node %s to node %s.", in.Instance.Name, s.SourceNode, s.TargetNode),
+	}
 }
 
 // markFailed ends the migration, with the guest where it is.
@@ -290,9 +304,10 @@ func (d *decision) markFailed(in input, p *problem) {
 
 func (d *decision) enterPhase(in input, p kubevirtv1.MigrationPhase) {
 	d.Status.Phase = p
-	d.Status.PhaseTransitionTimestamps = append(d.Status.PhaseTransitionTimestamps, kubevirtv1.MigrationPhaseTransitionTimestamp{
-		Phase: p, PhaseTransitionTimestamp: metav1.NewTime(in.Now).Rfc3339Copy(),
-	})
+	d.Status.PhaseTransitionTimestamps = append(d.Status.PhaseTransitionTimestamps,
+		kubevirtv1.MigrationPhaseTransitionTimestamp{
+			Phase: p, PhaseTransitionTimestamp: metav1.NewTime(in.Now).Rfc3339Copy(),
+		})
 }
 
 // enteredAt returns when the migration entered a phase, or its creation.

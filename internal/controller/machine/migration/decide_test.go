@@ -304,6 +304,10 @@ func TestTokenPod_hasNoPrivileges(t *testing.T) {
 	}
 }
 
+func memoryOf(bytes int64) *kubevirtv1.Memory {
+	return &kubevirtv1.Memory{Guest: resource.NewQuantity(bytes, resource.BinarySI)}
+}
+
 // The defaults are KubeVirt's. A part of a GiB counts as one.
 func TestSettings_haveDefaults(t *testing.T) {
 	t.Parallel()
@@ -314,7 +318,7 @@ func TestSettings_haveDefaults(t *testing.T) {
 	all := func(c *kubevirtv1.MigrationConfiguration) []int64 {
 		return []int64{
 			int64(c.PerCluster()), int64(c.OutboundPerNode()), c.Bandwidth(), c.ProgressSeconds(), c.UtilityVolumesSeconds(),
-			c.CompletionSeconds(0), c.CompletionSeconds(1 << 30), c.CompletionSeconds(1<<30 + 1),
+			c.CompletionSeconds(nil), c.CompletionSeconds(memoryOf(1 << 30)), c.CompletionSeconds(memoryOf(1<<30 + 1)),
 		}
 	}
 	defaults := []int64{5, 2, 0, 150, 150, 150, 150, 300}

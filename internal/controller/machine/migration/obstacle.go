@@ -20,16 +20,18 @@ func whyRefused(in input) *problem {
 	case m.DeletionTimestamp != nil:
 		return whyDeleted()
 	case in.Instance == nil:
-		return &problem{ReasonInstanceNotFound, fmt.Sprintf("VirtualMachineInstance %s does not exist: start its VirtualMachine.", m.Spec.VMIName)}
+		return problemf(ReasonInstanceNotFound, "VirtualMachineInstance %s does not exist: start its VirtualMachine.",
+			m.Spec.VMIName)
 	case in.Instance.DeletionTimestamp != nil || in.Instance.Status.Phase != kubevirtv1.PhaseRunning:
 		return notRunning(in.Instance)
 	}
 	if other := aheadOf(in); other != "" {
-		return &problem{ReasonAnotherMigration, fmt.Sprintf(
-			"VirtualMachineInstanceMigration %s already moves VirtualMachineInstance %s: wait until it has ended, or delete it to abort it.", other, in.Instance.Name)}
+		return problemf(ReasonAnotherMigration, "VirtualMachineInstanceMigration %s already moves VirtualMachineInstance "+
+			"%s: wait until it has ended, or delete it to abort it.", other, in.Instance.Name)
 	}
 	if s := in.Instance.Status.MigrationState; !s.Ended() {
-		return &problem{ReasonAnotherMigration, fmt.Sprintf("The migration with UID %s still moves VirtualMachineInstance %s: try again when it has ended.", s.MigrationUID, in.Instance.Name)}
+		return problemf(ReasonAnotherMigration, "The migration with UID %s still moves VirtualMachineInstance %s: try "+
+			"again when it has ended.", s.MigrationUID, in.Instance.Name)
 	}
 	return in.NotMigratable
 }
@@ -40,9 +42,10 @@ func whyDeleted() *problem {
 
 func notRunning(i *kubevirtv1.VirtualMachineInstance) *problem {
 	if i.DeletionTimestamp != nil {
-		return &problem{ReasonInstanceNotRunning, fmt.Sprintf("VirtualMachineInstance %s is being stopped.", i.Name)}
+		return problemf(ReasonInstanceNotRunning, "VirtualMachineInstance %s is being stopped.", i.Name)
 	}
-	return &problem{ReasonInstanceNotRunning, fmt.Sprintf("VirtualMachineInstance %s is in phase %s: only a running guest can be moved.", i.Name, cmp.Or(i.Status.Phase, kubevirtv1.PhasePending))}
+	return problemf(ReasonInstanceNotRunning, "VirtualMachineInstance %s is in phase %s: only a running guest can be "+
+		"moved.", i.Name, cmp.Or(i.Status.Phase, kubevirtv1.PhasePending))
 }
 
 // aheadOf returns the name of another migration of the same instance that goes before this one, or an empty name.
@@ -71,7 +74,8 @@ func whyStopped(in input) *problem {
 	case in.Migration.DeletionTimestamp != nil:
 		return whyDeleted()
 	case in.Instance == nil || state == nil || instancepod.ActiveLauncher(in.Instance) != state.SourcePod:
-		return &problem{ReasonInstanceReplaced, fmt.Sprintf("VirtualMachineInstance %s was deleted or started again.", in.Migration.Spec.VMIName)}
+		return problemf(ReasonInstanceReplaced, "VirtualMachineInstance %s was deleted or started again.",
+			in.Migration.Spec.VMIName)
 	case in.Instance.DeletionTimestamp != nil || in.Instance.Status.Phase != kubevirtv1.PhaseRunning:
 		return notRunning(in.Instance)
 	}
@@ -79,15 +83,17 @@ func whyStopped(in input) *problem {
 }
 
 func whyTargetEnded(in input) *problem {
-	if in.Target == nil || in.Target.DeletionTimestamp == nil && !podEnded(in.Target) {
+	if in.Target == nil || in.Target.DeletionTimestamp == nil && !instancepod.HasEnded(in.Target) {
 		return nil
 	}
-	return &problem{ReasonTargetPodEnded, fmt.Sprintf("Target pod %s has ended or is being deleted: %s.", in.Target.Name, cmp.Or(in.Target.Status.Message, in.Target.Status.Reason, string(in.Target.Status.Phase)))}
+	return problemf(ReasonTargetPodEnded, "Target pod %s has ended or is being deleted: %s.", in.Target.Name,
+		cmp.Or(in.Target.Status.Message, in.Target.Status.Reason, string(in.Target.Status.Phase)))
 }
 
 // whyAborted says why a migration that runs must be aborted, or returns when to look again.
 func whyAborted(in input, s *kubevirtv1.MigrationState) (*problem, time.Duration) {
-	if asked := findCondition(in.Migration.Status.Conditions, kubevirtv1.MigrationAbortRequested); asked != nil && asked.Status == corev1.ConditionTrue {
+	if asked := findCondition(in.Migration.Status.Conditions, kubevirtv1.MigrationAbortRequested); asked != nil &&
+		asked.Status == corev1.ConditionTrue {
 		return &problem{asked.Reason, asked.Message}, 0
 	}
 	if in.Migration.DeletionTimestamp != nil {
@@ -96,9 +102,11 @@ func whyAborted(in input, s *kubevirtv1.MigrationState) (*problem, time.Duration
 	if in.Instance.DeletionTimestamp != nil {
 		return notRunning(in.Instance), 0
 	}
-	limit, what := prepareLimit, fmt.Sprintf("The handler of node %s has not prepared target pod %s within %s: check the handler's pod.", s.TargetNode, s.TargetPod, prepareLimit)
+	limit, what := prepareLimit, fmt.Sprintf("The handler of node %s has not prepared target pod %s within %s: check "+
+		"the handler's pod.", s.TargetNode, s.TargetPod, prepareLimit)
 	if s.TargetNodeAddress != "" {
-		limit = prepareLimit + time.Duration(in.Settings.CompletionSeconds(memoryOf(in.Instance)))*time.Second + sourceGrace
+		seconds := in.Settings.CompletionSeconds(in.Instance.Spec.Domain.Memory)
+		limit = prepareLimit + time.Duration(seconds)*time.Second + sourceGrace
 		what = fmt.Sprintf("The handler of node %s has not ended the migration within %s.", s.SourceNode, limit)
 	}
 	var started time.Time
@@ -112,13 +120,6 @@ func whyAborted(in input, s *kubevirtv1.MigrationState) (*problem, time.Duration
 	return nil, left
 }
 
-func memoryOf(i *kubevirtv1.VirtualMachineInstance) int64 {
-	if m := i.Spec.Domain.Memory; m != nil && m.Guest != nil {
-		return m.Guest.Value()
-	}
-	return 0
-}
-
 // waitForVolumes reports whether the migration waits for utility volumes, a backup or a freeze. It fails the
 // migration when that takes too long. The wait counts from when the migration noticed it, which is its creation
 // unless it was queued first.
@@ -128,21 +129,26 @@ func (d *decision) waitForVolumes(in input) bool {
 	seconds := int64(limit / time.Second)
 	volumes, backup := hasUtilityVolumes(i), backupOf(i)
 	first := findCondition(in.Migration.Status.Conditions, kubevirtv1.MigrationBlockedByUtilityVolumes) == nil
-	d.setBlocked(in, kubevirtv1.MigrationBlockedByUtilityVolumes, volumes, problem{ReasonUtilityVolumes, fmt.Sprintf("Migration is waiting for utility volumes to detach. Will timeout in %d seconds.", seconds)})
-	d.setBlocked(in, kubevirtv1.MigrationBlockedByBackup, backup != "", problem{ReasonBackup, fmt.Sprintf("Waiting for backup %s to complete", backup)})
+	d.setBlocked(in, kubevirtv1.MigrationBlockedByUtilityVolumes, volumes, problemf(ReasonUtilityVolumes,
+		"Migration is waiting for utility volumes to detach. Will timeout in %d seconds.", seconds))
+	d.setBlocked(in, kubevirtv1.MigrationBlockedByBackup, backup != "", problemf(ReasonBackup,
+		"Waiting for backup %s to complete", backup))
 	frozen := i.Status.FSFreezeStatus != ""
-	if c := findCondition(d.Status.Conditions, kubevirtv1.MigrationWaiting); c != nil && frozen != (c.Reason == ReasonFrozen) && (frozen || c.Reason != ReasonQueued) {
+	if c := findCondition(d.Status.Conditions, kubevirtv1.MigrationWaiting); c != nil &&
+		frozen != (c.Reason == ReasonFrozen) && (frozen || c.Reason != ReasonQueued) {
 		d.removeConditions(kubevirtv1.MigrationWaiting) // it was about another wait, or the freeze is over
 	}
 	if frozen {
-		d.setCondition(in, kubevirtv1.MigrationWaiting, &problem{ReasonFrozen, fmt.Sprintf("The guest's file systems are frozen. The migration fails if they are not thawed within %s.", limit)})
+		d.setCondition(in, kubevirtv1.MigrationWaiting, problemf(ReasonFrozen,
+			"The guest's file systems are frozen. The migration fails if they are not thawed within %s.", limit))
 	}
 	if !volumes && backup == "" && !frozen {
 		return false
 	}
 	if volumes && first {
 		d.Note = &note{corev1.EventTypeWarning, "UtilityVolumeMigrationPending", fmt.Sprintf(
-			"Migration waiting for utility volumes to detach from VMI [%s/%s]. Will timeout in %d seconds.", i.Namespace, i.Name, seconds)}
+			"Migration waiting for utility volumes to detach from VMI [%s/%s]. Will timeout in %d seconds.",
+			i.Namespace, i.Name, seconds)}
 	}
 	left := d.blockedSince(in).Add(limit).Sub(in.Now)
 	if left > 0 {
@@ -151,19 +157,21 @@ func (d *decision) waitForVolumes(in input) bool {
 	}
 	switch {
 	case volumes:
-		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("Migration timeout waiting for utility volumes to detach from VMI [%s/%s]. Utility volumes still present after %d seconds.", i.Namespace, i.Name, seconds)})
+		d.markFailed(in, problemf(ReasonTimeout, "Migration timeout waiting for utility volumes to detach from VMI "+
+			"[%s/%s]. Utility volumes still present after %d seconds.", i.Namespace, i.Name, seconds))
 	case backup != "":
-		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("Migration timeout waiting for backup %s of VMI [%s/%s], which still runs after %d seconds.", backup, i.Namespace, i.Name, seconds)})
+		d.markFailed(in, problemf(ReasonTimeout, "Migration timeout waiting for backup %s of VMI [%s/%s], which still "+
+			"runs after %d seconds.", backup, i.Namespace, i.Name, seconds))
 	default:
-		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("The guest's file systems are still frozen after %d seconds.", seconds)})
+		d.markFailed(in, problemf(ReasonTimeout, "The guest's file systems are still frozen after %d seconds.", seconds))
 	}
 	return true
 }
 
 // setBlocked sets a condition to True, or removes it.
-func (d *decision) setBlocked(in input, t kubevirtv1.MigrationConditionType, blocked bool, p problem) {
+func (d *decision) setBlocked(in input, t kubevirtv1.MigrationConditionType, blocked bool, p *problem) {
 	if blocked {
-		d.setCondition(in, t, &p)
+		d.setCondition(in, t, p)
 		return
 	}
 	d.removeConditions(t)
@@ -172,8 +180,12 @@ func (d *decision) setBlocked(in input, t kubevirtv1.MigrationConditionType, blo
 // blockedSince returns since when one of the conditions that block the migration has been True.
 func (d *decision) blockedSince(in input) time.Time {
 	since := in.Now
-	for _, t := range []kubevirtv1.MigrationConditionType{kubevirtv1.MigrationBlockedByUtilityVolumes, kubevirtv1.MigrationBlockedByBackup, kubevirtv1.MigrationWaiting} {
-		if c := findCondition(d.Status.Conditions, t); c != nil && c.LastTransitionTime.Time.Before(since) && c.Reason != ReasonQueued {
+	for _, t := range []kubevirtv1.MigrationConditionType{
+		kubevirtv1.MigrationBlockedByUtilityVolumes,
+		kubevirtv1.MigrationBlockedByBackup, kubevirtv1.MigrationWaiting,
+	} {
+		if c := findCondition(d.Status.Conditions, t); c != nil && c.LastTransitionTime.Time.Before(since) &&
+			c.Reason != ReasonQueued {
 			since = c.LastTransitionTime.Time
 		}
 	}
@@ -213,18 +225,21 @@ func (d *decision) waitForTurn(in input) bool {
 	var why string
 	switch cluster, perNode := in.Settings.PerCluster(), in.Settings.OutboundPerNode(); {
 	case outbound >= perNode:
-		why = fmt.Sprintf("%d migrations leave node %s, which is as many as may at a time (parallelOutboundMigrationsPerNode).", outbound, node)
+		why = fmt.Sprintf("%d migrations leave node %s, which is as many as may at a time "+
+			"(parallelOutboundMigrationsPerNode).", outbound, node)
 	case running >= cluster || running+ahead >= cluster && running > 0:
-		why = fmt.Sprintf("%d migrations run and %d wait longer; %d may run at a time (parallelMigrationsPerCluster).", running, ahead, cluster)
+		why = fmt.Sprintf("%d migrations run and %d wait longer; %d may run at a time (parallelMigrationsPerCluster).",
+			running, ahead, cluster)
 	default:
 		return false
 	}
 	waited := in.Now.Sub(in.Migration.CreationTimestamp.Time)
 	if waited >= queueLimit {
-		d.markFailed(in, &problem{ReasonTimeout, fmt.Sprintf("The migration's turn did not come within %s: %s", queueLimit, why)})
+		d.markFailed(in, problemf(ReasonTimeout, "The migration's turn did not come within %s: %s", queueLimit, why))
 		return true
 	}
-	d.setCondition(in, kubevirtv1.MigrationWaiting, &problem{ReasonQueued, fmt.Sprintf("%s The migration fails if its turn does not come within %s.", why, queueLimit)})
+	d.setCondition(in, kubevirtv1.MigrationWaiting, problemf(ReasonQueued,
+		"%s The migration fails if its turn does not come within %s.", why, queueLimit))
 	d.RequeueAfter = reconcile.PollInterval(waited)
 	return true
 }

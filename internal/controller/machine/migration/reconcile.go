@@ -101,7 +101,8 @@ func (r *reconciler) readOthers(ctx context.Context, g *gathered) error {
 func (r *reconciler) readClaims(ctx context.Context, g *gathered) error {
 	g.claims = map[string]*corev1.PersistentVolumeClaim{}
 	for _, name := range virtualmachineinstance.ClaimNames(g.Instance) {
-		claim, err := reconcile.Find(ctx, r.cached, types.NamespacedName{Namespace: g.Instance.Namespace, Name: name}, &corev1.PersistentVolumeClaim{})
+		claim, err := reconcile.Find(ctx, r.cached, types.NamespacedName{Namespace: g.Instance.Namespace, Name: name},
+			&corev1.PersistentVolumeClaim{})
 		if err != nil {
 			return err
 		}
@@ -137,7 +138,9 @@ func (r *reconciler) findPods(ctx context.Context, g *gathered) error {
 }
 
 // applyDecision does what was decided.
-func (r *reconciler) applyDecision(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered, d decision) error {
+func (r *reconciler) applyDecision(
+	ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered, d decision,
+) error {
 	if d.Hold {
 		return reconcile.WriteFinalizer(ctx, r.cached, m, Finalizer, true)
 	}
@@ -172,13 +175,15 @@ func (r *reconciler) providePods(ctx context.Context, m *kubevirtv1.VirtualMachi
 	wanted := []client.Object{&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: m.Namespace, Name: layout.MigrationSecret(m.UID),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(m, kubevirtv1.GroupVersion.WithKind("VirtualMachineInstanceMigration"))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(m,
+				kubevirtv1.GroupVersion.WithKind("VirtualMachineInstanceMigration"))},
 		},
 		Data: map[string][]byte{layout.MigrationToken: token},
 	}}
 	if g.Target == nil {
 		wanted = append(wanted, virtualmachineinstance.TargetPod(virtualmachineinstance.Target{
-			Migration: m.UID, Instance: g.Instance, Claims: g.claims, Images: r.Images, Configuration: g.configuration, NodeSelector: m.Spec.AddedNodeSelector,
+			Migration: m.UID, Instance: g.Instance, Claims: g.claims, Images: r.Images,
+			Configuration: g.configuration, NodeSelector: m.Spec.AddedNodeSelector,
 		}))
 	}
 	if g.Token == nil {
@@ -192,7 +197,9 @@ func (r *reconciler) providePods(ctx context.Context, m *kubevirtv1.VirtualMachi
 	return nil
 }
 
-func (r *reconciler) createOwned(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, o client.Object) error {
+func (r *reconciler) createOwned(
+	ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, o client.Object,
+) error {
 	err := r.cached.Create(ctx, o)
 	pod, isPod := o.(*corev1.Pod)
 	switch {
@@ -201,14 +208,17 @@ func (r *reconciler) createOwned(ctx context.Context, m *kubevirtv1.VirtualMachi
 	case apierrors.IsAlreadyExists(err):
 		return nil
 	case err == nil && isPod && pod.Labels[layout.LabelApp] == virtualmachineinstance.AppLauncher:
-		r.events.Eventf(m, pod, corev1.EventTypeNormal, "SuccessfulCreate", "Migrate", "Created migration target pod %s", pod.Name)
+		r.events.Eventf(m, pod, corev1.EventTypeNormal, "SuccessfulCreate", "Migrate", "Created migration target pod %s",
+			pod.Name)
 	}
 	return err
 }
 
 // showRefusal shows in the status that the API server refuses a pod or the Secret, and returns the error, so that it
 // is tried again until the phase's deadline.
-func (r *reconciler) showRefusal(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered, d decision, err error) error {
+func (r *reconciler) showRefusal(
+	ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered, d decision, err error,
+) error {
 	if !reconcile.IsRefusal(err) {
 		return err
 	}
@@ -216,14 +226,17 @@ func (r *reconciler) showRefusal(ctx context.Context, m *kubevirtv1.VirtualMachi
 	if apierrors.IsForbidden(err) && g.Target == nil {
 		t, reason = kubevirtv1.MigrationRejectedByResourceQuota, reasonQuota
 	}
-	d.setCondition(g.input, t, &problem{reason, fmt.Sprintf("%v. The migration fails if that does not change within %s.", err, schedulingLimit)})
+	d.setCondition(g.input, t, problemf(reason, "%v. The migration fails if that does not change within %s.", err,
+		schedulingLimit))
 	if werr := r.writeStatus(ctx, m, g, d); werr != nil {
 		return werr
 	}
 	return err
 }
 
-func (r *reconciler) labelTarget(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, node string) error {
+func (r *reconciler) labelTarget(
+	ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, node string,
+) error {
 	if node == "" || m.Labels[layout.LabelMigrationTarget] == node {
 		return nil
 	}
@@ -239,7 +252,9 @@ func (r *reconciler) labelTarget(ctx context.Context, m *kubevirtv1.VirtualMachi
 }
 
 // writeStatus writes the decided status if it differs, and tells of it.
-func (r *reconciler) writeStatus(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered, d decision) error {
+func (r *reconciler) writeStatus(
+	ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, g gathered, d decision,
+) error {
 	if equality.Semantic.DeepEqual(m.Status, d.Status) {
 		return nil
 	}
@@ -286,7 +301,8 @@ func (r *reconciler) deleteOldest(ctx context.Context, m *kubevirtv1.VirtualMach
 		return -1
 	})
 	for i := endedKept; i < len(ended); i++ {
-		if err := r.cached.Delete(ctx, &ended[i], client.Preconditions{UID: &ended[i].UID}); client.IgnoreNotFound(err) != nil {
+		if err := r.cached.Delete(ctx, &ended[i],
+			client.Preconditions{UID: &ended[i].UID}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete migration %s/%s: %w", ended[i].Namespace, ended[i].Name, err)
 		}
 	}

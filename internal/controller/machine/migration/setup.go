@@ -32,7 +32,10 @@ func Setup(mgr ctrl.Manager, opts Options) error {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	r := &reconciler{Options: opts, cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-migration"))}
+	r := &reconciler{
+		Options: opts, cached: mgr.GetClient(), live: mgr.GetAPIReader(),
+		events: reconcile.ShortenNotes(mgr.GetEventRecorder("varve-migration")),
+	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("migration").
 		For(&kubevirtv1.VirtualMachineInstanceMigration{}).
@@ -52,7 +55,8 @@ type reconciler struct {
 
 // migrationsOfInstance maps an instance to its migrations that have not ended.
 func (r *reconciler) migrationsOfInstance(ctx context.Context, o client.Object) []ctrl.Request {
-	return r.listRequests(ctx, o.GetNamespace(), func(m *kubevirtv1.VirtualMachineInstanceMigration) bool { return m.Spec.VMIName == o.GetName() })
+	return r.listRequests(ctx, o.GetNamespace(),
+		func(m *kubevirtv1.VirtualMachineInstanceMigration) bool { return m.Spec.VMIName == o.GetName() })
 }
 
 // migrationOfPod maps a pod of a migration to the migration.
@@ -61,10 +65,13 @@ func (r *reconciler) migrationOfPod(ctx context.Context, o client.Object) []ctrl
 	if uid == "" {
 		return nil
 	}
-	return r.listRequests(ctx, o.GetNamespace(), func(m *kubevirtv1.VirtualMachineInstanceMigration) bool { return m.UID == uid })
+	return r.listRequests(ctx, o.GetNamespace(),
+		func(m *kubevirtv1.VirtualMachineInstanceMigration) bool { return m.UID == uid })
 }
 
-func (r *reconciler) listRequests(ctx context.Context, namespace string, wanted func(*kubevirtv1.VirtualMachineInstanceMigration) bool) []ctrl.Request {
+func (r *reconciler) listRequests(
+	ctx context.Context, namespace string, wanted func(*kubevirtv1.VirtualMachineInstanceMigration) bool,
+) []ctrl.Request {
 	list := &kubevirtv1.VirtualMachineInstanceMigrationList{}
 	if err := r.cached.List(ctx, list, client.InNamespace(namespace)); err != nil {
 		return nil // the cache does not fail once it runs

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/tracking"
 )
@@ -85,7 +86,7 @@ func podHoldsVolume(pod *corev1.Pod) bool {
 
 // podIsLost reports whether the pod will no longer hold the volume.
 func podIsLost(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	return pod.DeletionTimestamp != nil || instancepod.HasEnded(pod)
 }
 
 // whyPodWaits says why an attachment pod does not run yet.

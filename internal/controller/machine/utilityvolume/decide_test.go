@@ -12,6 +12,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/machine/holdpod"
 )
 
 const (
@@ -209,7 +210,7 @@ func TestAttached_namesItsPod(t *testing.T) {
 func TestAttachmentPod_hasNoPrivileges(t *testing.T) {
 	t.Parallel()
 	i := guest(true, "")
-	pod := attachmentPod(i, i.Spec.UtilityVolumes[0], "host-1", Image{Name: "varve:1"})
+	pod := attachmentPod(i, i.Spec.UtilityVolumes[0], "host-1", holdpod.Image{Name: "varve:1"})
 	s, c := pod.Spec, pod.Spec.Containers[0].SecurityContext
 	if s.HostNetwork || s.HostPID || s.HostIPC || ptr.Deref(s.AutomountServiceAccountToken, true) || !ptr.Deref(s.SecurityContext.RunAsNonRoot, false) {
 		t.Errorf("%+v", s)

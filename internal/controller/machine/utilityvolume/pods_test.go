@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/machine/holdpod"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -53,7 +54,7 @@ func TestPods_anEndIsBelievedOfTheAPIServerAlone(t *testing.T) {
 	t.Parallel()
 	instance := guest(true, mounted)
 	pod := func(uid types.UID, phase corev1.PodPhase) *corev1.Pod {
-		p := attachmentPod(instance, instance.Spec.UtilityVolumes[0], "n1", Image{Name: "varve"})
+		p := attachmentPod(instance, instance.Spec.UtilityVolumes[0], "n1", holdpod.Image{Name: "varve"})
 		p.UID, p.Status.Phase = uid, phase
 		return p
 	}
@@ -132,7 +133,7 @@ func TestApply_noPodGoesByAnInstanceThatIsBehind(t *testing.T) {
 		"the API server does not answer": {has{err: errors.New("connection refused")}, false, true},
 	} {
 		instance := guest(true, mounted)
-		pod := attachmentPod(instance, instance.Spec.UtilityVolumes[0], "n1", Image{Name: "varve"})
+		pod := attachmentPod(instance, instance.Spec.UtilityVolumes[0], "n1", holdpod.Image{Name: "varve"})
 		instance.Spec.UtilityVolumes, instance.Status.VolumeStatus, instance.ResourceVersion = nil, nil, "1"
 		d := decide(input{Now: now, Instance: instance, Pods: map[string]*corev1.Pod{pod.Labels[layout.LabelAttachment]: pod}})
 		var deleted []string

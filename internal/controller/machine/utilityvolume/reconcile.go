@@ -14,6 +14,7 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/machine/holdpod"
 	"github.com/varvebackup/varve/internal/instancepod"
 	"github.com/varvebackup/varve/internal/layout"
 	"github.com/varvebackup/varve/internal/reconcile"
@@ -71,7 +72,7 @@ func (r *reconciler) gatherInput(ctx context.Context, instance *kubevirtv1.Virtu
 func (r *reconciler) findAttachmentPods(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance) (map[string]*corev1.Pod, error) {
 	list := &corev1.PodList{}
 	err := r.cached.List(ctx, list, client.InNamespace(instance.Namespace),
-		client.MatchingLabels{layout.LabelCreatedBy: string(instance.UID), layout.LabelApp: AppAttachment})
+		client.MatchingLabels{layout.LabelCreatedBy: string(instance.UID), layout.LabelApp: holdpod.App})
 	if err != nil {
 		return nil, fmt.Errorf("list attachment pods of instance %s/%s: %w", instance.Namespace, instance.Name, err)
 	}

@@ -12,13 +12,14 @@ import (
 
 	backupv1 "github.com/varvebackup/varve/api/backup/v1alpha1"
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/machine/holdpod"
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
 // Options are what Setup needs besides the manager.
 type Options struct {
 	// Image is what attachment pods are made of.
-	Image Image
+	Image holdpod.Image
 	// Clock tells the time. Default: the machine's.
 	Clock clock.PassiveClock
 }

@@ -15,10 +15,10 @@
 // when the launcher of a tracked instance runs. It takes back the runs of an instance that ends before it was
 // handed to a handler, or whose launcher was never told to start the guest: such runs wrote nothing.
 //
-// While a migration moves the guest (package migration), the instance has two launcher pods. The source pod is the instance's
-// until the migration has completed, and then the target pod is. If the source pod ends in between, the controller waits a
-// minute for the handlers to say whether the guest runs in the target pod. It deletes the pods that no migration needs any
-// more.
+// While a migration moves the guest (package migration), the instance has two launcher pods. The source pod is the
+// instance's until the migration has completed, and then the target pod is. If the source pod ends in between, the
+// controller waits a minute for the handlers to say whether the guest runs in the target pod. It deletes the pods
+// that no migration needs any more.
 //
 // decide and launcherPod are pure. The pod's name follows from the instance's UID, so creating it twice makes no second
 // pod. The controller believes that a pod is gone only if the API server says so, not the cache.

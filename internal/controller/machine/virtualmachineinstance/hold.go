@@ -230,7 +230,7 @@ func (r *reconciler) holderIsGone(ctx context.Context, namespace string, h runep
 		return false, nil
 	}
 	pod, err := instancepod.Get(ctx, r.live, namespace, layout.LauncherPod(h.Instance, h.UID))
-	if err != nil || pod != nil && !podHasEnded(pod) {
+	if err != nil || pod != nil && !instancepod.HasEnded(pod) {
 		return false, err
 	}
 	return r.launchersEnded(ctx, namespace, h.UID)
@@ -244,7 +244,7 @@ func (r *reconciler) launchersEnded(ctx context.Context, namespace string, insta
 	if err != nil {
 		return false, fmt.Errorf("list launcher pods in %s: %w", namespace, err)
 	}
-	return !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return !podHasEnded(&p) }), nil
+	return !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return !instancepod.HasEnded(&p) }), nil
 }
 
 // recordDisks notes on the Filesystem claims of a running guest that the guest has disks there. A claim that comes

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/instancepod"
 )
 
 // outcome is how an instance ended.
@@ -35,7 +36,7 @@ func outcomeOfPod(in input) (*outcome, time.Duration) {
 		return nil, 0
 	case in.Pod == nil:
 		return podLost("The launcher pod is gone."), 0
-	case podHasEnded(in.Pod) && deletedBefore:
+	case instancepod.HasEnded(in.Pod) && deletedBefore:
 		return deletedBeforeStart(), 0
 	case in.Pod.Status.Phase == corev1.PodSucceeded:
 		reason, message := computeMessage(in.Pod)
@@ -69,7 +70,7 @@ func outcomeOfAbandonedPod(in input, deletedBefore bool) (*outcome, time.Duratio
 // end. A positive wait is when to look again.
 func podOver(pod *corev1.Pod, now time.Time) (bool, time.Duration) {
 	switch {
-	case podHasEnded(pod):
+	case instancepod.HasEnded(pod):
 		return true, 0
 	case pod.DeletionTimestamp == nil || ptr.Deref(pod.DeletionGracePeriodSeconds, 1) > 0:
 		return false, 0
@@ -86,10 +87,6 @@ func deletedBeforeStart() *outcome {
 
 func podLost(message string) *outcome {
 	return &outcome{phase: kubevirtv1.PhaseFailed, reason: ReasonPodLost, message: message}
-}
-
-func podHasEnded(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // explainFailure says why a pod failed. It looks, in this order, at what Kubernetes did to the pod, at the init

@@ -41,7 +41,8 @@ const (
 	ReasonGuestKilled = "GuestKilled"
 	// ReasonGuestCrashed: QEMU or libvirt died.
 	ReasonGuestCrashed = "GuestCrashed"
-	// ReasonGuestLost: the guest left the source pod of a migration, and the target pod ended before it was the instance's.
+	// ReasonGuestLost: the guest left the source pod of a migration, and the target pod ended before it was the
+	// instance's.
 	ReasonGuestLost = "GuestLostInMigration"
 	// ReasonStartFailed: the guest could not be started; the message says what to fix.
 	ReasonStartFailed = "StartFailed"

@@ -216,8 +216,9 @@ func (r *reconciler) endPod(ctx context.Context, instance *kubevirtv1.VirtualMac
 	return nil
 }
 
-// endOthers removes the finalizers of other pods that have ended, and deletes those that no migration needs. It does so only if
-// the API server has the instance as it was read: in the meantime, the guest could have moved into one of them.
+// endOthers removes the finalizers of other pods that have ended, and deletes those that no migration needs. It does
+// so only if the API server has the instance as it was read: in the meantime, the guest could have moved into one of
+// them.
 func (r *reconciler) endOthers(ctx context.Context, instance *kubevirtv1.VirtualMachineInstance, d decision) error {
 	for _, pod := range d.ReleaseOthers {
 		if !controllerutil.ContainsFinalizer(pod, layout.FinalizerLauncher) {

@@ -18,7 +18,7 @@ func findStrangers(claim string, pods []corev1.Pod) []runepoch.Stranger {
 	var all []runepoch.Stranger
 	for i := range pods {
 		if canWrite(&pods[i], claim) && !isOwnPod(&pods[i]) {
-			all = append(all, runepoch.Stranger{UID: pods[i].UID, Ended: podHasEnded(&pods[i])})
+			all = append(all, runepoch.Stranger{UID: pods[i].UID, Ended: instancepod.HasEnded(&pods[i])})
 		}
 	}
 	return all
@@ -29,7 +29,8 @@ func findStrangers(claim string, pods []corev1.Pod) []runepoch.Stranger {
 func whyAttachedElsewhere(u use, pods []corev1.Pod) *obstacle {
 	for i := range pods {
 		pod := &pods[i]
-		if u.writes && canWrite(pod, u.claim) && isOwnPod(pod) && pod.Labels[layout.LabelAttachment] != "" && !podHasEnded(pod) {
+		if u.writes && canWrite(pod, u.claim) && isOwnPod(pod) && pod.Labels[layout.LabelAttachment] != "" &&
+			!instancepod.HasEnded(pod) {
 			return &obstacle{ReasonClaimInUse, fmt.Sprintf(
 				"PersistentVolumeClaim %s is attached to VirtualMachineInstance %s, for example for a backup; this machine starts when it is detached.",
 				u.claim, metav1.GetControllerOf(pod).Name)}

@@ -5,9 +5,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/controller/machine/holdpod"
 	"github.com/varvebackup/varve/internal/layout"
 )
 
@@ -62,13 +62,8 @@ const migrationDirectory = "/run/varve/migration"
 // kubelet's directory: the handler may not read Secrets. The Secret is there before the pod. It goes when the
 // migration has ended, and the guest's pod must not miss it then.
 func AddMigrationToken(pod *corev1.PodSpec, migration types.UID) {
-	pod.Containers[0].VolumeMounts = append(pod.Containers[0].VolumeMounts,
-		corev1.VolumeMount{Name: layout.MigrationVolume, MountPath: migrationDirectory, ReadOnly: true})
-	pod.Volumes = append(pod.Volumes, corev1.Volume{
-		Name: layout.MigrationVolume,
-		VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
-			SecretName: layout.MigrationSecret(migration), Optional: ptr.To(true), DefaultMode: ptr.To[int32](0o400),
-			Items: []corev1.KeyToPath{{Key: layout.MigrationToken, Path: layout.MigrationToken}},
-		}},
+	holdpod.AddToken(pod, holdpod.Token{
+		Volume: layout.MigrationVolume, Path: migrationDirectory,
+		Secret: layout.MigrationSecret(migration), Key: layout.MigrationToken,
 	})
 }

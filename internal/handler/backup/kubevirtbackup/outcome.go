@@ -97,7 +97,8 @@ func stateOfEnd(b *backupv1.VirtualMachineBackup, vmi *kubevirtv1.VirtualMachine
 		return backupstate.GuestShutdown(b.Status.SourceName, "")
 	case launcherpb.State_REQUESTED_SHUTDOWN, launcherpb.State_KILLED:
 		return stateOfStop(b, vmi)
-	case launcherpb.State_END_UNSPECIFIED, launcherpb.State_CRASHED, launcherpb.State_START_FAILED, launcherpb.State_MIGRATED:
+	case launcherpb.State_END_UNSPECIFIED, launcherpb.State_CRASHED, launcherpb.State_START_FAILED,
+		launcherpb.State_MIGRATED:
 		// A guest that moves has no backup.
 	}
 	return backupstate.GuestCrashed(b.Status.SourceName, state.GetMessage())

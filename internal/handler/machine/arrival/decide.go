@@ -4,6 +4,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	kubevirtv1 "github.com/varvebackup/varve/api/kubevirt/v1"
+	"github.com/varvebackup/varve/internal/handler/launcherclient"
 	"github.com/varvebackup/varve/internal/launcher/launcherpb"
 )
 
@@ -52,7 +53,7 @@ func decide(in input) action {
 		return decideWithoutGuest(in)
 	case in.State.Ended():
 		return release
-	case guestRuns(in.Launcher) && !in.State.TargetNodeDomainDetected:
+	case launcherclient.GuestRuns(in.Launcher) && !in.State.TargetNodeDomainDetected:
 		return detect
 	}
 	return nothing
@@ -74,8 +75,4 @@ func decideWithoutGuest(in input) action {
 		return report
 	}
 	return nothing
-}
-
-func guestRuns(s *launcherpb.State) bool {
-	return s.GetPhase() == launcherpb.State_RUNNING || s.GetPhase() == launcherpb.State_PAUSED
 }

@@ -32,7 +32,8 @@ import (
 	"github.com/varvebackup/varve/internal/reconcile"
 )
 
-// retryInterval is the pause before a look at what nobody reports: the instance, which belongs to another node, and its target pod.
+// retryInterval is the pause before a look at what nobody reports: the instance, which belongs to another node, and
+// its target pod.
 const retryInterval = time.Second
 
 // Secrets reads what the kubelet brings to pods of this node.
@@ -64,7 +65,8 @@ func (r *Reconciler) Setup(mgr ctrl.Manager) error {
 		Complete(turns.New(reconcile.HandlerPlaces).Reconciler(r))
 }
 
-// watchLaunchers wakes the reconciler whenever a launcher reports something new. A launcher's name here is its migration's.
+// watchLaunchers wakes the reconciler whenever a launcher reports something new. A launcher's name here is its
+// migration's.
 func (r *Reconciler) watchLaunchers(_ context.Context, queue workqueue.TypedRateLimitingInterface[ctrl.Request]) error {
 	r.Launchers.Subscribe(func(migration types.NamespacedName) { queue.Add(ctrl.Request{NamespacedName: migration}) })
 	return nil
@@ -89,7 +91,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return reconcile.RetryConflict(ctrl.Result{RequeueAfter: again}, err)
 }
 
-func (r *Reconciler) reconcileMigration(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration) (time.Duration, error) {
+func (r *Reconciler) reconcileMigration(
+	ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration,
+) (time.Duration, error) {
 	name := client.ObjectKeyFromObject(m)
 	vmi := &kubevirtv1.VirtualMachineInstance{}
 	err := r.Live.Get(ctx, types.NamespacedName{Namespace: m.Namespace, Name: m.Spec.VMIName}, vmi)
@@ -118,7 +122,9 @@ func (r *Reconciler) reconcileMigration(ctx context.Context, m *kubevirtv1.Virtu
 	seen := l.Snapshot()
 	next := vmi.DeepCopy()
 	again := retryInterval
-	switch decide(input{State: vmi.Status.MigrationState, Migration: m.UID, Launcher: seen.State, Answers: seen.Err == nil}) {
+	switch decide(input{
+		State: vmi.Status.MigrationState, Migration: m.UID, Launcher: seen.State, Answers: seen.Err == nil,
+	}) {
 	case prepare:
 		err = r.prepareLauncher(ctx, m, vmi, pod, l)
 	case report:
@@ -129,7 +135,10 @@ func (r *Reconciler) reconcileMigration(ctx context.Context, m *kubevirtv1.Virtu
 	case finish:
 		_, err = l.RPC().FinishMigration(ctx, &launcherpb.FinishMigrationRequest{Uid: string(m.UID)})
 	case cancel:
-		_, err = l.RPC().CancelMigration(ctx, &launcherpb.CancelMigrationRequest{Uid: string(m.UID), Reason: vmi.Status.MigrationState.FailureReason})
+		_, err = l.RPC().CancelMigration(ctx, &launcherpb.CancelMigrationRequest{
+			Uid:    string(m.UID),
+			Reason: vmi.Status.MigrationState.FailureReason,
+		})
 	case release:
 		r.Launchers.Retain(name, "")
 		again = 0
@@ -139,7 +148,9 @@ func (r *Reconciler) reconcileMigration(ctx context.Context, m *kubevirtv1.Virtu
 }
 
 // findTarget returns the target pod of the migration if it is the instance's, on this node and alive, or nil.
-func (r *Reconciler) findTarget(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, vmi *kubevirtv1.VirtualMachineInstance) (*corev1.Pod, error) {
+func (r *Reconciler) findTarget(
+	ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, vmi *kubevirtv1.VirtualMachineInstance,
+) (*corev1.Pod, error) {
 	state := vmi.Status.MigrationState
 	if state == nil || state.MigrationUID != m.UID || state.TargetNode != r.NodeName {
 		return nil, nil //nolint:nilnil // nothing is an answer
@@ -154,18 +165,26 @@ func (r *Reconciler) findTarget(ctx context.Context, m *kubevirtv1.VirtualMachin
 	return pod, nil
 }
 
-// prepareLauncher asks the launcher to listen. What it refuses is in an event: the controller gives up a target that does not get ready.
-func (r *Reconciler) prepareLauncher(ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod, l *launcherclient.Client) error {
+// prepareLauncher asks the launcher to listen. What it refuses is in an event: the controller gives up a target that
+// does not get ready.
+func (r *Reconciler) prepareLauncher(
+	ctx context.Context, m *kubevirtv1.VirtualMachineInstanceMigration, vmi *kubevirtv1.VirtualMachineInstance,
+	pod *corev1.Pod, l *launcherclient.Client,
+) error {
 	start, err := r.Requests.Build(ctx, vmi)
 	if err != nil {
 		return err
 	}
 	var token []byte
-	turns.Outside(ctx, func() { token, err = r.Secrets.ReadSecret(pod.UID, layout.MigrationVolume, layout.MigrationToken) })
+	turns.Outside(ctx, func() {
+		token, err = r.Secrets.ReadSecret(pod.UID, layout.MigrationVolume, layout.MigrationToken)
+	})
 	if err != nil {
 		return fmt.Errorf("read the migration's token: %w", err)
 	}
-	_, err = l.RPC().PrepareMigration(ctx, &launcherpb.PrepareMigrationRequest{Uid: string(m.UID), Token: token, Start: start})
+	_, err = l.RPC().PrepareMigration(ctx, &launcherpb.PrepareMigrationRequest{
+		Uid: string(m.UID), Token: token, Start: start,
+	})
 	switch status.Code(err) {
 	case codes.OK:
 		return nil
@@ -174,12 +193,15 @@ func (r *Reconciler) prepareLauncher(ctx context.Context, m *kubevirtv1.VirtualM
 	default:
 		err = errors.New(status.Convert(err).Message())
 	}
-	r.Events.Eventf(m, nil, corev1.EventTypeWarning, "TargetNotPrepared", "Prepare", "The target pod %s cannot take the guest over: %v", pod.Name, err)
+	r.Events.Eventf(m, nil, corev1.EventTypeWarning, "TargetNotPrepared", "Prepare",
+		"The target pod %s cannot take the guest over: %v", pod.Name, err)
 	return fmt.Errorf("prepare target pod %s: %w", pod.Name, err)
 }
 
 // reportReady writes where the launcher listens.
-func (r *Reconciler) reportReady(ctx context.Context, vmi, next *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) error {
+func (r *Reconciler) reportReady(
+	ctx context.Context, vmi, next *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod,
+) error {
 	if pod.Status.PodIP == "" {
 		return nil // the kubelet reports it
 	}

@@ -94,7 +94,8 @@ func decideMoving(in input) decision {
 	}
 	return decision{
 		Action: hold, DelayReason: ReasonMigrationInProgress,
-		Delayed: fmt.Sprintf("the migration to node %s is being cancelled: the guest is stopped when that is done", in.Instance.Status.MigrationState.TargetNode),
+		Delayed: fmt.Sprintf("the migration to node %s is being cancelled: the guest is stopped when that is done",
+			in.Instance.Status.MigrationState.TargetNode),
 	}
 }
 

@@ -23,20 +23,15 @@ import (
 
 // Reasons of conditions.
 const (
-	// ReasonMigrationWaits: the target of a migration is ready, and the launcher does not begin it yet; the message says why.
+	// ReasonMigrationWaits: the target of a migration is ready, and the launcher does not begin it yet; the message says
+	// why.
 	ReasonMigrationWaits = "MigrationWaits"
 	// ReasonMigrationInProgress: a stop waits for the end of a migration, which it cancels.
 	ReasonMigrationInProgress = "MigrationInProgress"
 )
 
-const (
-	// migrationBeginTimeout is how long the launcher may refuse to begin a migration whose target is ready.
-	migrationBeginTimeout = time.Minute
-	// Defaults of the KubeVirt object's migrations.
-	defaultCompletionPerGiB = 150
-	defaultProgressTimeout  = 150
-	gibibyte                = 1 << 30
-)
+// migrationBeginTimeout is how long the launcher may refuse to begin a migration whose target is ready.
+const migrationBeginTimeout = time.Minute
 
 // migrationInput is everything that the decision about a migration from here depends on.
 type migrationInput struct {
@@ -94,13 +89,20 @@ func decideMigration(in migrationInput) migrationDecision {
 	return migrationDecision{}
 }
 
-// moveGuest takes a migration from here one step further and records in next how it goes. It returns what keeps it from beginning.
-func (r *Reconciler) moveGuest(ctx context.Context, vmi, next *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client, seen launcherclient.Snapshot) (*problem, error) {
+// moveGuest takes a migration from here one step further and records in next how it goes. It returns what keeps it
+// from beginning.
+func (r *Reconciler) moveGuest(
+	ctx context.Context, vmi, next *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client,
+	seen launcherclient.Snapshot,
+) (*problem, error) {
 	m := vmi.Status.MigrationState
 	if m.Ended() {
 		return nil, r.endStrayMigration(ctx, vmi, l)
 	}
-	in := migrationInput{Migration: m, Launcher: seen.State, Answers: seen.Err == nil, Stopping: !vmi.DeletionTimestamp.IsZero()}
+	in := migrationInput{
+		Migration: m, Launcher: seen.State, Answers: seen.Err == nil,
+		Stopping: !vmi.DeletionTimestamp.IsZero(),
+	}
 	d := decideMigration(in)
 	if d.GiveUp != "" {
 		// The call that began it may be younger than what was seen.
@@ -114,12 +116,16 @@ func (r *Reconciler) moveGuest(ctx context.Context, vmi, next *kubevirtv1.Virtua
 	case d.Begin:
 		return r.beginMigration(ctx, vmi, next, l)
 	case d.Cancel != "":
-		if _, err := l.RPC().CancelMigration(ctx, &launcherpb.CancelMigrationRequest{Uid: string(m.MigrationUID), Reason: d.Cancel}); err != nil {
+		if _, err := l.RPC().CancelMigration(ctx, &launcherpb.CancelMigrationRequest{
+			Uid:    string(m.MigrationUID),
+			Reason: d.Cancel,
+		}); err != nil {
 			return nil, fmt.Errorf("cancel the migration: %w", err)
 		}
 	case d.Completed:
 		r.endMigration(next, "")
-		r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "Migrated", "Migrate", "The guest was moved to node %s.", m.TargetNode)
+		r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "Migrated", "Migrate", "The guest was moved to node %s.",
+			m.TargetNode)
 	case d.Failed != "" || d.GiveUp != "":
 		r.failMigration(vmi, next, d.Failed+d.GiveUp)
 	}
@@ -135,11 +141,14 @@ func (r *Reconciler) endMigration(next *kubevirtv1.VirtualMachineInstance, failu
 
 func (r *Reconciler) failMigration(vmi, next *kubevirtv1.VirtualMachineInstance, why string) {
 	r.endMigration(next, why)
-	r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, "MigrationFailed", "Migrate", "The guest was not moved to node %s: %s", vmi.Status.MigrationState.TargetNode, why)
+	r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, "MigrationFailed", "Migrate",
+		"The guest was not moved to node %s: %s", vmi.Status.MigrationState.TargetNode, why)
 }
 
 // beginMigration asks the launcher to move the guest. A launcher that refuses is asked again for a minute.
-func (r *Reconciler) beginMigration(ctx context.Context, vmi, next *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client) (*problem, error) {
+func (r *Reconciler) beginMigration(
+	ctx context.Context, vmi, next *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client,
+) (*problem, error) {
 	m := vmi.Status.MigrationState
 	request, err := r.migrateRequest(ctx, vmi)
 	if err != nil {
@@ -148,10 +157,12 @@ func (r *Reconciler) beginMigration(ctx context.Context, vmi, next *kubevirtv1.V
 	_, err = l.RPC().Migrate(ctx, request)
 	switch why := status.Convert(err).Message(); status.Code(err) {
 	case codes.OK:
-		r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "Migrating", "Migrate", "The guest is being moved to node %s.", m.TargetNode)
+		r.Events.Eventf(vmi, nil, corev1.EventTypeNormal, "Migrating", "Migrate", "The guest is being moved to node %s.",
+			m.TargetNode)
 		return nil, nil
 	case codes.Unimplemented:
-		return r.afterRefusal(vmi, next, "restart the machine: its launcher is of an older version, which cannot move its guest", true), nil
+		return r.afterRefusal(vmi, next, "restart the machine: its launcher is of an older version, which cannot move its "+
+			"guest", true), nil
 	case codes.InvalidArgument:
 		return r.afterRefusal(vmi, next, why, true), nil
 	case codes.FailedPrecondition, codes.Aborted:
@@ -161,18 +172,23 @@ func (r *Reconciler) beginMigration(ctx context.Context, vmi, next *kubevirtv1.V
 	return nil, fmt.Errorf("ask the launcher to move the guest: %w", err)
 }
 
-// afterRefusal fails a migration that has not begun, at once or a minute after its target was ready. Until then it returns what to show.
+// afterRefusal fails a migration that has not begun, at once or a minute after its target was ready. Until then it
+// returns what to show.
 func (r *Reconciler) afterRefusal(vmi, next *kubevirtv1.VirtualMachineInstance, why string, final bool) *problem {
 	m := vmi.Status.MigrationState
-	if ready := m.TargetNodeDomainReadyTimestamp; final || ready != nil && r.Clock.Since(ready.Time) > migrationBeginTimeout {
+	if ready := m.TargetNodeDomainReadyTimestamp; final || ready != nil &&
+		r.Clock.Since(ready.Time) > migrationBeginTimeout {
 		r.failMigration(vmi, next, why)
 		return nil
 	}
-	return &problem{ReasonMigrationWaits, fmt.Sprintf("the migration to node %s cannot begin, the handler keeps trying for %v: %s",
+	return &problem{ReasonMigrationWaits, fmt.Sprintf("the migration to node %s cannot begin, the handler keeps trying "+
+		"for %v: %s",
 		m.TargetNode, migrationBeginTimeout, why)}
 }
 
-func (r *Reconciler) migrateRequest(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (*launcherpb.MigrateRequest, error) {
+func (r *Reconciler) migrateRequest(
+	ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance,
+) (*launcherpb.MigrateRequest, error) {
 	m := vmi.Status.MigrationState
 	token, err := r.readMigrationToken(ctx, vmi)
 	if err != nil {
@@ -184,27 +200,21 @@ func (r *Reconciler) migrateRequest(ctx context.Context, vmi *kubevirtv1.Virtual
 		return nil, fmt.Errorf("read KubeVirt %s/%s: %w", r.Namespace, layout.Configuration, err)
 	}
 	request := &launcherpb.MigrateRequest{Uid: string(m.MigrationUID), Address: m.TargetNodeAddress, Token: token}
-	setMigrationLimits(request, kv.Spec.Configuration.MigrationConfiguration, vmi.Spec.Domain.Memory)
+	setMigrationLimits(request, kv.Migrations(), vmi.Spec.Domain.Memory)
 	return request, nil
 }
 
 // setMigrationLimits sets how fast and how long the guest may be moved.
-func setMigrationLimits(request *launcherpb.MigrateRequest, limits *kubevirtv1.MigrationConfiguration, memory *kubevirtv1.Memory) {
-	if limits == nil {
-		limits = &kubevirtv1.MigrationConfiguration{}
-	}
-	gib := int64(1)
-	if memory != nil && memory.Guest != nil {
-		gib = max(1, (memory.Guest.Value()+gibibyte-1)/gibibyte)
-	}
-	request.ProgressTimeoutSeconds = ptr.Deref(limits.ProgressTimeout, defaultProgressTimeout)
-	request.CompletionTimeoutSeconds = gib * ptr.Deref(limits.CompletionTimeoutPerGiB, defaultCompletionPerGiB)
-	if limit := limits.BandwidthPerMigration; limit != nil {
-		request.BandwidthBytes = uint64(max(0, limit.Value())) //nolint:gosec // it is not negative
-	}
+func setMigrationLimits(
+	request *launcherpb.MigrateRequest, limits *kubevirtv1.MigrationConfiguration, memory *kubevirtv1.Memory,
+) {
+	request.ProgressTimeoutSeconds = limits.ProgressSeconds()
+	request.CompletionTimeoutSeconds = limits.CompletionSeconds(memory)
+	request.BandwidthBytes = uint64(max(0, limits.Bandwidth())) //nolint:gosec // it is not negative
 }
 
-// readMigrationToken returns the migration's token. Handlers may not read Secrets: the kubelet brings it to a pod on this node.
+// readMigrationToken returns the migration's token. Handlers may not read Secrets: the kubelet brings it to a pod on
+// this node.
 func (r *Reconciler) readMigrationToken(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) ([]byte, error) {
 	migration := vmi.Status.MigrationState.MigrationUID
 	name := layout.MigrationSourcePod(vmi.Name, vmi.UID, migration)
@@ -212,7 +222,8 @@ func (r *Reconciler) readMigrationToken(ctx context.Context, vmi *kubevirtv1.Vir
 	switch {
 	case err != nil:
 		return nil, err
-	case pod == nil || pod.Spec.NodeName != r.NodeName || !instancepod.IsMigrationSource(pod, vmi.Name, vmi.UID, migration):
+	case pod == nil || pod.Spec.NodeName != r.NodeName ||
+		!instancepod.IsMigrationSource(pod, vmi.Name, vmi.UID, migration):
 		return nil, fmt.Errorf("pod %s, which brings the migration's token, is not on node %s", name, r.NodeName)
 	}
 	var token []byte
@@ -223,8 +234,11 @@ func (r *Reconciler) readMigrationToken(ctx context.Context, vmi *kubevirtv1.Vir
 	return token, nil
 }
 
-// endStrayMigration cancels a migration that the launcher runs although the instance has none: the controller has given it up.
-func (r *Reconciler) endStrayMigration(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client) error {
+// endStrayMigration cancels a migration that the launcher runs although the instance has none: the controller has
+// given it up.
+func (r *Reconciler) endStrayMigration(
+	ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client,
+) error {
 	running := l.Snapshot().State.GetMigration()
 	if running.GetPhase() != launcherpb.Migration_RUNNING {
 		return nil
@@ -249,8 +263,11 @@ func (r *Reconciler) endStrayMigration(ctx context.Context, vmi *kubevirtv1.Virt
 }
 
 // finishArrival lets a guest run that was moved here and whose launcher has not heard that the source's is gone.
-func (r *Reconciler) finishArrival(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client) error {
-	_, err := l.RPC().FinishMigration(ctx, &launcherpb.FinishMigrationRequest{Uid: string(vmi.Status.MigrationState.MigrationUID)})
+func (r *Reconciler) finishArrival(
+	ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client,
+) error {
+	_, err := l.RPC().FinishMigration(ctx,
+		&launcherpb.FinishMigrationRequest{Uid: string(vmi.Status.MigrationState.MigrationUID)})
 	if err != nil {
 		return fmt.Errorf("let the guest that was moved here run: %w", err)
 	}

@@ -74,7 +74,7 @@ func projectStatus(v view) *kubevirtv1.VirtualMachineInstanceStatus {
 	if state.GetEnd() == launcherpb.State_MIGRATED {
 		return s // the guest goes on, and the other node's handler reports it
 	}
-	runs := guestRuns(state)
+	runs := launcherclient.GuestRuns(state)
 	if runs && s.Phase == kubevirtv1.PhaseScheduled {
 		s.Phase = kubevirtv1.PhaseRunning
 		s.PhaseTransitionTimestamps = append(s.PhaseTransitionTimestamps, kubevirtv1.PhaseTransitionTimestamp{
@@ -95,14 +95,11 @@ func projectStatus(v view) *kubevirtv1.VirtualMachineInstanceStatus {
 	}
 	s.ChangedBlockTracking = trackingStatus(v)
 	// An older version wrote it, and the controller waits until that is gone.
-	if c := condition.Find(s.Conditions, kubevirtv1.ConditionLiveMigratable); c != nil && c.Reason == "LiveMigrationNotSupported" {
+	if c := condition.Find(s.Conditions, kubevirtv1.ConditionLiveMigratable); c != nil &&
+		c.Reason == "LiveMigrationNotSupported" {
 		s.Conditions = condition.Remove(s.Conditions, kubevirtv1.ConditionLiveMigratable)
 	}
 	return s
-}
-
-func guestRuns(state *launcherpb.State) bool {
-	return state.GetPhase() == launcherpb.State_RUNNING || state.GetPhase() == launcherpb.State_PAUSED
 }
 
 func setCondition(s *kubevirtv1.VirtualMachineInstanceStatus, now time.Time, t kubevirtv1.ConditionType, status corev1.ConditionStatus, reason, message string) {
@@ -137,7 +134,8 @@ func setConditions(v view, s *kubevirtv1.VirtualMachineInstanceStatus) {
 	}
 	switch {
 	case v.Decision.Delayed != "":
-		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue, cmp.Or(v.Decision.DelayReason, ReasonBackupInProgress), v.Decision.Delayed)
+		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionTrue,
+			cmp.Or(v.Decision.DelayReason, ReasonBackupInProgress), v.Decision.Delayed)
 	case condition.True(s.Conditions, kubevirtv1.ConditionStopDelayed):
 		// Keep it as False: the controller counts the guest's grace period from here.
 		setCondition(s, v.Now, kubevirtv1.ConditionStopDelayed, corev1.ConditionFalse, ReasonStopping, "the guest is being stopped")
@@ -251,7 +249,7 @@ func trackingStatus(v view) *kubevirtv1.ChangedBlockTrackingStatus {
 		return now
 	}
 	now.State = kubevirtv1.ChangedBlockTrackingInitializing
-	if guestRuns(state) && v.Reviewed && allTracked(vmi, state) {
+	if launcherclient.GuestRuns(state) && v.Reviewed && allTracked(vmi, state) {
 		now.State = kubevirtv1.ChangedBlockTrackingEnabled
 	}
 	return now

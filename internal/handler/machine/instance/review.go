@@ -20,7 +20,8 @@ import (
 // them nothing can be validated. It also waits while a backup holds the instance: the backup does the same for
 // itself.
 func (r *Reconciler) reviewCheckpoints(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, l *launcherclient.Client, seen launcherclient.Snapshot) error {
-	if !guestRuns(seen.State) || !reportsDisks(vmi, seen.State) || seen.Err != nil || !vmi.DeletionTimestamp.IsZero() || vmi.Annotations[layout.AnnotationTracking] != "true" {
+	if !launcherclient.GuestRuns(seen.State) || !reportsDisks(vmi, seen.State) || seen.Err != nil ||
+		!vmi.DeletionTimestamp.IsZero() || vmi.Annotations[layout.AnnotationTracking] != "true" {
 		return nil
 	}
 	if isHeld(vmi) || r.isReviewed(l.Launcher()) || !vmi.Status.MigrationState.Ended() {

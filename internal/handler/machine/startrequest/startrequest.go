@@ -1,5 +1,5 @@
-// Package startrequest says what a launcher gets to bring a guest up: the instance, and the claims of its disks as they are now.
-// A launcher that starts the guest and one that takes it over from another node get the same.
+// Package startrequest says what a launcher gets to bring a guest up: the instance, and the claims of its disks as
+// they are now. A launcher that starts the guest and one that takes it over from another node get the same.
 package startrequest
 
 import (
@@ -63,9 +63,11 @@ func (b *Builder) Build(ctx context.Context, vmi *kubevirtv1.VirtualMachineInsta
 	}, nil
 }
 
-// readDiskSources reads the claims of the disks from the API server, because their identity decides whether an overlay is
-// trusted.
-func (b *Builder) readDiskSources(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) ([]*launcherpb.DiskSource, error) {
+// readDiskSources reads the claims of the disks from the API server, because their identity decides whether an
+// overlay is trusted.
+func (b *Builder) readDiskSources(
+	ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance,
+) ([]*launcherpb.DiskSource, error) {
 	var all []*launcherpb.DiskSource
 	for _, v := range vmi.Spec.Volumes {
 		if v.PersistentVolumeClaim == nil {
@@ -90,9 +92,11 @@ func (b *Builder) readDiskSources(ctx context.Context, vmi *kubevirtv1.VirtualMa
 }
 
 // runOf returns the instance's run on a claim, the run before it, and whether a guest has had a disk on the claim.
-// The runs are empty if the claim names another run as its last one, or none. Then nobody knows who wrote to the
-// claim, and the launcher keeps no overlay.
-func (b *Builder) runOf(vmi *kubevirtv1.VirtualMachineInstance, claim *corev1.PersistentVolumeClaim) (run, previous string, hadDisk bool) {
+// Both runs are empty unless the claim names the instance's run as its last one. Without that, anybody may have written
+// to the claim, so the launcher keeps no overlay.
+func (b *Builder) runOf(
+	vmi *kubevirtv1.VirtualMachineInstance, claim *corev1.PersistentVolumeClaim,
+) (run, previous string, hadDisk bool) {
 	epoch, err := runepoch.Of(claim)
 	if err != nil {
 		b.Log.Error(err, "the claim's runs are unknown: creating a new overlay", "namespace", claim.Namespace)

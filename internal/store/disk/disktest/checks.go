@@ -127,7 +127,8 @@ func checkSnapshot(t *testing.T, d Disk) {
 		t.Error(diff)
 	}
 	wantClass(t, d.Snapshot(ctx, "h", "s3", seal), errclass.Conflict)
-	wantClass(t, d.Snapshot(ctx, "s1", "s3", disk.Seal{UID: "s3", Kind: disk.KindSnapshot}), errclass.Invalid, "not a head")
+	wantClass(t, d.Snapshot(ctx, "s1", "s3", disk.Seal{UID: "s3", Kind: disk.KindSnapshot}), errclass.Invalid,
+		"not a head")
 	seal.Kind = disk.KindImage
 	wantClass(t, d.Snapshot(ctx, "h", "s1", seal), errclass.Conflict)
 
