@@ -496,16 +496,26 @@ func TestNetworkPolicies_ofMachinesLeaveGuestsTheirNetwork(t *testing.T) {
 	t.Parallel()
 	// A guest that moves comes from the launcher pod that it leaves.
 	fromLauncher := networkingv1.NetworkPolicyIngressRule{
-		From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{layout.LabelApp: virtualmachineinstance.AppLauncher}}}},
-		Ports: []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromInt32(layout.MigrationPort)), Protocol: ptr.To(corev1.ProtocolTCP)}},
+		From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{layout.LabelApp: virtualmachineinstance.AppLauncher}}}},
+		Ports: []networkingv1.NetworkPolicyPort{{
+			Port:     ptr.To(intstr.FromInt32(layout.MigrationPort)),
+			Protocol: ptr.To(corev1.ProtocolTCP),
+		}},
 	}
 	for name, want := range map[string]struct {
 		app   string
 		types []networkingv1.PolicyType
 		rules []networkingv1.NetworkPolicyIngressRule
 	}{
-		"varve-launchers":   {virtualmachineinstance.AppLauncher, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, []networkingv1.NetworkPolicyIngressRule{fromLauncher}},
-		"varve-attachments": {holdpod.App, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}, nil},
+		"varve-launchers": {
+			virtualmachineinstance.AppLauncher,
+			[]networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+			[]networkingv1.NetworkPolicyIngressRule{fromLauncher},
+		},
+		"varve-attachments": {holdpod.App, []networkingv1.PolicyType{
+			networkingv1.PolicyTypeIngress,
+			networkingv1.PolicyTypeEgress,
+		}, nil},
 	} {
 		policy := find[*networkingv1.NetworkPolicy](t, name)
 		selected := map[string]string{layout.LabelApp: want.app}

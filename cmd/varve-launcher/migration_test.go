@@ -108,7 +108,8 @@ func checkpoint(b *pb.Backup) *pb.RedefineCheckpointsRequest {
 	}}
 }
 
-// The guest moves while it writes, and what it wrote since its last backup, before and after, is what the next one moves.
+// The guest moves while it writes, and what it wrote since its last backup, before and after, is what the next one
+// moves.
 func TestMigration_bringsGuestAndBitmaps(t *testing.T) {
 	p := newPod(t, 64*mib)
 	p.vmi.Spec.Domain.Devices.Interfaces = []kubevirtv1.Interface{{Name: "default"}}
@@ -117,9 +118,11 @@ func TestMigration_bringsGuestAndBitmaps(t *testing.T) {
 	p.up()
 	p.begin(p.request("full", "backup-1"))
 	full := p.done("full")
-	p.guest("echo before >/disks/fs/file; sync; dd if=/dev/urandom of=/dev/vdb bs=64k count=16 seek=77 oflag=direct 2>/dev/null")
+	p.guest("echo before >/disks/fs/file; sync; dd if=/dev/urandom of=/dev/vdb bs=64k count=16 seek=77 oflag=direct " +
+		"2>/dev/null")
 	boot := p.guest("cat /proc/sys/kernel/random/boot_id")
-	p.fire("while [ ! -e /tmp/stop ]; do dd if=/dev/urandom of=/dev/vdb bs=64k count=4 seek=200 oflag=direct 2>/dev/null; echo turn >>/tmp/turns; done; touch /tmp/stopped")
+	p.fire("while [ ! -e /tmp/stop ]; do dd if=/dev/urandom of=/dev/vdb bs=64k count=4 seek=200 oflag=direct " +
+		"2>/dev/null; echo turn >>/tmp/turns; done; touch /tmp/stopped")
 
 	n := p.neighbour()
 	for range 2 { // it can be repeated
@@ -135,7 +138,9 @@ func TestMigration_bringsGuestAndBitmaps(t *testing.T) {
 	}
 	begun := time.Now()
 	p.migrate(&pb.MigrateRequest{Uid: "m", ProgressTimeoutSeconds: 150, CompletionTimeoutSeconds: 150})
-	p.await("the guest has left", func(s *pb.State) bool { return s.Phase == pb.State_ENDED && s.End == pb.State_MIGRATED })
+	p.await("the guest has left", func(s *pb.State) bool {
+		return s.Phase == pb.State_ENDED && s.End == pb.State_MIGRATED
+	})
 	t.Logf("moved in %v", time.Since(begun))
 	s := n.await("the guest goes on", func(s *pb.State) bool {
 		return s.Phase == pb.State_RUNNING && s.AgentConnected && len(s.Disks) == 2 && s.Migration.Phase == pb.Migration_ENDED
@@ -151,19 +156,22 @@ func TestMigration_bringsGuestAndBitmaps(t *testing.T) {
 		t.Errorf("the guest was booted: %s, then %s", boot, now)
 	}
 	turns := n.guest("wc -l </tmp/turns")
-	n.guest("while [ $(wc -l </tmp/turns) -le " + strings.TrimSpace(turns) + " ]; do sleep 0.1; done; touch /tmp/stop; while [ ! -e /tmp/stopped ]; do sleep 0.1; done; sync")
+	n.guest("while [ $(wc -l </tmp/turns) -le " + strings.TrimSpace(turns) + " ]; do sleep 0.1; done; touch /tmp/stop; " +
+		"while [ ! -e /tmp/stopped ]; do sleep 0.1; done; sync")
 
 	redefined, err := n.client.RedefineCheckpoints(t.Context(), checkpoint(full))
 	if err != nil || len(redefined.Results[0].Valid) != 2 {
 		t.Fatalf("%v, %v", redefined, err)
 	}
-	n.guest("echo after >/disks/fs/file; sync; dd if=/dev/urandom of=/dev/vdb bs=64k count=16 seek=500 oflag=direct 2>/dev/null")
+	n.guest("echo after >/disks/fs/file; sync; dd if=/dev/urandom of=/dev/vdb bs=64k count=16 seek=500 oflag=direct " +
+		"2>/dev/null")
 	reference := n.reference("second")
 	n.begin(n.continuing(n.request("second", "backup-1"), target, "full"))
 	second := n.done("second")
 	n.sameBytes(reference, target+"/vm/backup-second")
 	n.fileSystemHas(target+"/vm/backup-second", "/file", "after\n")
-	if moved := second.Volumes[1].MovedBytes; !second.Volumes[1].Incremental || moved < 36*64<<10 || moved > uint64(40*64<<10)+uint64(mib) {
+	if moved := second.Volumes[1].MovedBytes; !second.Volumes[1].Incremental || moved < 36*64<<10 ||
+		moved > uint64(40*64<<10)+uint64(mib) {
 		t.Errorf("36 clusters changed, %d bytes moved (%v)", moved, second.Volumes[1])
 	}
 
@@ -216,7 +224,8 @@ func TestMigration_failuresLeaveTheGuest(t *testing.T) {
 	if message := p.migrationFails("slow"); !strings.Contains(message, "completed in 5s") {
 		t.Errorf("too slow: %s", message)
 	}
-	if s := n.await("the target waits for the next try", func(s *pb.State) bool { return true }); s.Phase != pb.State_IDLE {
+	if s := n.await("the target waits for the next try",
+		func(s *pb.State) bool { return true }); s.Phase != pb.State_IDLE {
 		t.Errorf("the target: %v", s)
 	}
 	p.migrate(&pb.MigrateRequest{Uid: "slow"}) // the same again is the same
@@ -230,7 +239,10 @@ func TestMigration_failuresLeaveTheGuest(t *testing.T) {
 	p.migrate(&pb.MigrateRequest{Uid: "cancelled", BandwidthBytes: slowly})
 	p.await("memory moves", func(s *pb.State) bool { return s.Migration.RemainingBytes > 0 })
 	for _, uid := range []string{"unknown", "cancelled", "cancelled"} {
-		if _, err := p.client.CancelMigration(t.Context(), &pb.CancelMigrationRequest{Uid: uid, Reason: "the migration was deleted"}); err != nil {
+		if _, err := p.client.CancelMigration(t.Context(), &pb.CancelMigrationRequest{
+			Uid:    uid,
+			Reason: "the migration was deleted",
+		}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -270,7 +282,8 @@ func TestMigration_failuresLeaveTheGuest(t *testing.T) {
 	if code := p.wait(); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	if _, err := n.client.FinishMigration(t.Context(), &pb.FinishMigrationRequest{Uid: "lost"}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := n.client.FinishMigration(t.Context(),
+		&pb.FinishMigrationRequest{Uid: "lost"}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("a guest that has not arrived goes on: %v", err)
 	}
 	n.cancelled("lost")
@@ -340,11 +353,15 @@ func (b *breaker) cut() {
 	b.conns = nil
 }
 
-// brokenAfter is how long after the guest has stopped on the source the network breaks. Within about 200 ms it changes sides.
-var brokenAfter = []time.Duration{0, 60 * time.Millisecond, 120 * time.Millisecond, 180 * time.Millisecond, 240 * time.Millisecond}
+// brokenAfter is how long after the guest has stopped on the source the network breaks. Within about 200 ms it
+// changes sides.
+var brokenAfter = []time.Duration{
+	0, 60 * time.Millisecond, 120 * time.Millisecond, 180 * time.Millisecond,
+	240 * time.Millisecond,
+}
 
-// The network breaks when the guest changes sides, where libvirt cannot know what the other side does. The guest runs on exactly one
-// of them, and writes what it wrote.
+// The network breaks when the guest changes sides, where libvirt cannot know what the other side does. The guest runs
+// on exactly one of them, and writes what it wrote.
 func TestMigration_networkBreaksAtTheSwitch(t *testing.T) {
 	here := newPod(t, 64*mib)
 	target := here.target("backup-1", 512*mib)
@@ -403,7 +420,8 @@ func TestMigration_networkBreaksAtTheSwitch(t *testing.T) {
 	second := here.done("second")
 	here.sameBytes(reference, target+"/vm/backup-second")
 	changed := uint64(4*len(brokenAfter)) * 64 << 10
-	if bytes := second.Volumes[1].MovedBytes; !second.Volumes[1].Incremental || bytes < changed || bytes > changed+uint64(mib) {
+	if bytes := second.Volumes[1].MovedBytes; !second.Volumes[1].Incremental || bytes < changed ||
+		bytes > changed+uint64(mib) {
 		t.Errorf("%d bytes changed, %d moved", changed, bytes)
 	}
 }

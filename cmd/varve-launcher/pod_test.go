@@ -36,8 +36,8 @@ import (
 const (
 	launcherVariable = "VARVE_LAUNCHER_TEST"
 	containerRuntime = "runtime"
-	// nodeVariable is the name of the pod's node, and asideVariable a directory that holds what this pod does not share with
-	// that of another launcher.
+	// nodeVariable is the name of the pod's node, and asideVariable a directory that holds what this pod does not share
+	// with that of another launcher.
 	nodeVariable  = "VARVE_LAUNCHER_TEST_NODE"
 	asideVariable = "VARVE_LAUNCHER_TEST_ASIDE"
 	theLauncher   = "launcher"
@@ -100,7 +100,8 @@ type pod struct {
 	srcs []*pb.DiskSource
 	// starts is how many runs the claims have had.
 	starts int
-	// node is the name of its node. aside is where its sockets and private files are if not at their usual places (neighbour).
+	// node is the name of its node. aside is where its sockets and private files are if not at their usual places
+	// (neighbour).
 	node, aside string
 
 	cmd    *exec.Cmd
@@ -214,8 +215,10 @@ func (p *pod) launch() {
 	if err != nil {
 		p.Fatal(err)
 	}
-	cmd := exec.Command(os.Args[0], "--log-level=debug", "--serial-log="+p.dir+"/serial.log", "--termination-log="+p.dir+"/termination"+p.suffix())
-	cmd.Env = append(os.Environ(), launcherVariable+"="+containerRuntime, nodeVariable+"="+p.node, asideVariable+"="+p.aside)
+	cmd := exec.Command(os.Args[0], "--log-level=debug", "--serial-log="+p.dir+"/serial.log",
+		"--termination-log="+p.dir+"/termination"+p.suffix())
+	cmd.Env = append(os.Environ(), launcherVariable+"="+containerRuntime, nodeVariable+"="+p.node,
+		asideVariable+"="+p.aside)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS}
 	if err := errors.Join(cmd.Start(), log.Close()); err != nil {
@@ -227,7 +230,8 @@ func (p *pod) launch() {
 		exited <- cmd.ProcessState.ExitCode()
 	}()
 	p.cmd, p.exited = cmd, exited
-	p.conn, err = grpc.NewClient("unix://"+p.place(layout.Socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	p.conn, err = grpc.NewClient("unix://"+p.place(layout.Socket),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -240,7 +244,10 @@ func (p *pod) showLogs() {
 	if !p.Failed() {
 		return
 	}
-	for _, name := range []string{"launcher.log", "launcher.log-target", "serial.log", "termination", "termination-target"} {
+	for _, name := range []string{
+		"launcher.log", "launcher.log-target", "serial.log", "termination",
+		"termination-target",
+	} {
 		data, err := os.ReadFile(filepath.Join(p.dir, name))
 		p.Logf("%s (%v):\n%s", name, err, data[max(0, len(data)-20000):])
 	}

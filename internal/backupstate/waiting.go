@@ -49,13 +49,14 @@ func GuestEnded(machine string, phase kubevirtv1.Phase) State {
 	return waitForUser(backupv1.ReasonVMNotRunning, "Waiting for VirtualMachine %s to run: its guest ended (%s); start it again.", machine, phase)
 }
 
-// GuestMoves says that a migration moves the virtual machine's guest to another node. An empty name: it no longer exists, and
-// is being ended.
+// GuestMoves says that a migration moves the virtual machine's guest to another node. An empty name: it no longer
+// exists, and is being ended.
 func GuestMoves(machine, migration string) State {
 	if migration == "" {
 		return state(backupv1.ReasonMigration, "Waiting for a migration of VirtualMachine %s to end.", machine)
 	}
-	return state(backupv1.ReasonMigration, "Waiting for VirtualMachineInstanceMigration %s of VirtualMachine %s to end; delete it to abort it.", migration, machine)
+	return state(backupv1.ReasonMigration, "Waiting for VirtualMachineInstanceMigration %s of VirtualMachine %s to "+
+		"end; delete it to abort it.", migration, machine)
 }
 
 // GuestComing says that the virtual machine's guest does not run yet.

@@ -49,12 +49,17 @@ func migratable(want corev1.ConditionStatus, message string) func(*kubevirtv1.Vi
 // migrate creates a migration as a user does.
 func (w *world) migrate(name string) *kubevirtv1.VirtualMachineInstanceMigration {
 	w.Helper()
-	m := &kubevirtv1.VirtualMachineInstanceMigration{ObjectMeta: w.meta(name), Spec: kubevirtv1.VirtualMachineInstanceMigrationSpec{VMIName: "vm"}}
+	m := &kubevirtv1.VirtualMachineInstanceMigration{
+		ObjectMeta: w.meta(name),
+		Spec:       kubevirtv1.VirtualMachineInstanceMigrationSpec{VMIName: "vm"},
+	}
 	w.create(w.user, m)
 	return m
 }
 
-func migrationIn(phase kubevirtv1.MigrationPhase, reason string) func(*kubevirtv1.VirtualMachineInstanceMigration) error {
+func migrationIn(
+	phase kubevirtv1.MigrationPhase, reason string,
+) func(*kubevirtv1.VirtualMachineInstanceMigration) error {
 	return func(m *kubevirtv1.VirtualMachineInstanceMigration) error {
 		if m.Status.Phase != phase {
 			return fmt.Errorf("phase %s, want %s: %+v", m.Status.Phase, phase, m.Status.Conditions)
@@ -88,7 +93,9 @@ func (w *world) runOn(node string, pod *corev1.Pod) {
 }
 
 // underway takes a migration to where the handlers take over, and returns its target pod.
-func (w *world) underway(vmi *kubevirtv1.VirtualMachineInstance, m *kubevirtv1.VirtualMachineInstanceMigration) *corev1.Pod {
+func (w *world) underway(
+	vmi *kubevirtv1.VirtualMachineInstance, m *kubevirtv1.VirtualMachineInstanceMigration,
+) *corev1.Pod {
 	w.Helper()
 	target := wait(w, &corev1.Pod{ObjectMeta: w.meta(layout.MigrationPod(vmi.Name, vmi.UID, m.UID))}, exists)
 	token := wait(w, &corev1.Pod{ObjectMeta: w.meta(layout.MigrationSourcePod(vmi.Name, vmi.UID, m.UID))}, exists)
@@ -120,8 +127,10 @@ func (w *world) listens() {
 
 func onNode(node string, pod *corev1.Pod) func(*kubevirtv1.VirtualMachineInstance) error {
 	return func(i *kubevirtv1.VirtualMachineInstance) error {
-		if i.Status.NodeName != node || i.Labels[layout.LabelNodeName] != node || len(i.Status.ActivePods) != 1 || i.Status.ActivePods[pod.UID] != node {
-			return fmt.Errorf("node %s, label %s, pods %v, state %+v", i.Status.NodeName, i.Labels[layout.LabelNodeName], i.Status.ActivePods, i.Status.MigrationState)
+		if i.Status.NodeName != node || i.Labels[layout.LabelNodeName] != node || len(i.Status.ActivePods) != 1 ||
+			i.Status.ActivePods[pod.UID] != node {
+			return fmt.Errorf("node %s, label %s, pods %v, state %+v", i.Status.NodeName, i.Labels[layout.LabelNodeName],
+				i.Status.ActivePods, i.Status.MigrationState)
 		}
 		return nil
 	}
@@ -165,8 +174,8 @@ func migrated(w *world) {
 	w.vmi(other(vmi.UID))
 }
 
-// trackedMigrated: the overlays of shared disks are shared, too. A backup waits for the migration, and begins where the trackers'
-// checkpoints were validated after it.
+// trackedMigrated: the overlays of shared disks are shared, too. A backup waits for the migration, and begins where
+// the trackers' checkpoints were validated after it.
 func trackedMigrated(w *world) {
 	claim := gen.Claim(w.meta("root"), gen.SetSize("1Gi"))
 	claim.Spec.AccessModes, claim.Spec.StorageClassName = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, ptr.To("fast")
@@ -175,7 +184,8 @@ func trackedMigrated(w *world) {
 	w.claim("target", "1Gi", corev1.PersistentVolumeFilesystem)
 	w.machine(kubevirtv1.RunStrategyAlways, selected)
 	state := wait(w, w.stateClaim(), exists)
-	if modes := state.Spec.AccessModes; len(modes) != 1 || modes[0] != corev1.ReadWriteMany || *state.Spec.StorageClassName != "fast" {
+	if modes := state.Spec.AccessModes; len(modes) != 1 || modes[0] != corev1.ReadWriteMany ||
+		*state.Spec.StorageClassName != "fast" {
 		w.Errorf("the claim of the overlays is %+v", state.Spec)
 	}
 	vmi, _ := w.boot()
@@ -184,7 +194,8 @@ func trackedMigrated(w *world) {
 	m := w.migrate("m")
 	target := w.underway(vmi, m)
 	b := wait(w, w.backup(), func(b *backupv1.VirtualMachineBackup) error {
-		if b.Status.Reason != backupv1.ReasonMigration || !strings.Contains(b.Status.Message, "VirtualMachineInstanceMigration m") {
+		if b.Status.Reason != backupv1.ReasonMigration || !strings.Contains(b.Status.Message,
+			"VirtualMachineInstanceMigration m") {
 			return fmt.Errorf("%s: %s", b.Status.Reason, b.Status.Message)
 		}
 		return backupIn(backupv1.BackupPending)(b)
@@ -200,9 +211,10 @@ func trackedMigrated(w *world) {
 		w.Errorf("changed block tracking is %s before the checkpoints were validated", s)
 	}
 	wait(w, m, migrationIn(kubevirtv1.MigrationSucceeded, ""))
-	controlplane.Update(w.T, cluster.Client(w.T, controlplane.HandlerOn("node-2")), w.vmi(exists), true, func(i *kubevirtv1.VirtualMachineInstance) {
-		i.Status.ChangedBlockTracking.State = kubevirtv1.ChangedBlockTrackingEnabled
-	})
+	controlplane.Update(w.T, cluster.Client(w.T, controlplane.HandlerOn("node-2")), w.vmi(exists), true,
+		func(i *kubevirtv1.VirtualMachineInstance) {
+			i.Status.ChangedBlockTracking.State = kubevirtv1.ChangedBlockTrackingEnabled
+		})
 	wait(w, b, backupIn(backupv1.BackupAttaching))
 }
 
@@ -226,7 +238,8 @@ func migrationAborted(w *world) {
 				}
 				return nil
 			})
-			if err := w.kubelet.Get(w.Context(), client.ObjectKeyFromObject(target), target); err != nil || target.DeletionTimestamp != nil {
+			if err := w.kubelet.Get(w.Context(), client.ObjectKeyFromObject(target), target); err != nil ||
+				target.DeletionTimestamp != nil {
 				w.Errorf("the target pod is deleted before the source has ended the migration: %v", err)
 			}
 			w.reports("node-1", func(s *kubevirtv1.MigrationState) {
@@ -271,7 +284,8 @@ func migrationLosesPods(w *world) {
 	w.reports("node-2", func(s *kubevirtv1.MigrationState) { s.TargetNodeDomainDetected = true })
 	vmi = w.vmi(onNode("node-2", target))
 	wait(w, m, migrationIn(kubevirtv1.MigrationSucceeded, ""))
-	if c := condition.Find(vmi.Status.Conditions, kubevirtv1.ConditionMigrationOutcomeUnknown); c != nil || vmi.Status.Phase != kubevirtv1.PhaseRunning {
+	if c := condition.Find(vmi.Status.Conditions, kubevirtv1.ConditionMigrationOutcomeUnknown); c != nil ||
+		vmi.Status.Phase != kubevirtv1.PhaseRunning {
 		w.Errorf("%s, %+v", vmi.Status.Phase, c)
 	}
 }
@@ -319,13 +333,15 @@ func migrationRefused(w *world) {
 	w.machine(kubevirtv1.RunStrategyAlways, nil)
 	w.boot()
 	w.vmi(migratable(corev1.ConditionFalse, "PersistentVolumeClaim root of volume root is not ReadWriteMany"))
-	m := wait(w, w.migrate("one-node"), migrationIn(kubevirtv1.MigrationFailed, virtualmachineinstance.ReasonDisksNotMigratable))
+	m := wait(w, w.migrate("one-node"), migrationIn(kubevirtv1.MigrationFailed,
+		virtualmachineinstance.ReasonDisksNotMigratable))
 	if !strings.Contains(m.Status.MigrationState.FailureReason, "PersistentVolumeClaim root") {
 		w.Errorf("%+v", m.Status.MigrationState)
 	}
 	// The last five stay.
 	for i := range 6 {
-		wait(w, w.migrate(fmt.Sprintf("again-%d", i)), migrationIn(kubevirtv1.MigrationFailed, virtualmachineinstance.ReasonDisksNotMigratable))
+		wait(w, w.migrate(fmt.Sprintf("again-%d", i)), migrationIn(kubevirtv1.MigrationFailed,
+			virtualmachineinstance.ReasonDisksNotMigratable))
 	}
 	controlplane.Eventually(w.T, func() error {
 		list := &kubevirtv1.VirtualMachineInstanceMigrationList{}

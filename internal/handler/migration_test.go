@@ -24,7 +24,8 @@ import (
 
 const migration = types.UID("migration-uid")
 
-// podWithToken makes a pod of the instance on the node, with the migration's token as the kubelet brings it, and returns its UID.
+// podWithToken makes a pod of the instance on the node, with the migration's token as the kubelet brings it, and
+// returns its UID.
 func (w *world) podWithToken(name, node string, labels map[string]string) types.UID {
 	w.t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: labels}}
@@ -34,7 +35,8 @@ func (w *world) podWithToken(name, node string, labels map[string]string) types.
 	pod.Spec.NodeName = node
 	pod.Spec.Containers = []corev1.Container{{Name: "compute", Image: "none"}}
 	w.create(pod)
-	controlplane.Update(w.t, w.client, pod, true, func(p *corev1.Pod) { p.Status.PodIP = "10.0.0.7"; p.Status.PodIPs = []corev1.PodIP{{IP: "10.0.0.7"}} })
+	controlplane.Update(w.t, w.client, pod, true,
+		func(p *corev1.Pod) { p.Status.PodIP = "10.0.0.7"; p.Status.PodIPs = []corev1.PodIP{{IP: "10.0.0.7"}} })
 	dir := filepath.Join(w.podsDir, string(pod.UID), "volumes/kubernetes.io~secret", layout.MigrationVolume)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		w.t.Fatal(err)
@@ -83,7 +85,8 @@ func TestMigration_source(t *testing.T) {
 	w.until(func() error { return want(w.launcher.count("Migrate") > 0, "not begun") })
 	w.launcher.view(func() {
 		r := w.launcher.migrated
-		if r.GetUid() != string(migration) || r.GetAddress() != "10.0.0.7:49152" || len(r.GetToken()) != 32 || r.GetProgressTimeoutSeconds() != 150 {
+		if r.GetUid() != string(migration) || r.GetAddress() != "10.0.0.7:49152" || len(r.GetToken()) != 32 ||
+			r.GetProgressTimeoutSeconds() != 150 {
 			t.Errorf("%v", r)
 		}
 	})
@@ -92,7 +95,10 @@ func TestMigration_source(t *testing.T) {
 		s.Phase, s.End = pb.State_ENDED, pb.State_MIGRATED
 		s.Migration.Phase = pb.Migration_ENDED
 	})
-	m := w.untilMigration("completed", func(m *kubevirtv1.MigrationState) bool { return m.Completed && m.EndTimestamp != nil })
+	m := w.untilMigration("completed", func(m *kubevirtv1.MigrationState) bool {
+		return m.Completed &&
+			m.EndTimestamp != nil
+	})
 	if m.Failed || m.Mode != kubevirtv1.MigrationPreCopy || m.TargetNode != "other" {
 		t.Errorf("%+v", m)
 	}
@@ -111,7 +117,10 @@ func TestMigration_sourceReportsAFailure(t *testing.T) {
 	w.started()
 	w.migrateFrom()
 	w.until(func() error { return want(w.launcher.count("Migrate") > 0, "not begun") })
-	w.launcher.set(func(s *pb.State) { s.Migration.Phase, s.Migration.Message = pb.Migration_FAILED, "the target is gone" })
+	w.launcher.set(func(s *pb.State) {
+		s.Migration.Phase, s.Migration.Message = pb.Migration_FAILED,
+			"the target is gone"
+	})
 	m := w.untilMigration("failed", func(m *kubevirtv1.MigrationState) bool { return m.Failed && m.EndTimestamp != nil })
 	if m.Completed || m.FailureReason != "the target is gone" {
 		t.Errorf("%+v", m)
@@ -157,7 +166,10 @@ func TestMigration_isCancelled(t *testing.T) {
 	t.Parallel()
 	for name, cancel := range map[string]func(w *world){
 		"aborted": func(w *world) {
-			w.migrate(w.node, "other", func(m *kubevirtv1.MigrationState) { m.AbortRequested, m.TargetNodeAddress = true, "10.0.0.7:49152" })
+			w.migrate(w.node, "other", func(m *kubevirtv1.MigrationState) {
+				m.AbortRequested, m.TargetNodeAddress = true,
+					"10.0.0.7:49152"
+			})
 		},
 		"deleted": func(w *world) { w.delete(w.vmi) },
 		"given up by the controller": func(w *world) {
@@ -198,7 +210,8 @@ func arriving(t *testing.T) (*world, *fakeLauncher, *kubevirtv1.VirtualMachineIn
 	m.Spec.VMIName = "moving"
 	m.Labels = map[string]string{layout.LabelMigrationTarget: target}
 	w.create(m)
-	pod := w.podWithToken(layout.MigrationPod("moving", w.vmi.UID, m.UID), target, map[string]string{layout.LabelMigrationJob: string(m.UID)})
+	pod := w.podWithToken(layout.MigrationPod("moving", w.vmi.UID, m.UID), target,
+		map[string]string{layout.LabelMigrationJob: string(m.UID)})
 	launcher := newFakeLauncher(t, w.podsDir, pod)
 	w.run()
 	w.migrate("source-"+target, target, func(s *kubevirtv1.MigrationState) {
@@ -209,7 +222,8 @@ func arriving(t *testing.T) (*world, *fakeLauncher, *kubevirtv1.VirtualMachineIn
 	})
 	launcher.view(func() {
 		r := launcher.prepared
-		if r.GetUid() != string(m.UID) || len(r.GetToken()) != 32 || len(r.GetStart().GetDisks()) != 1 || !r.GetStart().GetChangedBlockTracking() {
+		if r.GetUid() != string(m.UID) || len(r.GetToken()) != 32 || len(r.GetStart().GetDisks()) != 1 ||
+			!r.GetStart().GetChangedBlockTracking() {
 			t.Errorf("%v", r)
 		}
 	})
@@ -230,7 +244,8 @@ func TestMigration_target(t *testing.T) {
 func TestMigration_targetThatHasNotHeard(t *testing.T) {
 	t.Parallel()
 	w, launcher, _ := arriving(t)
-	controlplane.Update(t, w.client, w.vmi, true, func(v *kubevirtv1.VirtualMachineInstance) { v.Status.MigrationState.Completed = true })
+	controlplane.Update(t, w.client, w.vmi, true,
+		func(v *kubevirtv1.VirtualMachineInstance) { v.Status.MigrationState.Completed = true })
 	w.until(func() error { return want(launcher.count("FinishMigration") > 0, "the guest stands still") })
 }
 

@@ -90,11 +90,14 @@ func TestActiveLauncher_followsTheGuest(t *testing.T) {
 		state *kubevirtv1.MigrationState
 		want  string
 	}{
-		"never moved":          {nil, first},
-		"is being moved":       {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b"}, "a"},
-		"moved":                {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b", Completed: true}, "b"},
-		"could not be moved":   {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b", Failed: true}, "a"},
-		"completed in vain":    {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b", Completed: true, Failed: true}, "a"},
+		"never moved":        {nil, first},
+		"is being moved":     {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b"}, "a"},
+		"moved":              {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b", Completed: true}, "b"},
+		"could not be moved": {&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b", Failed: true}, "a"},
+		"completed in vain": {
+			&kubevirtv1.MigrationState{SourcePod: "a", TargetPod: "b", Completed: true, Failed: true},
+			"a",
+		},
 		"no target pod so far": {&kubevirtv1.MigrationState{SourcePod: first}, first},
 	} {
 		vmi := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Name: "vm", UID: "uid"}}
@@ -133,7 +136,8 @@ func TestIsLauncher_knowsTargetPods(t *testing.T) {
 	}
 	source := attachmentPod()
 	source.Name = layout.MigrationSourcePod("vm", "uid", "m")
-	if !IsMigrationSource(source, "vm", "uid", "m") || IsMigrationSource(source, "vm", "uid", "n") || IsLauncher(source, "vm", "uid") {
+	if !IsMigrationSource(source, "vm", "uid", "m") || IsMigrationSource(source, "vm", "uid", "n") || IsLauncher(source,
+		"vm", "uid") {
 		t.Error("the pod with the token on the source is not told from others")
 	}
 }

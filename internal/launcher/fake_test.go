@@ -327,7 +327,10 @@ func newBench(t *testing.T) *bench {
 		Connect:  func() (Guest, error) { return b.guest, nil },
 		Overlays: b.overlays, Images: plainImages{},
 		OpenTarget: func(string) (*target.Volume, error) { return target.Open(dir, mountInfo(t, dir)) },
-		Paths:      Paths{DiskFile: in, DiskDevice: in, Kernel: "/kernel", Initrd: "/initrd", OverlayDir: in("cbt"), PreviousOverlayDir: in("previous"), MigrationDir: in("migration"), LibvirtSocket: in("libvirtd")},
+		Paths: Paths{
+			DiskFile: in, DiskDevice: in, Kernel: "/kernel", Initrd: "/initrd", OverlayDir: in("cbt"),
+			PreviousOverlayDir: in("previous"), MigrationDir: in("migration"), LibvirtSocket: in("libvirtd"),
+		},
 		ListenMigration: func(ctx context.Context) (net.Listener, error) {
 			listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 			if err == nil {

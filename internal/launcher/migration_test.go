@@ -64,7 +64,10 @@ func newTargetBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	for range 2 { // it can be repeated
-		if _, err := b.PrepareMigration(t.Context(), &pb.PrepareMigrationRequest{Uid: "m", Token: migrationToken, Start: startRequest(t)}); err != nil {
+		if _, err := b.PrepareMigration(t.Context(), &pb.PrepareMigrationRequest{
+			Uid: "m", Token: migrationToken,
+			Start: startRequest(t),
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -140,7 +143,8 @@ func TestFinishMigration(t *testing.T) {
 		t.Errorf("before the guest is there: %v", code)
 	}
 	b.arrived()
-	if _, err := b.FinishMigration(t.Context(), &pb.FinishMigrationRequest{Uid: "other"}); status.Code(err) != codes.NotFound {
+	if _, err := b.FinishMigration(t.Context(),
+		&pb.FinishMigrationRequest{Uid: "other"}); status.Code(err) != codes.NotFound {
 		t.Errorf("another migration: %v", err)
 	}
 	for range 2 {
@@ -177,7 +181,8 @@ func TestMigration_failureLeavesTheGuestRunning(t *testing.T) {
 			if s.Phase == pb.State_ENDED || !strings.Contains(s.Migration.Message, "reset") {
 				t.Errorf("the source: %v", s)
 			}
-			source.await("the guest goes on", func(*pb.State) bool { return (source.guest.count("Resume") > 0) == (pausedBy != "") })
+			source.await("the guest goes on",
+				func(*pb.State) bool { return (source.guest.count("Resume") > 0) == (pausedBy != "") })
 			if s, _ := target.State(); s.Phase != pb.State_IDLE || target.guest.count("Resume") != 0 {
 				t.Errorf("the target: %v", s)
 			}
@@ -253,7 +258,10 @@ func TestMigration_excludesWhatElseNeedsTheGuest(t *testing.T) {
 	}
 	for what, err := range map[string]error{
 		"another migration": second(b.Migrate(t.Context(), &pb.MigrateRequest{Uid: "n", Token: migrationToken})),
-		"arrival":           second(b.PrepareMigration(t.Context(), &pb.PrepareMigrationRequest{Uid: "m", Token: migrationToken, Start: startRequest(t)})),
+		"arrival": second(b.PrepareMigration(t.Context(), &pb.PrepareMigrationRequest{
+			Uid:   "m",
+			Token: migrationToken, Start: startRequest(t),
+		})),
 	} {
 		if status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("%s: %v", what, err)
@@ -262,7 +270,8 @@ func TestMigration_excludesWhatElseNeedsTheGuest(t *testing.T) {
 	// A stop cancels it first.
 	b.Stop(time.Minute)
 	s := b.await("the guest has shut down", func(s *pb.State) bool { return s.Phase == pb.State_ENDED })
-	if s.End != pb.State_REQUESTED_SHUTDOWN || s.Migration.Phase != pb.Migration_FAILED || s.Migration.Message != "the guest is being stopped" {
+	if s.End != pb.State_REQUESTED_SHUTDOWN || s.Migration.Phase != pb.Migration_FAILED ||
+		s.Migration.Message != "the guest is being stopped" {
 		t.Errorf("%v", s)
 	}
 	b.end()
@@ -276,7 +285,10 @@ func TestMigration_isCancelled(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, uid := range []string{"other", "m", "m"} {
-		if _, err := b.CancelMigration(t.Context(), &pb.CancelMigrationRequest{Uid: uid, Reason: "deleted: " + uid}); err != nil {
+		if _, err := b.CancelMigration(t.Context(), &pb.CancelMigrationRequest{
+			Uid:    uid,
+			Reason: "deleted: " + uid,
+		}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -312,7 +324,8 @@ func TestMigration_libvirtDiesAfterTheGuestHasLeft(t *testing.T) {
 func TestPrepareMigration_changesNothing(t *testing.T) {
 	t.Parallel()
 	b := newTargetBench(t)
-	if err := second(b.Start(t.Context(), startRequest(t))); status.Code(err) != codes.FailedPrecondition || b.guest.count("Start") != 0 {
+	if err := second(b.Start(t.Context(), startRequest(t))); status.Code(err) != codes.FailedPrecondition ||
+		b.guest.count("Start") != 0 {
 		t.Errorf("it starts a guest: %v", err)
 	}
 	for _, uid := range []string{"other", "m"} {
@@ -335,9 +348,18 @@ func TestPrepareMigration_refuses(t *testing.T) {
 		change func(t *testing.T, b *bench, req *pb.PrepareMigrationRequest)
 		want   codes.Code
 	}{
-		"no token":  {func(_ *testing.T, _ *bench, req *pb.PrepareMigrationRequest) { req.Token = nil }, codes.InvalidArgument},
-		"no start":  {func(_ *testing.T, _ *bench, req *pb.PrepareMigrationRequest) { req.Start = nil }, codes.InvalidArgument},
-		"no source": {func(_ *testing.T, _ *bench, req *pb.PrepareMigrationRequest) { req.Start.Disks = nil }, codes.FailedPrecondition},
+		"no token": {
+			func(_ *testing.T, _ *bench, req *pb.PrepareMigrationRequest) { req.Token = nil },
+			codes.InvalidArgument,
+		},
+		"no start": {
+			func(_ *testing.T, _ *bench, req *pb.PrepareMigrationRequest) { req.Start = nil },
+			codes.InvalidArgument,
+		},
+		"no source": {
+			func(_ *testing.T, _ *bench, req *pb.PrepareMigrationRequest) { req.Start.Disks = nil },
+			codes.FailedPrecondition,
+		},
 		"no disk": {func(t *testing.T, b *bench, _ *pb.PrepareMigrationRequest) {
 			t.Helper()
 			if err := os.Remove(b.cfg.Paths.DiskFile("root")); err != nil {

@@ -14,7 +14,8 @@ func TestPodNames_areDistinctLabels(t *testing.T) {
 	names := map[string]bool{}
 	for _, instance := range []string{"a", "a.b", strings.Repeat("x", 63), strings.Repeat("x", 62) + "y"} {
 		for _, uid := range []types.UID{"1", "2"} {
-			for _, name := range []string{LauncherPod(instance, uid), MigrationPod(instance, uid, "m1"), MigrationPod(instance, uid, "m2"), MigrationSourcePod(instance, uid, "m1"), AttachmentPod(instance, uid, "backup-1"), AttachmentPod(instance, uid, "backup-2")} {
+			for _, name := range []string{LauncherPod(instance, uid), MigrationPod(instance, uid, "m1"), MigrationPod(instance,
+				uid, "m2"), MigrationSourcePod(instance, uid, "m1"), AttachmentPod(instance, uid, "backup-1"), AttachmentPod(instance, uid, "backup-2")} {
 				if msgs := validation.IsDNS1123Label(name); len(msgs) > 0 {
 					t.Errorf("%q: %v", name, msgs)
 				}

@@ -16,7 +16,10 @@ import (
 )
 
 func newMigration(ns string) *kubevirtv1.VirtualMachineInstanceMigration {
-	return &kubevirtv1.VirtualMachineInstanceMigration{ObjectMeta: gen.Meta(ns, "m"), Spec: kubevirtv1.VirtualMachineInstanceMigrationSpec{VMIName: "vm"}}
+	return &kubevirtv1.VirtualMachineInstanceMigration{
+		ObjectMeta: gen.Meta(ns, "m"),
+		Spec:       kubevirtv1.VirtualMachineInstanceMigrationSpec{VMIName: "vm"},
+	}
 }
 
 // The handlers of both nodes write in the state of one migration, each what it alone knows. No other handler does.
@@ -40,15 +43,27 @@ func TestHandler_reportsItsSideOfAMigration(t *testing.T) {
 		"it has failed": {func(s *kubevirtv1.VirtualMachineInstanceStatus) {
 			s.MigrationState.Failed, s.MigrationState.FailureReason, s.MigrationState.EndTimestamp = true, "why", now
 		}, "", state},
-		"it is aborted":       {func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState.AbortRequested = true }, state, state},
-		"it never was":        {func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState = nil }, state, state},
-		"another target pod":  {func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState.TargetPod = "victims" }, state, state},
-		"another target node": {func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState.TargetNode = other }, state, state},
-		"another migration":   {func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState.MigrationUID = "victims" }, state, state},
+		"it is aborted": {
+			func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState.AbortRequested = true },
+			state, state,
+		},
+		"it never was": {func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState = nil }, state, state},
+		"another target pod": {
+			func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState.TargetPod = "victims" },
+			state, state,
+		},
+		"another target node": {
+			func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState.TargetNode = other },
+			state, state,
+		},
+		"another migration": {func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.MigrationState.MigrationUID = "victims" }, state, state},
 		"the guest pauses": {func(s *kubevirtv1.VirtualMachineInstanceStatus) {
 			s.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionPaused, Status: "True"}}
 		}, "", "nothing but the state of the migration"},
-		"the guest moves by itself": {func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.NodeName = target }, notThisNode, "nothing but the state of the migration"},
+		"the guest moves by itself": {
+			func(s *kubevirtv1.VirtualMachineInstanceStatus) { s.NodeName = target }, notThisNode,
+			"nothing but the state of the migration",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -56,12 +71,16 @@ func TestHandler_reportsItsSideOfAMigration(t *testing.T) {
 			vmi := newInstance(cluster.Namespace(t))
 			admitted(t, controller.Create(t.Context(), vmi))
 			vmi.Status.Phase, vmi.Status.NodeName, vmi.Status.ActivePods = kubevirtv1.PhaseRunning, source, map[types.UID]string{"p": source}
-			vmi.Status.MigrationState = &kubevirtv1.MigrationState{MigrationUID: "m", SourceNode: source, SourcePod: "s", TargetNode: target, TargetPod: "t", StartTimestamp: now}
+			vmi.Status.MigrationState = &kubevirtv1.MigrationState{
+				MigrationUID: "m", SourceNode: source, SourcePod: "s",
+				TargetNode: target, TargetPod: "t", StartTimestamp: now,
+			}
 			admitted(t, controller.Status().Update(t.Context(), vmi))
 			base := vmi.DeepCopy()
 			c.edit(&vmi.Status)
 			for node, says := range map[string]string{source: c.source, target: c.target, other: notThisNode} {
-				err := cluster.Client(t, controlplane.HandlerOn(node)).Status().Patch(t.Context(), vmi.DeepCopy(), client.MergeFrom(base), client.DryRunAll)
+				err := cluster.Client(t, controlplane.HandlerOn(node)).Status().Patch(t.Context(), vmi.DeepCopy(),
+					client.MergeFrom(base), client.DryRunAll)
 				if says == "" {
 					admitted(t, err)
 					continue
@@ -74,7 +93,8 @@ func TestHandler_reportsItsSideOfAMigration(t *testing.T) {
 			after := base.DeepCopy()
 			after.Status.MigrationState.Failed, after.Status.MigrationState.Completed = false, true
 			for _, node := range []string{source, target} {
-				refused(t, cluster.Client(t, controlplane.HandlerOn(node)).Status().Patch(t.Context(), after.DeepCopy(), client.MergeFrom(base), client.DryRunAll), state, notThisNode)
+				refused(t, cluster.Client(t, controlplane.HandlerOn(node)).Status().Patch(t.Context(), after.DeepCopy(),
+					client.MergeFrom(base), client.DryRunAll), state, notThisNode)
 			}
 		})
 	}

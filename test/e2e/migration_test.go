@@ -25,8 +25,8 @@ import (
 
 const migrationTimeout = 4 * time.Minute
 
-// TestMigration moves a running guest to another node and back. The guest writes all the time, and the backups before and
-// after are one chain.
+// TestMigration moves a running guest to another node and back. The guest writes all the time, and the backups before
+// and after are one chain.
 func TestMigration(t *testing.T) {
 	s := newScene(t, "migration")
 	s.boot(
@@ -142,15 +142,18 @@ func (m *migration) succeeds() {
 func (s *scene) hasMoved(before *kubevirtv1.VirtualMachineInstance) {
 	s.t.Helper()
 	now := s.instance()
-	if now.UID != before.UID || now.Status.NodeName == before.Status.NodeName || now.Status.Phase != kubevirtv1.PhaseRunning {
-		s.t.Fatalf("instance %s on %s has become %s on %s, %s", before.UID, before.Status.NodeName, now.UID, now.Status.NodeName, now.Status.Phase)
+	if now.UID != before.UID || now.Status.NodeName == before.Status.NodeName ||
+		now.Status.Phase != kubevirtv1.PhaseRunning {
+		s.t.Fatalf("instance %s on %s has become %s on %s, %s", before.UID, before.Status.NodeName, now.UID,
+			now.Status.NodeName, now.Status.Phase)
 	}
 	s.must(s.WaitTracking(s.t.Context(), s.vm, kubevirtv1.ChangedBlockTrackingEnabled, time.Minute))
 	_, err := s.WaitAgent(s.t.Context(), s.vm, time.Minute)
 	s.must(err)
 	wait.Until(s.t, time.Minute, "the pod on the old node to go", func() bool {
 		var pods corev1.PodList
-		s.must(s.List(s.t.Context(), &pods, client.InNamespace(s.Namespace), client.MatchingLabels{layout.LabelCreatedBy: string(now.UID)}))
+		s.must(s.List(s.t.Context(), &pods, client.InNamespace(s.Namespace),
+			client.MatchingLabels{layout.LabelCreatedBy: string(now.UID)}))
 		return !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == before.Status.NodeName })
 	})
 }
@@ -160,7 +163,10 @@ func (s *scene) waitsForBackup() {
 	s.t.Helper()
 	before := s.instance()
 	s.must(s.SharedClaim(s.t.Context(), "scratch", gib, corev1.PersistentVolumeFilesystem))
-	s.must(s.Create(s.t.Context(), &corev1.Secret{ObjectMeta: gen.Meta(s.Namespace, "clients"), Data: map[string][]byte{podspec.TokenKey: []byte(clientsToken)}}))
+	s.must(s.Create(s.t.Context(), &corev1.Secret{
+		ObjectMeta: gen.Meta(s.Namespace, "clients"),
+		Data:       map[string][]byte{podspec.TokenKey: []byte(clientsToken)},
+	}))
 	s.must(s.Create(s.t.Context(), s.pull("held", "daily", "scratch")))
 	held := s.ready("held")
 	m := s.startMigration("back")

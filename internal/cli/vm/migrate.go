@@ -53,19 +53,24 @@ abort one, delete it: kubectl delete vmim.`,
 			if err != nil {
 				return err
 			}
-			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "migration %s moves virtual machine %s\n", m.Name, args[0]); err != nil || !w.Wait {
+			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "migration %s moves virtual machine %s\n", m.Name,
+				args[0]); err != nil || !w.Wait {
 				return err
 			}
-			return w.Run(cmd.Context(), s, "virtual machine "+args[0]+" is on another node", "vm describe "+args[0], untilMoved(c, m))
+			return w.Run(cmd.Context(), s, "virtual machine "+args[0]+" is on another node", "vm describe "+args[0],
+				untilMoved(c, m))
 		},
 	}
-	c.Flags().StringVar(&node, "to-node", "", "the node to move to: its label kubernetes.io/hostname; default: any other node")
+	c.Flags().StringVar(&node, "to-node", "", "the node to move to: its label kubernetes.io/hostname; default: any "+
+		"other node")
 	w.AddFlags(c, "the guest runs on the other node", migrateTimeout)
 	return c
 }
 
 // createMigration creates a migration of a machine that runs and can be moved.
-func createMigration(ctx context.Context, c *cluster.Client, name, node string) (*kubevirtv1.VirtualMachineInstanceMigration, error) {
+func createMigration(
+	ctx context.Context, c *cluster.Client, name, node string,
+) (*kubevirtv1.VirtualMachineInstanceMigration, error) {
 	_, vmi, err := getVM(ctx, c, name)
 	if err != nil {
 		return nil, err
@@ -74,7 +79,8 @@ func createMigration(ctx context.Context, c *cluster.Client, name, node string) 
 		return nil, &power.NotRunningError{VM: name}
 	}
 	if node != "" && node == vmi.Status.NodeName {
-		return nil, failure.New("leave --to-node out to move it to any other node", "virtual machine %s already runs on node %s", name, node)
+		return nil, failure.New("leave --to-node out to move it to any other node",
+			"virtual machine %s already runs on node %s", name, node)
 	}
 	can := findCondition(vmi.Status.Conditions, kubevirtv1.ConditionLiveMigratable)
 	if can != nil && can.Status == corev1.ConditionFalse {
@@ -96,14 +102,16 @@ func createMigration(ctx context.Context, c *cluster.Client, name, node string) 
 // untilMoved waits until the migration has ended. It is an error if that failed.
 func untilMoved(c *cluster.Client, created *kubevirtv1.VirtualMachineInstanceMigration) resource.WaitFunc {
 	return func(ctx context.Context, show func(progress.Report)) error {
-		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(created), &kubevirtv1.VirtualMachineInstanceMigration{}, &kubevirtv1.VirtualMachineInstanceMigrationList{},
+		return cluster.Follow(ctx, c, client.ObjectKeyFromObject(created), &kubevirtv1.VirtualMachineInstanceMigration{},
+			&kubevirtv1.VirtualMachineInstanceMigrationList{},
 			func(m *kubevirtv1.VirtualMachineInstanceMigration, exists bool) (bool, error) {
 				if !exists || m.UID != created.UID {
 					return false, failure.New("", "migration %s was deleted, which aborts it", created.Name)
 				}
 				show(newMigrationReport(m))
 				if m.Status.Phase == kubevirtv1.MigrationFailed {
-					return false, failure.New("the guest runs where it was", "migration %s failed: %s", m.Name, failureReason(m.Status.MigrationState))
+					return false, failure.New("the guest runs where it was", "migration %s failed: %s", m.Name,
+						failureReason(m.Status.MigrationState))
 				}
 				return m.Status.Phase == kubevirtv1.MigrationSucceeded, nil
 			})

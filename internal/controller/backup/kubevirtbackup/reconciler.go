@@ -120,9 +120,9 @@ func (r *reconciler) gatherInput(ctx context.Context, c client.Reader, key types
 	return in, r.gatherPull(ctx, c, in)
 }
 
-// findMigration looks for a migration of the guest. It counts from when the migration has its turn, which is before anything about
-// it is in the instance's status: a target pod that is on its way must not wait for a backup that begins now. A cache that is
-// behind does no harm, because a migration looks for a lock once more before it begins.
+// findMigration looks for a migration of the guest. It counts from when the migration has its turn, which is before
+// anything about it is in the instance's status: a target pod that is on its way must not wait for a backup that
+// begins now. A cache that is behind does no harm, because a migration looks for a lock once more before it begins.
 func findMigration(ctx context.Context, cached client.Reader, in *input) error {
 	if in.Instance == nil || !isWaiting(in.Backup) && in.Backup.Status.Phase != backupv1.BackupAttaching {
 		return nil

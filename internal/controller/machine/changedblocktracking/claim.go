@@ -76,9 +76,11 @@ func (r *reconciler) ensureClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 	return d.RequeueAfter, r.applyClaim(ctx, in, d, ordered, tracking.StateClaimRequest(disks))
 }
 
-// applyClaim does what was decided. bytes is the size of a claim that is made or expanded, disks are the claims of the machine's
-// disks.
-func (r *reconciler) applyClaim(ctx context.Context, in claimInput, d claimDecision, disks []*corev1.PersistentVolumeClaim, bytes int64) error {
+// applyClaim does what was decided. bytes is the size of a claim that is made or expanded, disks are the claims of
+// the machine's disks.
+func (r *reconciler) applyClaim(
+	ctx context.Context, in claimInput, d claimDecision, disks []*corev1.PersistentVolumeClaim, bytes int64,
+) error {
 	vm, current := in.VM, in.Claims.Current
 	switch d.Action {
 	case claimCreate:
@@ -126,7 +128,9 @@ func (r *reconciler) findStateClaims(ctx context.Context, vm *kubevirtv1.Virtual
 	return stateclaim.Find(vm.Name, vm.UID, claims), nil
 }
 
-func (r *reconciler) createClaim(ctx context.Context, vm *kubevirtv1.VirtualMachine, bytes int64, disks []*corev1.PersistentVolumeClaim) error {
+func (r *reconciler) createClaim(
+	ctx context.Context, vm *kubevirtv1.VirtualMachine, bytes int64, disks []*corev1.PersistentVolumeClaim,
+) error {
 	class, shared, err := r.storageClass(ctx, disks)
 	if err != nil {
 		return err
@@ -150,10 +154,12 @@ func (r *reconciler) createClaim(ctx context.Context, vm *kubevirtv1.VirtualMach
 // defaultClass is the annotation that marks the default StorageClass.
 const defaultClass = "storageclass.kubernetes.io/is-default-class"
 
-// storageClass returns the class of the state claim, and whether two nodes are to have it at a time. That is so if the guest could
-// move to another node but for this claim: see sharedClass. Otherwise it returns nil, which stands for the cluster's default
-// class, if there is one, and the class of the machine's first disk if not.
-func (r *reconciler) storageClass(ctx context.Context, disks []*corev1.PersistentVolumeClaim) (class *string, shared bool, err error) {
+// storageClass returns the class of the state claim, and whether two nodes are to have it at a time. That is so if
+// the guest could move to another node but for this claim: see sharedClass. Otherwise it returns nil, which stands
+// for the cluster's default class, if there is one, and the class of the machine's first disk if not.
+func (r *reconciler) storageClass(
+	ctx context.Context, disks []*corev1.PersistentVolumeClaim,
+) (class *string, shared bool, err error) {
 	classes := &storagev1.StorageClassList{}
 	if err := r.cached.List(ctx, classes); err != nil {
 		return nil, false, fmt.Errorf("list storage classes: %w", err)
@@ -172,9 +178,10 @@ func (r *reconciler) storageClass(ctx context.Context, disks []*corev1.Persisten
 	return disks[0].Spec.StorageClassName, false, nil
 }
 
-// sharedClass returns the class of a disk whose file systems two nodes can have at a time, if all disks are such that two nodes
-// can have them. A disk with a file system proves it. A block device proves nothing about file systems, and a claim that never
-// got a volume would keep the machine from starting; for its class an administrator says it with an annotation.
+// sharedClass returns the class of a disk whose file systems two nodes can have at a time, if all disks are such that
+// two nodes can have them. A disk with a file system proves it. A block device proves nothing about file systems, and
+// a claim that never got a volume would keep the machine from starting; for its class an administrator says it with
+// an annotation.
 func sharedClass(disks []*corev1.PersistentVolumeClaim, classes []storagev1.StorageClass) *string {
 	var found *string
 	for _, disk := range disks {

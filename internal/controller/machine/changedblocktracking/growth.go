@@ -62,7 +62,9 @@ func (r *reconciler) noteRefusal(ctx context.Context, in claimInput, growth stat
 }
 
 // createSuccessor creates the claim that the overlays move to. A refusal is written down, and tried again until the deadline.
-func (r *reconciler) createSuccessor(ctx context.Context, in claimInput, growth stateclaim.Growth, bytes int64, disks []*corev1.PersistentVolumeClaim) error {
+func (r *reconciler) createSuccessor(
+	ctx context.Context, in claimInput, growth stateclaim.Growth, bytes int64, disks []*corev1.PersistentVolumeClaim,
+) error {
 	current := in.Claims.Current
 	class, shared, err := r.classOfSuccessor(ctx, current, disks)
 	if err != nil {
@@ -95,9 +97,11 @@ func (r *reconciler) createSuccessor(ctx context.Context, in claimInput, growth 
 	return nil
 }
 
-// classOfSuccessor returns the class of the current claim, which suits the machine's nodes, as long as there is such a class, and
-// whether two nodes are to have the successor at a time.
-func (r *reconciler) classOfSuccessor(ctx context.Context, current *corev1.PersistentVolumeClaim, disks []*corev1.PersistentVolumeClaim) (name *string, shared bool, err error) {
+// classOfSuccessor returns the class of the current claim, which suits the machine's nodes, as long as there is such
+// a class, and whether two nodes are to have the successor at a time.
+func (r *reconciler) classOfSuccessor(
+	ctx context.Context, current *corev1.PersistentVolumeClaim, disks []*corev1.PersistentVolumeClaim,
+) (name *string, shared bool, err error) {
 	class, err := r.classOf(ctx, current)
 	if err != nil {
 		return nil, false, err

@@ -24,8 +24,8 @@ type input struct {
 	Pod *corev1.Pod
 	// Target is the target pod of a migration that has not ended, or nil if the API server has none.
 	Target *corev1.Pod
-	// Others are the instance's launcher pods besides Pod, with Target among them, and the pods that bring a migration's token
-	// to a node.
+	// Others are the instance's launcher pods besides Pod, with Target among them, and the pods that bring a migration's
+	// token to a node.
 	Others []*corev1.Pod
 	// Migrations are the UIDs of the instance's migrations that exist and are not in a final phase.
 	Migrations map[types.UID]bool

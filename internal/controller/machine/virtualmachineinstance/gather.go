@@ -98,8 +98,9 @@ func (r *reconciler) livePod(ctx context.Context, instance *kubevirtv1.VirtualMa
 	return instancepod.Get(ctx, r.live, instance.Namespace, instancepod.ActiveLauncher(instance))
 }
 
-// findMigrations reads what decides about the pods of migrations: the migrations that have not ended, and the target pod of the one
-// that the instance's status names. It asks the API server before the caller can conclude that one of them is gone.
+// findMigrations reads what decides about the pods of migrations: the migrations that have not ended, and the target
+// pod of the one that the instance's status names. It asks the API server before the caller can conclude that one of
+// them is gone.
 func (r *reconciler) findMigrations(ctx context.Context, in *input) error {
 	state := in.Instance.Status.MigrationState
 	wanted := map[types.UID]bool{}

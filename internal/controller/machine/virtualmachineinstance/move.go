@@ -32,7 +32,8 @@ func (d *decision) endMigration(in input) {
 	}
 	switch abandoned := !in.Migrations[s.MigrationUID]; {
 	case targetOver:
-		d.failMigration(in, fmt.Sprintf("The target pod %s on node %s has ended. The guest stays on node %s; migrate it again.", s.TargetPod, s.TargetNode, s.SourceNode))
+		d.failMigration(in, fmt.Sprintf("The target pod %s on node %s has ended. The guest stays on node %s; migrate it "+
+			"again.", s.TargetPod, s.TargetNode, s.SourceNode))
 	case abandoned && s.TargetNodeAddress == "":
 		d.failMigration(in, "The VirtualMachineInstanceMigration no longer exists.")
 	case abandoned:
@@ -63,7 +64,8 @@ func (d *decision) awaitMigration(in input) bool {
 	}
 	d.Status.Conditions = condition.Set(d.Status.Conditions, kubevirtv1.Condition{
 		Type: kubevirtv1.ConditionMigrationOutcomeUnknown, Status: corev1.ConditionTrue, Reason: ReasonSourcePodEnded,
-		Message: fmt.Sprintf("Launcher pod %s has ended during the migration to node %s. If no handler says within %s that the guest runs there, the instance has failed.",
+		Message: fmt.Sprintf("Launcher pod %s has ended during the migration to node %s. If no handler says within %s "+
+			"that the guest runs there, the instance has failed.",
 			s.SourcePod, s.TargetNode, outcomeGrace),
 	}, in.Now)
 	since := condition.Find(d.Status.Conditions, kubevirtv1.ConditionMigrationOutcomeUnknown).LastTransitionTime
@@ -71,7 +73,8 @@ func (d *decision) awaitMigration(in input) bool {
 		d.RequeueAfter = shorterWait(d.RequeueAfter, left)
 		return true
 	}
-	d.failMigration(in, fmt.Sprintf("Launcher pod %s has ended, and the handler of node %s did not report the guest.", s.SourcePod, s.TargetNode))
+	d.failMigration(in, fmt.Sprintf("Launcher pod %s has ended, and the handler of node %s did not report the guest.",
+		s.SourcePod, s.TargetNode))
 	return false
 }
 
@@ -118,7 +121,8 @@ func (d *decision) neededByMigration(in input, pod *corev1.Pod) bool {
 		return false
 	}
 	job := types.UID(pod.Labels[layout.LabelMigrationJob])
-	if s := d.Status.MigrationState; !s.Ended() && (pod.Name == s.TargetPod || pod.Name == s.SourcePod || job == s.MigrationUID) {
+	if s := d.Status.MigrationState; !s.Ended() && (pod.Name == s.TargetPod || pod.Name == s.SourcePod ||
+		job == s.MigrationUID) {
 		return true
 	}
 	return in.Migrations[job]
@@ -139,5 +143,8 @@ func (d *decision) setMigratable(in input) {
 		d.setObstacle(in, kubevirtv1.ConditionLiveMigratable, in.NotMigratable)
 		return
 	}
-	d.Status.Conditions = condition.Set(d.Status.Conditions, kubevirtv1.Condition{Type: kubevirtv1.ConditionLiveMigratable, Status: corev1.ConditionTrue}, in.Now)
+	d.Status.Conditions = condition.Set(d.Status.Conditions, kubevirtv1.Condition{
+		Type:   kubevirtv1.ConditionLiveMigratable,
+		Status: corev1.ConditionTrue,
+	}, in.Now)
 }

@@ -23,7 +23,10 @@ func moving(edit ...func(*kubevirtv1.MigrationState)) *kubevirtv1.VirtualMachine
 	i := instanceIn(running)
 	i.Status.NodeName, i.Status.ActivePods = "n1", map[types.UID]string{"s": "n1"}
 	i.Status.ChangedBlockTracking = &kubevirtv1.ChangedBlockTrackingStatus{State: kubevirtv1.ChangedBlockTrackingEnabled}
-	i.Status.MigrationState = &kubevirtv1.MigrationState{MigrationUID: "m", SourcePod: sourceName, TargetPod: targetName, SourceNode: "n1", TargetNode: "n2"}
+	i.Status.MigrationState = &kubevirtv1.MigrationState{
+		MigrationUID: "m", SourcePod: sourceName, TargetPod: targetName,
+		SourceNode: "n1", TargetNode: "n2",
+	}
 	for _, e := range edit {
 		e(i.Status.MigrationState)
 	}
@@ -57,7 +60,8 @@ func TestDecide_followsMigrations(t *testing.T) {
 	exists, final := map[types.UID]bool{"m": true}, map[types.UID]bool{"m": false}
 	unknownFor := func(d time.Duration) *kubevirtv1.VirtualMachineInstance {
 		return with(moving(listening), kubevirtv1.Condition{
-			Type: kubevirtv1.ConditionMigrationOutcomeUnknown, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(now.Add(-d)),
+			Type: kubevirtv1.ConditionMigrationOutcomeUnknown, Status: corev1.ConditionTrue,
+			LastTransitionTime: metav1.NewTime(now.Add(-d)),
 		})
 	}
 	type verdict struct {
@@ -73,26 +77,115 @@ func TestDecide_followsMigrations(t *testing.T) {
 		in   input
 		want verdict
 	}{
-		"runs":                              {input{Instance: moving(listening), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning), Migrations: exists}, verdict{Phase: running, Node: "n1", Tracking: enabled}},
-		"migration object is gone":          {input{Instance: moving(), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning)}, verdict{Phase: running, Node: "n1", Tracking: enabled, State: "failed", Delete: "target token"}},
-		"object is gone, target listens":    {input{Instance: moving(listening), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning)}, verdict{Phase: running, Node: "n1", Tracking: enabled, State: "abort"}},
-		"target pod ends":                   {input{Instance: moving(listening), Pod: source(corev1.PodRunning), Target: target(corev1.PodFailed), Migrations: exists}, verdict{Phase: running, Node: "n1", Tracking: enabled, State: "failed", Release: targetName}},
-		"target pod is gone":                {input{Instance: moving(listening), Pod: source(corev1.PodRunning), Migrations: exists}, verdict{Phase: running, Node: "n1", Tracking: enabled, State: "failed"}},
-		"failed, object is final":           {input{Instance: moving(unmoved), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning), Migrations: final}, verdict{Phase: running, Node: "n1", Tracking: enabled, State: "failed", Delete: "target token"}},
-		"target pod before the state":       {input{Instance: instanceIn(running), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning), Migrations: exists}, verdict{Phase: running}},
-		"target pod of a gone one":          {input{Instance: instanceIn(running), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning)}, verdict{Phase: running, Delete: "target token"}},
-		"source ends":                       {input{Instance: moving(listening), Pod: left, Target: target(corev1.PodRunning), Migrations: exists}, verdict{Phase: running, Node: "n1", Tracking: enabled, Requeue: time.Minute}},
-		"source is gone":                    {input{Instance: moving(listening), Target: target(corev1.PodRunning), Migrations: exists}, verdict{Phase: running, Node: "n1", Tracking: enabled, Requeue: time.Minute}},
-		"source ended a while ago":          {input{Instance: unknownFor(20 * time.Second), Pod: left, Target: target(corev1.PodRunning), Migrations: exists}, verdict{Phase: running, Node: "n1", Tracking: enabled, Requeue: 40 * time.Second}},
-		"source ended, target has it":       {input{Instance: moving(listening, detected), Pod: left, Target: target(corev1.PodRunning), Migrations: exists}, verdict{Phase: running, Node: "n1", Tracking: enabled, State: "completed"}},
-		"source ended, nobody knows":        {input{Instance: unknownFor(time.Minute), Pod: left, Target: target(corev1.PodRunning), Migrations: exists}, verdict{Phase: failed, Reason: ReasonGuestLost, Node: "n1", Tracking: enabled, State: "failed", Delete: "target token"}},
-		"both end":                          {input{Instance: moving(listening), Pod: left, Target: target(corev1.PodFailed), Migrations: exists}, verdict{Phase: failed, Reason: ReasonGuestLost, Node: "n1", Tracking: enabled, State: "failed", Delete: "target token", Release: targetName}},
-		"completed":                         {input{Instance: moving(moved), Pod: target(corev1.PodRunning), Others: []*corev1.Pod{source(corev1.PodRunning)}, Migrations: exists}, verdict{Phase: running, Node: "n2", Tracking: initializing, State: "completed", Delete: sourceName}},
-		"completed, source has ended":       {input{Instance: moving(moved), Pod: target(corev1.PodRunning), Others: []*corev1.Pod{left}, Migrations: exists}, verdict{Phase: running, Node: "n2", Tracking: initializing, State: "completed", Delete: sourceName, Release: sourceName}},
-		"completed, the guest shuts down":   {input{Instance: moving(moved), Pod: named(terminated(corev1.PodSucceeded, `{"end":"GUEST_SHUTDOWN"}`, 0), targetName, "n2", "m"), Migrations: exists}, verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Node: "n1", Tracking: enabled, State: "completed"}},
-		"completed, target pod is lost":     {input{Instance: moving(moved), Migrations: exists}, verdict{Phase: failed, Reason: ReasonPodLost, Node: "n1", Tracking: enabled, State: "completed"}},
-		"failed, the guest shuts down":      {input{Instance: moving(unmoved), Pod: named(terminated(corev1.PodSucceeded, `{"end":"GUEST_SHUTDOWN"}`, 0), sourceName, "n1", "")}, verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Node: "n1", Tracking: enabled, State: "failed"}},
-		"source of the migration before it": {input{Instance: moving(moved), Pod: target(corev1.PodRunning), Others: []*corev1.Pod{named(podIn(corev1.PodRunning), sourceName, "n1", "before")}, Migrations: exists}, verdict{Phase: running, Node: "n2", Tracking: initializing, State: "completed", Delete: sourceName}},
+		"runs": {
+			input{
+				Instance: moving(listening), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning), Migrations: exists,
+			},
+			verdict{Phase: running, Node: "n1", Tracking: enabled},
+		},
+		"migration object is gone": {
+			input{Instance: moving(), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning)},
+			verdict{Phase: running, Node: "n1", Tracking: enabled, State: "failed", Delete: "target token"},
+		},
+		"object is gone, target listens": {
+			input{Instance: moving(listening), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning)},
+			verdict{Phase: running, Node: "n1", Tracking: enabled, State: "abort"},
+		},
+		"target pod ends": {
+			input{
+				Instance: moving(listening), Pod: source(corev1.PodRunning), Target: target(corev1.PodFailed), Migrations: exists,
+			},
+			verdict{Phase: running, Node: "n1", Tracking: enabled, State: "failed", Release: targetName},
+		},
+		"target pod is gone": {
+			input{Instance: moving(listening), Pod: source(corev1.PodRunning), Migrations: exists},
+			verdict{Phase: running, Node: "n1", Tracking: enabled, State: "failed"},
+		},
+		"failed, object is final": {
+			input{
+				Instance: moving(unmoved), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning), Migrations: final,
+			},
+			verdict{Phase: running, Node: "n1", Tracking: enabled, State: "failed", Delete: "target token"},
+		},
+		"target pod before the state": {
+			input{
+				Instance: instanceIn(running), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning),
+				Migrations: exists,
+			},
+			verdict{Phase: running},
+		},
+		"target pod of a gone one": {
+			input{Instance: instanceIn(running), Pod: source(corev1.PodRunning), Target: target(corev1.PodRunning)},
+			verdict{Phase: running, Delete: "target token"},
+		},
+		"source ends": {
+			input{Instance: moving(listening), Pod: left, Target: target(corev1.PodRunning), Migrations: exists},
+			verdict{Phase: running, Node: "n1", Tracking: enabled, Requeue: time.Minute},
+		},
+		"source is gone": {
+			input{Instance: moving(listening), Target: target(corev1.PodRunning), Migrations: exists},
+			verdict{Phase: running, Node: "n1", Tracking: enabled, Requeue: time.Minute},
+		},
+		"source ended a while ago": {
+			input{Instance: unknownFor(20 * time.Second), Pod: left, Target: target(corev1.PodRunning), Migrations: exists},
+			verdict{Phase: running, Node: "n1", Tracking: enabled, Requeue: 40 * time.Second},
+		},
+		"source ended, target has it": {
+			input{Instance: moving(listening, detected), Pod: left, Target: target(corev1.PodRunning), Migrations: exists},
+			verdict{Phase: running, Node: "n1", Tracking: enabled, State: "completed"},
+		},
+		"source ended, nobody knows": {
+			input{Instance: unknownFor(time.Minute), Pod: left, Target: target(corev1.PodRunning), Migrations: exists},
+			verdict{
+				Phase: failed, Reason: ReasonGuestLost, Node: "n1", Tracking: enabled, State: "failed", Delete: "target token",
+			},
+		},
+		"both end": {
+			input{Instance: moving(listening), Pod: left, Target: target(corev1.PodFailed), Migrations: exists},
+			verdict{
+				Phase: failed, Reason: ReasonGuestLost, Node: "n1", Tracking: enabled, State: "failed", Delete: "target token",
+				Release: targetName,
+			},
+		},
+		"completed": {
+			input{
+				Instance: moving(moved), Pod: target(corev1.PodRunning), Others: []*corev1.Pod{source(corev1.PodRunning)},
+				Migrations: exists,
+			},
+			verdict{Phase: running, Node: "n2", Tracking: initializing, State: "completed", Delete: sourceName},
+		},
+		"completed, source has ended": {
+			input{Instance: moving(moved), Pod: target(corev1.PodRunning), Others: []*corev1.Pod{left}, Migrations: exists},
+			verdict{
+				Phase: running, Node: "n2", Tracking: initializing, State: "completed", Delete: sourceName, Release: sourceName,
+			},
+		},
+		"completed, the guest shuts down": {
+			input{
+				Instance:   moving(moved),
+				Pod:        named(terminated(corev1.PodSucceeded, `{"end":"GUEST_SHUTDOWN"}`, 0), targetName, "n2", "m"),
+				Migrations: exists,
+			},
+			verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Node: "n1", Tracking: enabled, State: "completed"},
+		},
+		"completed, target pod is lost": {
+			input{Instance: moving(moved), Migrations: exists},
+			verdict{Phase: failed, Reason: ReasonPodLost, Node: "n1", Tracking: enabled, State: "completed"},
+		},
+		"failed, the guest shuts down": {
+			input{
+				Instance: moving(unmoved),
+				Pod:      named(terminated(corev1.PodSucceeded, `{"end":"GUEST_SHUTDOWN"}`, 0), sourceName, "n1", ""),
+			},
+			verdict{Phase: succeeded, Reason: ReasonGuestShutdown, Node: "n1", Tracking: enabled, State: "failed"},
+		},
+		"source of the migration before it": {
+			input{
+				Instance: moving(moved), Pod: target(corev1.PodRunning),
+				Others: []*corev1.Pod{named(podIn(corev1.PodRunning), sourceName, "n1", "before")}, Migrations: exists,
+			},
+			verdict{Phase: running, Node: "n2", Tracking: initializing, State: "completed", Delete: sourceName},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -103,7 +196,10 @@ func TestDecide_followsMigrations(t *testing.T) {
 			}
 			before := in.Instance.DeepCopy()
 			d := decide(in)
-			got := verdict{Phase: d.Status.Phase, Reason: d.Status.Reason, Node: d.Status.NodeName, Requeue: d.RequeueAfter, Delete: namesOf(d.DeleteOthers), Release: namesOf(d.ReleaseOthers)}
+			got := verdict{
+				Phase: d.Status.Phase, Reason: d.Status.Reason, Node: d.Status.NodeName, Requeue: d.RequeueAfter,
+				Delete: namesOf(d.DeleteOthers), Release: namesOf(d.ReleaseOthers),
+			}
 			if s := d.Status.ChangedBlockTracking; s != nil {
 				got.Tracking = s.State
 			}
@@ -140,8 +236,12 @@ func namesOf(pods []*corev1.Pod) string {
 // During an upgrade, a handler of the version before and the controller must not write the condition in turn.
 func TestDecide_leavesLiveMigratableToAnOldHandler(t *testing.T) {
 	t.Parallel()
-	old := with(instanceIn(running), kubevirtv1.Condition{Type: kubevirtv1.ConditionLiveMigratable, Status: corev1.ConditionFalse, Reason: "LiveMigrationNotSupported"})
-	if d := decide(input{Now: now, Instance: old, Pod: podIn(corev1.PodRunning)}); condition.True(d.Status.Conditions, kubevirtv1.ConditionLiveMigratable) {
+	old := with(instanceIn(running), kubevirtv1.Condition{
+		Type:   kubevirtv1.ConditionLiveMigratable,
+		Status: corev1.ConditionFalse, Reason: "LiveMigrationNotSupported",
+	})
+	if d := decide(input{Now: now, Instance: old, Pod: podIn(corev1.PodRunning)}); condition.True(d.Status.Conditions,
+		kubevirtv1.ConditionLiveMigratable) {
 		t.Errorf("%+v", d.Status.Conditions)
 	}
 }
@@ -176,21 +276,46 @@ func TestWhyNotMigratable(t *testing.T) {
 		reason   string
 		names    string
 	}{
-		"shared":                     {claims: []*corev1.PersistentVolumeClaim{claim("root", many)}},
-		"shared, other modes too":    {claims: []*corev1.PersistentVolumeClaim{claim("root", once, many)}},
-		"one node":                   {claims: []*corev1.PersistentVolumeClaim{claim("root", once)}, reason: ReasonDisksNotMigratable, names: "root"},
-		"no claim":                   {reason: ReasonDisksNotMigratable, names: "root"},
-		"read by many":               {claims: []*corev1.PersistentVolumeClaim{claim("root", corev1.ReadOnlyMany)}, readOnly: true},
-		"read by many, but written":  {claims: []*corev1.PersistentVolumeClaim{claim("root", corev1.ReadOnlyMany)}, reason: ReasonDisksNotMigratable, names: "root"},
-		"tracked":                    {claims: []*corev1.PersistentVolumeClaim{claim("root", many), claim(state, many)}, tracked: true},
-		"tracked, overlays one node": {claims: []*corev1.PersistentVolumeClaim{claim("root", many), claim(state, once)}, tracked: true, reason: ReasonDisksNotMigratable, names: state},
-		"tracked, no overlays":       {claims: []*corev1.PersistentVolumeClaim{claim("root", many)}, tracked: true, reason: ReasonDisksNotMigratable},
-		"tracked, overlays move":     {claims: []*corev1.PersistentVolumeClaim{claim("root", many), claim(state, many), successor}, tracked: true, reason: ReasonStateClaimMoves, names: successor.Name},
+		"shared":                  {claims: []*corev1.PersistentVolumeClaim{claim("root", many)}},
+		"shared, other modes too": {claims: []*corev1.PersistentVolumeClaim{claim("root", once, many)}},
+		"one node": {
+			claims: []*corev1.PersistentVolumeClaim{claim("root", once)},
+			reason: ReasonDisksNotMigratable,
+			names:  "root",
+		},
+		"no claim":     {reason: ReasonDisksNotMigratable, names: "root"},
+		"read by many": {claims: []*corev1.PersistentVolumeClaim{claim("root", corev1.ReadOnlyMany)}, readOnly: true},
+		"read by many, but written": {
+			claims: []*corev1.PersistentVolumeClaim{claim("root", corev1.ReadOnlyMany)},
+			reason: ReasonDisksNotMigratable,
+			names:  "root",
+		},
+		"tracked": {claims: []*corev1.PersistentVolumeClaim{claim("root", many), claim(state, many)}, tracked: true},
+		"tracked, overlays one node": {
+			claims:  []*corev1.PersistentVolumeClaim{claim("root", many), claim(state, once)},
+			tracked: true,
+			reason:  ReasonDisksNotMigratable,
+			names:   state,
+		},
+		"tracked, no overlays": {
+			claims:  []*corev1.PersistentVolumeClaim{claim("root", many)},
+			tracked: true,
+			reason:  ReasonDisksNotMigratable,
+		},
+		"tracked, overlays move": {
+			claims:  []*corev1.PersistentVolumeClaim{claim("root", many), claim(state, many), successor},
+			tracked: true,
+			reason:  ReasonStateClaimMoves,
+			names:   successor.Name,
+		},
 	} {
 		i := instanceIn(running)
-		i.Spec.Volumes = []kubevirtv1.Volume{{Name: "root", PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
-			PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root", ReadOnly: c.readOnly},
-		}}}
+		i.Spec.Volumes = []kubevirtv1.Volume{{
+			Name: "root",
+			PersistentVolumeClaim: &kubevirtv1.PersistentVolumeClaimVolumeSource{
+				PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "root", ReadOnly: c.readOnly},
+			},
+		}}
 		if c.tracked {
 			i.Annotations = map[string]string{layout.AnnotationTracking: "true"}
 		}
@@ -232,16 +357,19 @@ func TestTargetPod_isALauncherPodElsewhere(t *testing.T) {
 		t.Error(diff)
 	}
 	terms := target.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-	if f := terms[0].MatchFields[0]; f.Key != "metadata.name" || f.Operator != corev1.NodeSelectorOpNotIn || f.Values[0] != "n1" {
+	if f := terms[0].MatchFields[0]; f.Key != "metadata.name" || f.Operator != corev1.NodeSelectorOpNotIn ||
+		f.Values[0] != "n1" {
 		t.Errorf("%+v", terms)
 	}
 	if !ptr.Equal(target.Spec.TerminationGracePeriodSeconds, source.Spec.TerminationGracePeriodSeconds) ||
-		target.Spec.Volumes[len(target.Spec.Volumes)-1].Secret.SecretName != layout.MigrationSecret("m") || target.Labels[layout.LabelMigrationJob] != "m" {
+		target.Spec.Volumes[len(target.Spec.Volumes)-1].Secret.SecretName != layout.MigrationSecret("m") ||
+		target.Labels[layout.LabelMigrationJob] != "m" {
 		t.Errorf("%+v", target)
 	}
 	// The rest is as on the source.
 	volumes, mounts := len(source.Spec.Volumes), len(source.Spec.Containers[0].VolumeMounts)
-	target.Spec.Volumes, target.Spec.Containers[0].VolumeMounts = target.Spec.Volumes[:volumes], target.Spec.Containers[0].VolumeMounts[:mounts]
+	target.Spec.Volumes = target.Spec.Volumes[:volumes]
+	target.Spec.Containers[0].VolumeMounts = target.Spec.Containers[0].VolumeMounts[:mounts]
 	target.Spec.Affinity, target.Spec.NodeSelector = nil, source.Spec.NodeSelector
 	if diff := cmp.Diff(source.Spec, target.Spec); diff != "" {
 		t.Error(diff)

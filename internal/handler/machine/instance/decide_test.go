@@ -62,17 +62,29 @@ func TestDecide_leavesAGuestThatMovesAlone(t *testing.T) {
 			Action: hold, DelayReason: ReasonMigrationInProgress,
 			Delayed: "the migration to node other is being cancelled: the guest is stopped when that is done",
 		}},
-		"it has left":               {vmi: vmi(migrates(moves), stopping), state: &pb.State{Phase: pb.State_ENDED, End: pb.State_MIGRATED}, want: decision{Action: exit}},
-		"it failed and is deleted":  {vmi: vmi(migrates(failed), stopping), state: running, want: decision{Action: shutdown, Grace: 42}},
-		"it arrived unheard":        {vmi: vmi(migrates(moved)), state: listening, want: decision{Action: finish}},
-		"it arrived":                {vmi: vmi(migrates(moved)), state: running},
-		"it arrived and is deleted": {vmi: vmi(migrates(moved), stopping), state: running, want: decision{Action: shutdown, Grace: 42}},
+		"it has left": {vmi: vmi(migrates(moves), stopping), state: &pb.State{
+			Phase: pb.State_ENDED,
+			End:   pb.State_MIGRATED,
+		}, want: decision{Action: exit}},
+		"it failed and is deleted": {vmi: vmi(migrates(failed), stopping), state: running, want: decision{
+			Action: shutdown,
+			Grace:  42,
+		}},
+		"it arrived unheard": {vmi: vmi(migrates(moved)), state: listening, want: decision{Action: finish}},
+		"it arrived":         {vmi: vmi(migrates(moved)), state: running},
+		"it arrived and is deleted": {vmi: vmi(migrates(moved), stopping), state: running, want: decision{
+			Action: shutdown,
+			Grace:  42,
+		}},
 		"a target is never started": {vmi: vmi(), state: listening},
 		"a target of a failed one":  {vmi: vmi(migrates(failed)), state: listening},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := decide(input{Now: now, Instance: c.vmi, State: c.state, Answers: true, Holder: c.holder, StopWaitsForBackup: time.Minute})
+			got := decide(input{
+				Now: now, Instance: c.vmi, State: c.state, Answers: true, Holder: c.holder,
+				StopWaitsForBackup: time.Minute,
+			})
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Error(diff)
 			}

@@ -20,7 +20,10 @@ func TestDecideMigration(t *testing.T) {
 	}
 	ended := func(end launcherpb.State_End) *launcherpb.State {
 		return &launcherpb.State{
-			Phase: launcherpb.State_ENDED, End: end, Message: "QEMU died", Migration: &launcherpb.Migration{Uid: "m", Phase: launcherpb.Migration_ENDED},
+			Phase: launcherpb.State_ENDED, End: end, Message: "QEMU died", Migration: &launcherpb.Migration{
+				Uid:   "m",
+				Phase: launcherpb.Migration_ENDED,
+			},
 		}
 	}
 	elsewhere := ended(launcherpb.State_MIGRATED)
@@ -33,21 +36,48 @@ func TestDecideMigration(t *testing.T) {
 		abort, noReady bool
 		want           migrationDecision
 	}{
-		"no answer yet":                  {},
-		"silent":                         {launcher: at(0), silent: true},
-		"the target is not ready":        {launcher: &launcherpb.State{Phase: launcherpb.State_RUNNING}, noReady: true},
-		"the target is ready":            {launcher: &launcherpb.State{Phase: launcherpb.State_RUNNING}, want: migrationDecision{Begin: true}},
-		"after an earlier one":           {launcher: other, want: migrationDecision{Begin: true}},
-		"it moves":                       {launcher: at(launcherpb.Migration_RUNNING)},
-		"an abort while it moves":        {launcher: at(launcherpb.Migration_RUNNING), abort: true, want: migrationDecision{Cancel: "the migration was aborted"}},
-		"a stop while it moves":          {launcher: at(launcherpb.Migration_RUNNING), stops: true, want: migrationDecision{Cancel: "the machine is being stopped"}},
-		"an abort before it moves":       {launcher: other, abort: true, want: migrationDecision{GiveUp: "the migration was aborted"}},
-		"an abort that nobody hears":     {launcher: other, abort: true, silent: true},
-		"it failed":                      {launcher: at(launcherpb.Migration_FAILED), want: migrationDecision{Failed: "too busy"}},
-		"the abort worked":               {launcher: at(launcherpb.Migration_FAILED), abort: true, want: migrationDecision{Failed: "too busy"}},
-		"it has moved":                   {launcher: ended(launcherpb.State_MIGRATED), silent: true, want: migrationDecision{Completed: true}},
-		"it moved before the abort":      {launcher: ended(launcherpb.State_MIGRATED), abort: true, stops: true, want: migrationDecision{Completed: true}},
-		"one that was given up moved it": {launcher: elsewhere, want: migrationDecision{Failed: "the guest ended before it was moved: QEMU died"}},
+		"no answer yet":           {},
+		"silent":                  {launcher: at(0), silent: true},
+		"the target is not ready": {launcher: &launcherpb.State{Phase: launcherpb.State_RUNNING}, noReady: true},
+		"the target is ready": {
+			launcher: &launcherpb.State{Phase: launcherpb.State_RUNNING},
+			want:     migrationDecision{Begin: true},
+		},
+		"after an earlier one": {launcher: other, want: migrationDecision{Begin: true}},
+		"it moves":             {launcher: at(launcherpb.Migration_RUNNING)},
+		"an abort while it moves": {
+			launcher: at(launcherpb.Migration_RUNNING), abort: true,
+			want: migrationDecision{Cancel: "the migration was aborted"},
+		},
+		"a stop while it moves": {
+			launcher: at(launcherpb.Migration_RUNNING), stops: true,
+			want: migrationDecision{Cancel: "the machine is being stopped"},
+		},
+		"an abort before it moves": {
+			launcher: other, abort: true,
+			want: migrationDecision{GiveUp: "the migration was aborted"},
+		},
+		"an abort that nobody hears": {launcher: other, abort: true, silent: true},
+		"it failed": {
+			launcher: at(launcherpb.Migration_FAILED),
+			want:     migrationDecision{Failed: "too busy"},
+		},
+		"the abort worked": {
+			launcher: at(launcherpb.Migration_FAILED), abort: true,
+			want: migrationDecision{Failed: "too busy"},
+		},
+		"it has moved": {
+			launcher: ended(launcherpb.State_MIGRATED), silent: true,
+			want: migrationDecision{Completed: true},
+		},
+		"it moved before the abort": {
+			launcher: ended(launcherpb.State_MIGRATED), abort: true, stops: true,
+			want: migrationDecision{Completed: true},
+		},
+		"one that was given up moved it": {
+			launcher: elsewhere,
+			want:     migrationDecision{Failed: "the guest ended before it was moved: QEMU died"},
+		},
 		"the guest ended": {
 			launcher: ended(launcherpb.State_CRASHED), silent: true, want: migrationDecision{Failed: "the guest ended before it was moved: QEMU died"},
 		},
@@ -90,7 +120,8 @@ func TestMigrationLimits(t *testing.T) {
 			}
 			r := &launcherpb.MigrateRequest{}
 			setMigrationLimits(r, c.limits, memory)
-			if r.ProgressTimeoutSeconds != c.progress || r.CompletionTimeoutSeconds != c.completion || r.BandwidthBytes != c.bandwidth {
+			if r.ProgressTimeoutSeconds != c.progress || r.CompletionTimeoutSeconds != c.completion ||
+				r.BandwidthBytes != c.bandwidth {
 				t.Errorf("%v", r)
 			}
 		})

@@ -114,7 +114,10 @@ func TestConditions_followTheLauncher(t *testing.T) {
 				Decision: decision{Delayed: "it moves", DelayReason: ReasonMigrationInProgress},
 				Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}},
 			},
-			map[string]string{"Ready": "True/", "Synchronized": "True/", "varvebackup.io/StopDelayed": "True/MigrationInProgress"},
+			map[string]string{
+				"Ready": "True/", "Synchronized": "True/",
+				"varvebackup.io/StopDelayed": "True/MigrationInProgress",
+			},
 		},
 		{
 			"moved elsewhere", // the other node's handler reports what the guest does
@@ -124,7 +127,10 @@ func TestConditions_followTheLauncher(t *testing.T) {
 		{
 			"a disk of an odd size",
 			view{Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING, Disks: []*pb.Disk{{Volume: "root", NotTracked: "1000 bytes"}}}}},
-			map[string]string{"Ready": "True/", "Synchronized": "True/", "varvebackup.io/DiskNotTracked": "True/DiskSizeNotTrackable"},
+			map[string]string{
+				"Ready": "True/", "Synchronized": "True/",
+				"varvebackup.io/DiskNotTracked": "True/DiskSizeNotTrackable",
+			},
 		},
 		{
 			"did not start",
@@ -200,8 +206,14 @@ func TestConditions_leaveLiveMigratableToTheController(t *testing.T) {
 	t.Parallel()
 	for reason, stays := range map[string]bool{"LiveMigrationNotSupported": false, "DisksNotLiveMigratable": true} {
 		v := vmi()
-		v.Status.Conditions = []kubevirtv1.Condition{{Type: kubevirtv1.ConditionLiveMigratable, Status: corev1.ConditionFalse, Reason: reason}}
-		s := projectStatus(view{Now: now, Instance: v, Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}}})
+		v.Status.Conditions = []kubevirtv1.Condition{{
+			Type: kubevirtv1.ConditionLiveMigratable, Status: corev1.ConditionFalse,
+			Reason: reason,
+		}}
+		s := projectStatus(view{
+			Now: now, Instance: v,
+			Launcher: launcherclient.Snapshot{State: &pb.State{Phase: pb.State_RUNNING}},
+		})
 		if c := condition.Find(s.Conditions, kubevirtv1.ConditionLiveMigratable); (c != nil) != stays {
 			t.Errorf("%s: %+v", reason, c)
 		}
